@@ -1,0 +1,3 @@
+//! The `ginnel` command.
+
+fn main() {}

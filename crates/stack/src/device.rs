@@ -1,0 +1,189 @@
+//! The port through which frames enter and leave the engine. The engine defines it because it is the
+//! consumer; crate `ginnel-devices` implements it.
+//!
+//! A device is two independent halves, so that frames of a received burst can still be read while answers to them
+//! are built in place:
+//!
+//! * [`RxQueue`] lends a burst of received frames. They stay valid until the next call on the queue.
+//! * [`TxQueue`] lends room for one frame at a time, which the engine fills in place.
+
+use crate::time::Instant;
+use arrayvec::ArrayVec;
+
+/// Largest number of frames in one burst: enough to hide memory latency behind each other, small enough for
+/// headers of all of them to stay in the first-level cache.
+pub const BURST_FRAMES_MAX: usize = 64;
+
+/// Bytes of an Ethernet header without VLAN tag.
+pub const ETHERNET_HEADER_BYTES: usize = 14;
+
+/// What is known about the transport checksum of a received frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RxChecksum {
+    /// Nothing: the engine must verify it.
+    #[default]
+    Unverified,
+    /// The device verified it.
+    Verified,
+    /// The frame never crossed a wire: the checksum field holds only the pseudo-header sum, and is to be trusted
+    /// (virtio `VIRTIO_NET_HDR_F_NEEDS_CSUM`). A layer that puts it on a wire must complete it first:
+    /// the sum runs from byte `start` of the frame to its end and is stored at `start + offset`.
+    Partial {
+        /// First byte the sum covers, counted from the start of the frame.
+        start: u16,
+        /// Where the checksum field is, counted from `start`.
+        offset: u16,
+    },
+}
+
+/// What kind of segmentation turns a super-frame into wire segments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GsoKind {
+    /// TCP over IPv4.
+    Tcp4,
+    /// TCP over IPv6.
+    Tcp6,
+    /// UDP datagrams of equal size (USO), over IPv4 or IPv6.
+    Udp,
+}
+
+/// A super-frame: one header, and a payload to be cut into segments of `size` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gso {
+    /// How to cut.
+    pub kind: GsoKind,
+    /// Payload bytes of each segment but the last.
+    pub size: u16,
+    /// Bytes of all headers in front of the payload, Ethernet included.
+    pub header_len: u16,
+    /// The first segment carries CWR, the others must not (virtio `VIRTIO_NET_HDR_GSO_ECN`).
+    pub ecn: bool,
+}
+
+/// A received frame, lent by its queue.
+#[derive(Clone, Copy, Debug)]
+pub struct RxFrame<'a> {
+    /// From the destination MAC address on, without FCS.
+    pub bytes: &'a [u8],
+    /// State of the transport checksum.
+    pub checksum: RxChecksum,
+    /// Set if the frame is a super-frame.
+    pub gso: Option<Gso>,
+}
+
+/// The frames of one burst.
+pub type RxBurst<'a> = ArrayVec<RxFrame<'a>, BURST_FRAMES_MAX>;
+
+/// What the engine asks of the device for one frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TxMeta {
+    /// If set, the checksum field holds the pseudo-header sum only: the device sums from `start` to the end of each segment
+    /// and stores the result at `start + offset`. Only used if [`Capabilities::tx_checksum`].
+    pub partial_checksum: Option<(u16, u16)>,
+    /// If set, the device cuts the frame. Only used if the frame is at most [`Capabilities::gso_bytes_max`] long.
+    /// A super-frame always has a partial checksum.
+    pub gso: Option<Gso>,
+}
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The device's own MAC address.
+    pub mac: [u8; 6],
+    /// Largest IP packet in bytes (without Ethernet header): 68 … 65,535 for IPv4, 1,280 … 65,535 for IPv6.
+    pub mtu: usize,
+    /// The device completes TCP and UDP checksums ([`TxMeta::partial_checksum`]).
+    pub tx_checksum: bool,
+    /// Largest super-frame in bytes that the device takes for TCP, Ethernet header included; 0 if it takes none.
+    pub gso_bytes_max: usize,
+    /// The device cuts UDP super-frames too (USO).
+    pub uso: bool,
+}
+
+/// The receiving half of a device.
+pub trait RxQueue {
+    /// Appends received frames to `burst` until it is full or nothing is waiting. Never blocks.
+    ///
+    /// The frames stay valid until the next call of any method of this queue; then they return to the device.
+    /// `now` is for layers that delay frames; devices ignore it.
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>);
+
+    /// When the next frame will come although nothing wakes the file descriptor (a layer holds it back). `None` if none is held.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Prepares for sleep: from now on a frame that arrives makes [`RxQueue::wake_fd`] readable. Returns false if
+    /// frames are waiting already, in which case the caller must not sleep.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// The file descriptor to sleep on, if the device has one.
+    fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
+        None
+    }
+}
+
+/// The sending half of a device.
+pub trait TxQueue {
+    /// What the device can do. Constant for its lifetime.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Lends room for one frame of up to `len` bytes (at most `max(mtu + 18, gso_bytes_max)`: 18 is an Ethernet header with
+    /// VLAN tag). Its contents are undefined. `None` if the queue is full: try again after [`TxQueue::flush`], or drop.
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]>;
+
+    /// Sends the first `len` bytes of the room reserved last. May keep it until [`TxQueue::flush`].
+    /// Room reserved but not committed is taken back by the next `reserve`.
+    fn commit(&mut self, len: usize, meta: TxMeta);
+
+    /// Hands all committed frames to the device. `now` is for layers that delay frames; devices ignore it.
+    fn flush(&mut self, now: Instant);
+
+    /// When `flush` must be called again although nothing was committed (a layer holds frames back). `None` if none is held.
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+}
+
+impl<T: RxQueue + ?Sized> RxQueue for Box<T> {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        (**self).rx_burst(now, burst);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        (**self).next_deadline()
+    }
+    fn arm(&mut self) -> bool {
+        (**self).arm()
+    }
+    fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
+        (**self).wake_fd()
+    }
+}
+
+impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
+    fn capabilities(&self) -> Capabilities {
+        (**self).capabilities()
+    }
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        (**self).reserve(len)
+    }
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        (**self).commit(len, meta);
+    }
+    fn flush(&mut self, now: Instant) {
+        (**self).flush(now);
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        (**self).next_deadline()
+    }
+}
+
+/// A whole device: both halves, boxed.
+pub struct Device {
+    /// Receiving half.
+    pub rx: Box<dyn RxQueue + Send>,
+    /// Sending half.
+    pub tx: Box<dyn TxQueue + Send>,
+}

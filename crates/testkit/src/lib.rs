@@ -1,0 +1,1 @@
+//! See the crate's README section in ARCHITECTURE.md.
