@@ -5,4 +5,9 @@
 //! a seeded simulation and under a fuzzer.
 
 pub mod device;
+pub mod error;
+pub mod events;
+pub mod handle;
+pub mod options;
+pub mod tcp;
 pub mod time;

@@ -1,0 +1,115 @@
+//! Errors the engine's callers see. Each names the errno that the same mistake has on Linux.
+
+use core::fmt;
+
+macro_rules! errors {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident => $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant,)* }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$variant => $text,)* })
+            }
+        }
+
+        impl std::error::Error for $name {}
+    };
+}
+
+errors! {
+    /// Why a socket cannot listen.
+    ListenError {
+        /// Another listener has the address and port (`EADDRINUSE`).
+        AddressInUse => "address already in use",
+        /// The address is not one of this stack's (`EADDRNOTAVAIL`).
+        AddressNotAvailable => "cannot assign requested address",
+        /// `listeners_max` is reached (`ENFILE`).
+        TooMany => "too many listeners",
+    }
+}
+
+errors! {
+    /// Why a connection cannot be opened.
+    ConnectError {
+        /// No free source port towards this destination (`EADDRNOTAVAIL`).
+        PortsExhausted => "no free local port towards this destination",
+        /// The local address is not one of this stack's (`EADDRNOTAVAIL`).
+        AddressNotAvailable => "cannot assign requested address",
+        /// The given local address and port already have a connection to this destination (`EADDRINUSE`).
+        AddressInUse => "address already in use",
+        /// No route (`ENETUNREACH`).
+        NetUnreachable => "network is unreachable",
+        /// Port 0, a broadcast or multicast address, or mixed address families (`EINVAL`, `ENETUNREACH`).
+        InvalidAddress => "invalid destination address",
+        /// `connections_max` is reached (`ENFILE`).
+        TooMany => "too many connections",
+    }
+}
+
+errors! {
+    /// Why nothing can be sent.
+    SendError {
+        /// The handle's connection is gone.
+        Stale => "stale connection handle",
+        /// The write side was shut down (`EPIPE`).
+        Closed => "broken pipe",
+        /// The source or the range does not exist (`EINVAL`).
+        InvalidSource => "no such source or range",
+        /// The send queue takes no more items now (`EAGAIN`): wait for `Writable`.
+        Full => "send buffer is full",
+    }
+}
+
+errors! {
+    /// Why nothing can be read.
+    RecvError {
+        /// The handle's connection is gone.
+        Stale => "stale connection handle",
+        /// Nothing there yet (`EAGAIN`).
+        WouldBlock => "nothing to read yet",
+    }
+}
+
+errors! {
+    /// Why an option was refused.
+    OptionError {
+        /// The handle's connection is gone.
+        Stale => "stale connection handle",
+        /// Out of range (`EINVAL`).
+        Invalid => "invalid option value",
+    }
+}
+
+errors! {
+    /// A call on a handle whose connection is gone.
+    Stale {
+        /// The handle's connection is gone.
+        Handle => "stale handle",
+    }
+}
+
+/// A configuration value that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The key, dotted (`tcp.rto_min_ms`).
+    pub key: String,
+    /// What is wrong with it, with the permitted range.
+    pub problem: String,
+}
+
+impl ConfigError {
+    /// An error about `key`.
+    pub fn new(key: impl Into<String>, problem: impl Into<String>) -> Self {
+        Self { key: key.into(), problem: problem.into() }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.problem)
+    }
+}
+
+impl std::error::Error for ConfigError {}

@@ -1,0 +1,174 @@
+//! Per-socket options and what can be asked about a connection.
+
+use crate::tcp::state::State;
+use core::net::SocketAddr;
+use core::time::Duration;
+
+/// How a listener behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenOptions {
+    /// Connections that may wait to be accepted, as Linux counts them (one more than this number fits). Default 4,096.
+    pub backlog: u32,
+    /// Options that accepted connections start with.
+    pub socket: SocketOptions,
+}
+
+impl Default for ListenOptions {
+    fn default() -> Self {
+        Self { backlog: 4096, socket: SocketOptions::default() }
+    }
+}
+
+/// How a connection is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Source address; port 0 lets the stack choose one (RFC 6056). `None` lets it choose both.
+    pub local: Option<SocketAddr>,
+    /// Options that the connection starts with.
+    pub socket: SocketOptions,
+}
+
+/// What a socket can be told before there is a connection. `None` takes the value of the configuration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketOptions {
+    /// Receive buffer in bytes (`SO_RCVBUF`, but exactly these bytes).
+    pub recv_buffer_bytes: Option<u32>,
+    /// Send buffer in bytes (`SO_SNDBUF`, but exactly these bytes).
+    pub send_buffer_bytes: Option<u32>,
+    /// Largest segment to announce and to send (`TCP_MAXSEG`): 88 … 32,767.
+    pub mss: Option<u16>,
+    /// Send small segments at once (`TCP_NODELAY`).
+    pub nodelay: bool,
+    /// Probe an idle peer (`SO_KEEPALIVE`).
+    pub keepalive: bool,
+    /// Report acknowledged bytes as events.
+    pub ack_events: bool,
+}
+
+/// One option of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcpOption {
+    /// Send small segments at once (`TCP_NODELAY`). Off by default: Nagle's algorithm holds them back (RFC 1122 §4.2.3.4).
+    NoDelay(bool),
+    /// Hold back partial segments until it is taken off, for 200 ms at most (`TCP_CORK`).
+    Cork(bool),
+    /// Acknowledge at once for the next segments, or go to delayed acknowledgements (`TCP_QUICKACK`). Not permanent.
+    QuickAck(bool),
+    /// Probe an idle peer (`SO_KEEPALIVE`, RFC 1122 §4.2.3.6).
+    KeepAlive(bool),
+    /// Idle time before the first probe, in whole seconds (`TCP_KEEPIDLE`): 1 … 32,767 s.
+    KeepIdle(Duration),
+    /// Time between probes, in whole seconds (`TCP_KEEPINTVL`): 1 … 32,767 s.
+    KeepInterval(Duration),
+    /// Probes without an answer before the connection is given up (`TCP_KEEPCNT`): 1 … 127.
+    KeepCount(u8),
+    /// How long data may stay unacknowledged (`TCP_USER_TIMEOUT`, RFC 5482), in milliseconds; 0 takes the configured retries.
+    UserTimeout(Duration),
+    /// `SO_LINGER` with time 0: `close` sends RST.
+    LingerZero(bool),
+    /// How long an orphan may stay in FIN_WAIT_2 (`TCP_LINGER2`).
+    Linger2(Duration),
+    /// Urgent data stay in the stream (`SO_OOBINLINE`).
+    OobInline(bool),
+    /// Report acknowledged bytes as events.
+    AckEvents(bool),
+    /// Receive buffer in bytes. A smaller one never takes back a window already offered (RFC 9293 §3.8.6).
+    RecvBuffer(u32),
+    /// Send buffer in bytes.
+    SendBuffer(u32),
+    /// Largest segment to send (`TCP_MAXSEG`).
+    MaxSegment(u16),
+}
+
+/// What is known about a connection, in the terms of Linux's `struct tcp_info`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// State.
+    pub state: State,
+    /// Our end.
+    pub local: SocketAddr,
+    /// The peer's end.
+    pub remote: SocketAddr,
+    /// Congestion state.
+    pub ca_state: CaState,
+    /// Consecutive retransmission time-outs.
+    pub retransmits: u8,
+    /// Unanswered probes.
+    pub probes: u8,
+    /// Back-off exponent.
+    pub backoff: u8,
+    /// Retransmission time-out.
+    pub rto: Duration,
+    /// Delayed acknowledgement time.
+    pub ato: Duration,
+    /// Bytes per segment we send, without options.
+    pub snd_mss: u32,
+    /// Estimate of the peer's segment size.
+    pub rcv_mss: u32,
+    /// The largest segment we announced.
+    pub advmss: u32,
+    /// Path MTU.
+    pub pmtu: u32,
+    /// Segments in flight.
+    pub unacked: u32,
+    /// Segments the peer has beyond a hole.
+    pub sacked: u32,
+    /// Segments considered lost.
+    pub lost: u32,
+    /// Retransmitted segments in flight.
+    pub retrans: u32,
+    /// All retransmitted segments.
+    pub total_retrans: u32,
+    /// Smoothed round trip time.
+    pub rtt: Duration,
+    /// Its variation.
+    pub rttvar: Duration,
+    /// Smallest round trip time seen.
+    pub min_rtt: Duration,
+    /// Slow start threshold in segments (`u32::MAX` ≙ none yet).
+    pub snd_ssthresh: u32,
+    /// Congestion window in segments.
+    pub snd_cwnd: u32,
+    /// Reordering degree in segments.
+    pub reordering: u32,
+    /// Peer's window in bytes.
+    pub snd_wnd: u32,
+    /// Window we offer in bytes.
+    pub rcv_wnd: u32,
+    /// Shift of the peer's window.
+    pub snd_wscale: u8,
+    /// Shift of our window.
+    pub rcv_wscale: u8,
+    /// Timestamps are in use.
+    pub timestamps: bool,
+    /// SACK is in use.
+    pub sack: bool,
+    /// Window scaling is in use.
+    pub wscale: bool,
+    /// ECN was negotiated.
+    pub ecn: bool,
+    /// Bytes acknowledged by the peer.
+    pub bytes_acked: u64,
+    /// Bytes received in order.
+    pub bytes_received: u64,
+    /// Bytes queued and not yet sent.
+    pub notsent_bytes: u32,
+    /// Bytes waiting to be read.
+    pub recv_queued: u32,
+}
+
+/// Congestion state, named as Linux names it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CaState {
+    /// Nothing unusual.
+    #[default]
+    Open,
+    /// Duplicate or selective acknowledgements were seen.
+    Disorder,
+    /// The window was reduced because of ECN.
+    Cwr,
+    /// Fast recovery.
+    Recovery,
+    /// After a retransmission time-out.
+    Loss,
+}

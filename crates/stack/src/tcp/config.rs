@@ -1,0 +1,203 @@
+//! Keys of the `[tcp]` table.
+
+use crate::error::ConfigError;
+use core::ops::RangeInclusive;
+use serde::Deserialize;
+
+/// Which algorithm governs the congestion window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CongestionControl {
+    /// RFC 9438, with HyStart++ (RFC 9406).
+    #[default]
+    Cubic,
+    /// RFC 5681 and 6582.
+    NewReno,
+}
+
+/// When explicit congestion notification is negotiated (RFC 3168).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EcnMode {
+    /// Never.
+    Off,
+    /// If the peer asks for it.
+    #[default]
+    Passive,
+    /// Ask for it, and agree if asked.
+    Active,
+}
+
+/// When SYN cookies (RFC 4987 §3.6) take the place of half-open connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SynCookies {
+    /// Never: SYNs over the budget are dropped.
+    Off,
+    /// When the half-open budget or a listener's backlog is spent.
+    #[default]
+    Auto,
+    /// For every SYN.
+    Always,
+}
+
+/// TCP parameters. The defaults are Linux's, where Linux has the parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TcpConfig {
+    /// Connections at the most, half-open ones included, TIME_WAIT not. Memory is reserved, not touched. Default 1,000,000.
+    pub connections_max: u32,
+    /// Listeners at the most. Default 1,024.
+    pub listeners_max: u32,
+    /// Half-open connections (SYN_RECEIVED) at the most, over all listeners. Default 65,536.
+    pub half_open_max: u32,
+    /// Entries in TIME_WAIT at the most; beyond it the oldest goes and is counted. Default 1,000,000.
+    pub time_wait_max: u32,
+    /// Bytes in receive and send buffers of all connections together. Default 1 GiB.
+    pub buffer_pool_bytes: u64,
+    /// Receive buffer of a connection in bytes. Default 6 MiB.
+    pub recv_buffer_bytes: u32,
+    /// Send buffer of a connection in bytes. Default 4 MiB.
+    pub send_buffer_bytes: u32,
+    /// Congestion control. Default `cubic`.
+    pub congestion_control: CongestionControl,
+    /// Explicit congestion notification. Default `passive`.
+    pub ecn: EcnMode,
+    /// SYN cookies. Default `auto`.
+    pub syn_cookies: SynCookies,
+    /// Offer and accept timestamps (RFC 7323 §3). Default true.
+    pub timestamps: bool,
+    /// Offer and accept selective acknowledgements (RFC 2018). Default true.
+    pub sack: bool,
+    /// Offer and accept window scaling (RFC 7323 §2). Default true.
+    pub window_scaling: bool,
+    /// Initial congestion window in segments (RFC 6928). Default 10.
+    pub initial_window_segments: u32,
+    /// Retransmission time-out before there is a measurement (RFC 6298 §2.1), in milliseconds. Default 1,000.
+    pub rto_initial_ms: u32,
+    /// Smallest retransmission time-out, in milliseconds. Default 200.
+    pub rto_min_ms: u32,
+    /// Largest retransmission time-out, in seconds. Default 120.
+    pub rto_max_seconds: u32,
+    /// Retransmissions of SYN before `connect` fails. Default 6.
+    pub syn_retries: u8,
+    /// Retransmissions of SYN+ACK before a half-open connection goes. Default 5.
+    pub synack_retries: u8,
+    /// Retransmission time-outs before a connection goes (RFC 1122 §4.2.3.5, R2), counted in time as Linux does. Default 15.
+    pub retries: u8,
+    /// The same for connections the application has closed. Default 8.
+    pub orphan_retries: u8,
+    /// Time in TIME_WAIT, in seconds. Default 60.
+    pub time_wait_seconds: u32,
+    /// Time a closed connection waits in FIN_WAIT_2 for the peer's FIN, in seconds. Default 60.
+    pub fin_timeout_seconds: u32,
+    /// Idle time before the first keepalive probe, in seconds. Default 7,200.
+    pub keepalive_time_seconds: u32,
+    /// Time between keepalive probes, in seconds. Default 75.
+    pub keepalive_interval_seconds: u32,
+    /// Keepalive probes without an answer before the connection goes. Default 9.
+    pub keepalive_probes: u8,
+    /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). Default 40.
+    pub delayed_ack_ms: u32,
+    /// Challenge acknowledgements per second over all connections (RFC 5961 §10). Default 1,000.
+    pub challenge_acks_per_second: u32,
+    /// Answers to invalid segments of one connection: at most one in this time, in milliseconds. Default 500.
+    pub invalid_ack_interval_ms: u32,
+    /// Segments a reordering may span before they count as lost, at first. Default 3.
+    pub reordering_segments: u32,
+    /// First local port `connect` chooses. Default 32,768.
+    pub local_port_first: u16,
+    /// Last local port `connect` chooses. Default 60,999.
+    pub local_port_last: u16,
+    /// Hop limit (TTL) of what we send. Default 64.
+    pub hop_limit: u8,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 1_000_000,
+            listeners_max: 1024,
+            half_open_max: 65_536,
+            time_wait_max: 1_000_000,
+            buffer_pool_bytes: 1 << 30,
+            recv_buffer_bytes: 6 << 20,
+            send_buffer_bytes: 4 << 20,
+            congestion_control: CongestionControl::Cubic,
+            ecn: EcnMode::Passive,
+            syn_cookies: SynCookies::Auto,
+            timestamps: true,
+            sack: true,
+            window_scaling: true,
+            initial_window_segments: 10,
+            rto_initial_ms: 1000,
+            rto_min_ms: 200,
+            rto_max_seconds: 120,
+            syn_retries: 6,
+            synack_retries: 5,
+            retries: 15,
+            orphan_retries: 8,
+            time_wait_seconds: 60,
+            fin_timeout_seconds: 60,
+            keepalive_time_seconds: 7200,
+            keepalive_interval_seconds: 75,
+            keepalive_probes: 9,
+            delayed_ack_ms: 40,
+            challenge_acks_per_second: 1000,
+            invalid_ack_interval_ms: 500,
+            reordering_segments: 3,
+            local_port_first: 32_768,
+            local_port_last: 60_999,
+            hop_limit: 64,
+        }
+    }
+}
+
+impl TcpConfig {
+    /// Checks every range. The error names the key.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        fn within<T: PartialOrd + core::fmt::Display>(
+            key: &str,
+            value: T,
+            range: RangeInclusive<T>,
+        ) -> Result<(), ConfigError> {
+            if range.contains(&value) {
+                return Ok(());
+            }
+            let problem = format!("{value} is outside {} to {}", range.start(), range.end());
+            Err(ConfigError::new(format!("tcp.{key}"), problem))
+        }
+        within("connections_max", self.connections_max, 1..=0x3fff_ffff)?;
+        within("listeners_max", self.listeners_max, 1..=1_000_000)?;
+        within("half_open_max", self.half_open_max, 1..=0x3fff_ffff)?;
+        within("time_wait_max", self.time_wait_max, 1..=0x3fff_ffff)?;
+        within("buffer_pool_bytes", self.buffer_pool_bytes, 1 << 16..=1 << 42)?;
+        within("recv_buffer_bytes", self.recv_buffer_bytes, 2048..=1 << 30)?;
+        within("send_buffer_bytes", self.send_buffer_bytes, 2048..=1 << 30)?;
+        within("initial_window_segments", self.initial_window_segments, 1..=1000)?;
+        within("rto_initial_ms", self.rto_initial_ms, 1..=120_000)?;
+        within("rto_min_ms", self.rto_min_ms, 1..=120_000)?;
+        within("rto_max_seconds", self.rto_max_seconds, 1..=120)?;
+        if u64::from(self.rto_min_ms) > u64::from(self.rto_max_seconds) * 1000 {
+            return Err(ConfigError::new("tcp.rto_min_ms", "exceeds tcp.rto_max_seconds"));
+        }
+        within("syn_retries", self.syn_retries, 1..=127)?;
+        within("synack_retries", self.synack_retries, 0..=127)?;
+        within("retries", self.retries, 1..=127)?;
+        within("orphan_retries", self.orphan_retries, 0..=127)?;
+        within("time_wait_seconds", self.time_wait_seconds, 1..=3600)?;
+        within("fin_timeout_seconds", self.fin_timeout_seconds, 1..=3600)?;
+        within("keepalive_time_seconds", self.keepalive_time_seconds, 1..=32_767)?;
+        within("keepalive_interval_seconds", self.keepalive_interval_seconds, 1..=32_767)?;
+        within("keepalive_probes", self.keepalive_probes, 1..=127)?;
+        within("delayed_ack_ms", self.delayed_ack_ms, 1..=499)?;
+        within("challenge_acks_per_second", self.challenge_acks_per_second, 1..=u32::MAX)?;
+        within("invalid_ack_interval_ms", self.invalid_ack_interval_ms, 0..=60_000)?;
+        within("reordering_segments", self.reordering_segments, 1..=300)?;
+        within("local_port_first", self.local_port_first, 1..=u16::MAX)?;
+        if self.local_port_last < self.local_port_first {
+            return Err(ConfigError::new("tcp.local_port_last", "is below tcp.local_port_first"));
+        }
+        within("hop_limit", self.hop_limit, 1..=255)
+    }
+}
