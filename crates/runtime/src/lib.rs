@@ -1,1 +1,21 @@
-//! See the crate's README section in ARCHITECTURE.md.
+//! Ginnel's runtime and native API: what an application depends on.
+//!
+//! An application implements [`Handler`]; a shard calls it when something happens, with a [`Context`] to act through.
+
+pub mod context;
+mod engine;
+pub mod error;
+pub mod handler;
+mod rng;
+pub mod timers;
+
+pub use context::Context;
+pub use engine::{Source, SourceId};
+pub use error::Error;
+pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+pub use ginnel_stack::events::CloseReason;
+pub use ginnel_stack::handle::{Conn, Listener};
+pub use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+pub use ginnel_stack::tcp::state::State;
+pub use ginnel_stack::time::Instant;
+pub use handler::Handler;

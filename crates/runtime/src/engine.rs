@@ -1,0 +1,48 @@
+//! The part of the engine that [`Context`](crate::context::Context) calls.
+
+use core::net::SocketAddr;
+use ginnel_stack::error::{ConnectError, ListenError, OptionError, SendError, Stale};
+use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::time::Instant;
+
+/// Bytes that are made when they are sent, and again when they are sent again.
+pub trait Source: Send {
+    /// Bytes in all. Constant.
+    fn len(&self) -> u64;
+
+    /// True if there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes the bytes from `offset` on to all of `out`. Called again with the same range for a retransmission, and must
+    /// then write the same bytes.
+    fn fill(&self, offset: u64, out: &mut [u8]);
+}
+
+/// A registered [`Source`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+pub(crate) trait Engine {
+    fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError>;
+    fn unlisten(&mut self, listener: Listener) -> Result<(), Stale>;
+    fn connect(&mut self, now: Instant, to: SocketAddr, o: ConnectOptions) -> Result<Conn, ConnectError>;
+    fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError>;
+    fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError>;
+    fn add_source(&mut self, source: Box<dyn Source>) -> SourceId;
+    fn release_source(&mut self, id: SourceId);
+    fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale>;
+    fn close(&mut self, conn: Conn) -> Result<(), Stale>;
+    fn abort(&mut self, conn: Conn) -> Result<(), Stale>;
+    fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError>;
+    fn info(&self, conn: Conn) -> Result<TcpInfo, Stale>;
+    fn state(&self, conn: Conn) -> Result<State, Stale>;
+    fn set_token(&mut self, conn: Conn, token: u32) -> Result<(), Stale>;
+    fn token(&self, conn: Conn) -> Result<u32, Stale>;
+}

@@ -1,0 +1,71 @@
+//! Errors of the runtime.
+
+use core::fmt;
+use ginnel_stack::error::{ConfigError, ConnectError, ListenError, SendError};
+
+/// Why a shard could not be built, started or kept running.
+#[derive(Debug)]
+pub enum Error {
+    /// A configuration value cannot be used.
+    Config(ConfigError),
+    /// A socket could not listen on the address.
+    Listen(core::net::SocketAddr, ListenError),
+    /// A connection could not be opened.
+    Connect(core::net::SocketAddr, ConnectError),
+    /// Something could not be sent.
+    Send(SendError),
+    /// A system call failed; the text says which thing it was about.
+    Io(String, std::io::Error),
+    /// The application's own reason.
+    Application(String),
+}
+
+impl Error {
+    /// An error of the application, in one line that names the thing it is about.
+    pub fn application(text: impl Into<String>) -> Self {
+        Self::Application(text.into())
+    }
+
+    /// A failed system call about `what`.
+    pub fn io(what: impl Into<String>, source: impl Into<std::io::Error>) -> Self {
+        Self::Io(what.into(), source.into())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(e) => e.fmt(f),
+            Self::Listen(address, e) => write!(f, "listen on {address}: {e}"),
+            Self::Connect(address, e) => write!(f, "connect to {address}: {e}"),
+            Self::Send(e) => write!(f, "send: {e}"),
+            Self::Io(what, e) => write!(f, "{what}: {e}"),
+            Self::Application(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Config(e) => Some(e),
+            Self::Listen(_, e) => Some(e),
+            Self::Connect(_, e) => Some(e),
+            Self::Send(e) => Some(e),
+            Self::Io(_, e) => Some(e),
+            Self::Application(_) => None,
+        }
+    }
+}
+
+impl From<ConfigError> for Error {
+    fn from(e: ConfigError) -> Self {
+        Self::Config(e)
+    }
+}
+
+impl From<SendError> for Error {
+    fn from(e: SendError) -> Self {
+        Self::Send(e)
+    }
+}

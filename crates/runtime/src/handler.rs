@@ -1,0 +1,73 @@
+//! What an application implements.
+
+use crate::context::Context;
+use crate::error::Error;
+use core::any::Any;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, Listener};
+
+/// An application on a shard.
+///
+/// There is one value per shard, and all calls happen on the shard's thread, one after the other, never from inside
+/// another call: what a handler does with its [`Context`] shows up as later calls. Whatever it sends leaves with the acknowledgements of
+/// the burst it answers.
+///
+/// A handler should return quickly: while it runs, its shard neither receives nor sends.
+///
+/// The life of a connection is [`accepted`](Self::accepted) or [`connected`](Self::connected), then any number of
+/// [`data`](Self::data), [`writable`](Self::writable) and [`acked`](Self::acked), at most one
+/// [`peer_closed`](Self::peer_closed), and exactly one [`closed`](Self::closed). A connect that fails goes from
+/// [`Context::connect`] to `closed` without `connected`.
+pub trait Handler {
+    /// Called once, before the first burst: listen, connect and set timers here. An error ends the shard.
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error>;
+
+    /// A peer's connection to `listener` is established.
+    fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, listener: Listener) {
+        let _ = (cx, conn, listener);
+    }
+
+    /// A connection opened with [`Context::connect`] is established.
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let _ = (cx, conn);
+    }
+
+    /// Bytes arrived, in order, where the device put them: nothing was copied yet.
+    ///
+    /// Returns how many were consumed, from the front. Returning less is back-pressure: the rest is kept, the window offered to the peer
+    /// shrinks, and the rest is shown again, with more behind it, when more arrives or after [`Context::resume_reading`].
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize;
+
+    /// There is room again after a send was cut short.
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let _ = (cx, conn);
+    }
+
+    /// The peer acknowledged `bytes` more. Only called for connections with ack events switched on
+    /// ([`SocketOptions::ack_events`](ginnel_stack::options::SocketOptions::ack_events)).
+    fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {
+        let _ = (cx, conn, bytes);
+    }
+
+    /// The peer sent FIN and all bytes before it were consumed. Sending is still possible. Closes our side too unless overridden.
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        // Only a stale handle can be refused, and then there is nothing left to close.
+        let _ = cx.close(conn);
+    }
+
+    /// The connection is over and its handle stale. Exactly once per connection that was accepted or opened.
+    /// Only [`Context::token`] still knows the handle, until this call returns.
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        let _ = (cx, conn, reason);
+    }
+
+    /// A timer set with [`Context::set_timer`] ran out.
+    fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        let _ = (cx, token);
+    }
+
+    /// Another thread sent `command` through the shard's mailbox.
+    fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
+        let _ = (cx, command);
+    }
+}
