@@ -1,1 +1,8 @@
-//! See the crate's README section in ARCHITECTURE.md.
+//! Ginnel's own programs, each also an example of the native API: `echo`, `httpd`, `load http`, `corpus`.
+//!
+//! The protocol logic of each is free of I/O: bytes and the time go in, bytes and deadlines come out. Thin adapters tie it to
+//! a Ginnel shard (a `ginnel::Handler`) or, for the load generator, to the sockets of the kernel. So the same code is tested by tables and by
+//! random input without any network, and the two stacks are compared with the same client.
+
+pub mod corpus;
+pub mod rng;
