@@ -1,1 +1,4 @@
-//! See the crate's README section in ARCHITECTURE.md.
+//! Frame devices for Ginnel. Each is a [`ginnel_stack::device::Device`]: two independent halves for receiving and sending.
+
+pub mod memory;
+pub mod offload;

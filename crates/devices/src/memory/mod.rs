@@ -1,0 +1,165 @@
+//! Devices in memory: a cable between two devices of one process ([`pair`]) and a switch ([`switch`]).
+//!
+//! Each direction is a ring of records ([`ring`]): frames are written where they are read, without a copy, and indices
+//! cross once per burst. Super-frames and partial checksums pass as they are, so neither side segments or sums.
+
+mod ring;
+mod sync;
+
+use crate::offload::GSO_BYTES_MAX;
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use ring::{Consumer, Producer};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Arc, OnceLock};
+
+/// Bytes that a frame can be longer than the MTU: an Ethernet header with a VLAN tag.
+const LINK_HEADER_BYTES_MAX: usize = 18;
+
+/// What [`pair`] makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// MAC addresses of the first and the second device.
+    pub macs: [[u8; 6]; 2],
+    /// Largest IP packet in bytes, both ways.
+    pub mtu: usize,
+    /// Whether frames may pass with partial checksums.
+    pub tx_checksum: bool,
+    /// Largest super-frame in bytes; 0 for none. Needs `tx_checksum`.
+    pub gso_bytes_max: usize,
+    /// Whether UDP super-frames pass too.
+    pub uso: bool,
+    /// Bytes of the ring of each direction. Rounded up to a power of two that holds at least two of the largest frames.
+    pub ring_bytes: usize,
+}
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self {
+            macs: [[2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]],
+            mtu: 1500,
+            tx_checksum: true,
+            gso_bytes_max: GSO_BYTES_MAX,
+            uso: true,
+            ring_bytes: 1 << 20,
+        }
+    }
+}
+
+impl MemoryConfig {
+    /// The same without any offload: each frame is a wire frame with a complete checksum.
+    #[must_use]
+    pub fn without_offloads(self) -> Self {
+        Self { tx_checksum: false, gso_bytes_max: 0, uso: false, ..self }
+    }
+}
+
+/// Two devices joined by a cable: what one sends the other receives, in order, without loss.
+///
+/// They may be used from two threads. If one is dropped, what the other sends vanishes, as on an unplugged cable.
+#[must_use]
+pub fn pair(config: MemoryConfig) -> (Device, Device) {
+    let [first, second] = config.macs;
+    let (tx_a, rx_b) = direction(&config, first);
+    let (tx_b, rx_a) = direction(&config, second);
+    (Device { rx: Box::new(rx_a), tx: Box::new(tx_a) }, Device { rx: Box::new(rx_b), tx: Box::new(tx_b) })
+}
+
+fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx) {
+    let gso_bytes_max = if config.tx_checksum { config.gso_bytes_max } else { 0 };
+    let capabilities = Capabilities {
+        mac: sender_mac,
+        mtu: config.mtu,
+        tx_checksum: config.tx_checksum,
+        gso_bytes_max,
+        uso: config.uso && gso_bytes_max > 0,
+    };
+    let frame_bytes_max = gso_bytes_max.max(config.mtu + LINK_HEADER_BYTES_MAX);
+    let (producer, consumer) = ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)));
+    let bell = Arc::new(OnceLock::new());
+    let tx = MemoryTx { ring: producer, capabilities, bell: bell.clone() };
+    (tx, MemoryRx { ring: consumer, bell, armed: false })
+}
+
+/// The eventfd that wakes the receiver. It exists from the first time that the receiver wants to sleep, so that
+/// simulations with thousands of devices need no file descriptors. `None` inside: the kernel refused.
+type Bell = Arc<OnceLock<Option<OwnedFd>>>;
+
+struct MemoryTx {
+    ring: Producer,
+    capabilities: Capabilities,
+    bell: Bell,
+}
+
+impl TxQueue for MemoryTx {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.ring.reserve(len)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        self.ring.commit(len, meta);
+    }
+
+    fn flush(&mut self, _now: Instant) {
+        if self.ring.publish() {
+            ring_bell(&self.bell);
+        }
+    }
+}
+
+#[cold]
+fn ring_bell(bell: &Bell) {
+    if let Some(Some(fd)) = bell.get() {
+        // Fails only when the counter is full: then the receiver is awake anyway.
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+    }
+}
+
+struct MemoryRx {
+    ring: Consumer,
+    bell: Bell,
+    /// A wake-up was asked for and not taken back.
+    armed: bool,
+}
+
+impl MemoryRx {
+    fn bell(&self) -> Option<&OwnedFd> {
+        use rustix::event::{EventfdFlags, eventfd};
+        self.bell.get_or_init(|| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()).as_ref()
+    }
+
+    /// After a sleep: the next wake-up must not come from this one.
+    #[cold]
+    fn disarm(&mut self) {
+        self.armed = false;
+        self.ring.disarm();
+        if let Some(fd) = self.bell() {
+            // Would-block if something else ended the sleep.
+            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+        }
+    }
+}
+
+impl RxQueue for MemoryRx {
+    fn rx_burst<'a>(&'a mut self, _now: Instant, burst: &mut RxBurst<'a>) {
+        if self.armed {
+            self.disarm();
+        }
+        self.ring.burst(burst);
+    }
+
+    /// False too if the kernel refused an eventfd: then the caller must poll, as nothing could wake it.
+    fn arm(&mut self) -> bool {
+        self.ring.release();
+        self.armed = self.bell().is_some() && self.ring.arm();
+        self.armed
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.bell().map(AsRawFd::as_raw_fd)
+    }
+}

@@ -1,0 +1,347 @@
+//! A ring of variable-length records between one producer and one consumer, which may live on different threads.
+//!
+//! Both sides work in place: the producer lends room inside the ring to whoever writes the frame, the consumer lends
+//! slices of the ring to whoever reads it. Positions are byte counts that only grow; a record lies at `position % capacity`
+//! and never wraps: where it would, a marker sends the consumer to the start of the next lap.
+//!
+//! A record is `[header: u64][2 bytes][frame][extension: u64, super-frames only]`, aligned to 64 bytes so that the two sides
+//! never write one cache line at the same time. The frame starts at byte 10: that puts the IP header at 24 and lets a bare
+//! 54-byte ACK share the line of its header.
+//!
+//! ```text
+//!   head ≤ consumer position ≤ tail ≤ producer position ≤ head + capacity
+//!     [head, consumer position)         lent to the reader of the last burst
+//!     [consumer position, tail)         waiting
+//!     [tail, producer position)         committed, not yet flushed
+//!     [producer position, head + cap.)  free
+//! ```
+#![allow(unsafe_code)] // lends slices of one buffer to two threads; the positions above keep them apart
+
+use super::sync::{AtomicBool, AtomicUsize, Ordering, fence};
+use ginnel_stack::device::{Gso, GsoKind, RxBurst, RxChecksum, RxFrame, TxMeta};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Records start at multiples of this: one cache line.
+const ALIGN: usize = 64;
+/// Where the frame starts inside its record.
+const FRAME_AT: usize = 10;
+/// Bytes of the extension behind a super-frame, with the padding that aligns it.
+const EXTENSION_BYTES_MAX: usize = 8 + 7;
+
+/// Header bits 0..24 are the length of the frame, bits 32..48 and 48..64 the checksum's start and offset.
+const LEN_MASK: u64 = (1 << 24) - 1;
+const FLAG_SKIP: u64 = 1 << 24;
+const FLAG_PARTIAL: u64 = 1 << 25;
+const FLAG_GSO: u64 = 1 << 26;
+
+/// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
+#[repr(align(128))]
+struct Padded<T>(T);
+
+struct Shared {
+    /// End of what the consumer may read. Written by the producer once per flush.
+    tail: Padded<AtomicUsize>,
+    /// End of what the producer may overwrite (plus capacity). Written by the consumer once per burst.
+    head: Padded<AtomicUsize>,
+    /// The consumer is about to sleep, or sleeps, and wants a wake-up. On its own line, because the producer reads it at every
+    /// flush and it seldom changes.
+    sleeping: Padded<AtomicBool>,
+    /// The consumer was dropped: nothing will be read any more.
+    abandoned: AtomicBool,
+    bytes: NonNull<u8>,
+    capacity: usize,
+    #[cfg(loom)]
+    lines: Vec<loom::cell::UnsafeCell<()>>,
+}
+
+// SAFETY: `bytes` is only reached through `Producer` and `Consumer`, of which there is one each; they touch disjoint
+// ranges as the module comment says, handed over by release/acquire pairs on `tail` and `head`.
+unsafe impl Sync for Shared {}
+// SAFETY: the allocation is not bound to a thread.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, 4096).expect("the capacity of a ring fits the address space")
+    }
+
+    /// The byte at `position`, which must be at most at a lap's end minus the bytes that the caller touches.
+    fn at(&self, position: usize) -> NonNull<u8> {
+        // SAFETY: the offset is below the capacity, hence inside the allocation.
+        unsafe { self.bytes.add(position & (self.capacity - 1)) }
+    }
+
+    /// Tells the model checker that the producer writes these bytes.
+    fn note_write(&self, _start: usize, _len: usize) {
+        #[cfg(loom)]
+        for line in (_start..=_start + _len.max(1) - 1).step_by(ALIGN) {
+            self.lines[(line & (self.capacity - 1)) / ALIGN].with_mut(|_| ());
+        }
+    }
+
+    /// Tells the model checker that the consumer reads these bytes.
+    fn note_read(&self, _start: usize, _len: usize) {
+        #[cfg(loom)]
+        for line in (_start..=_start + _len.max(1) - 1).step_by(ALIGN) {
+            self.lines[(line & (self.capacity - 1)) / ALIGN].with(|_| ());
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `ring` with the same layout; both sides are gone.
+        unsafe { dealloc(self.bytes.as_ptr(), Self::layout(self.capacity)) }
+    }
+}
+
+/// Bytes that a record takes whose frame is `len` bytes long, with `extra` bytes behind it.
+const fn record_bytes(len: usize, extra: usize) -> usize {
+    (FRAME_AT + len + extra + ALIGN - 1) & !(ALIGN - 1)
+}
+
+/// Where the extension of a super-frame lies inside its record.
+const fn extension_at(len: usize) -> usize {
+    (FRAME_AT + len + 7) & !7
+}
+
+/// Smallest capacity in bytes of a ring for frames of up to `frame_bytes_max` bytes.
+///
+/// Twice the largest record, because a record that does not fit before the end of the lap leaves up to its own size
+/// unused there; a power of two, because positions are masked.
+pub(super) const fn capacity_min(frame_bytes_max: usize) -> usize {
+    (2 * record_bytes(frame_bytes_max, EXTENSION_BYTES_MAX)).next_power_of_two()
+}
+
+/// A ring of `capacity` bytes, rounded up to a power of two.
+pub(super) fn ring(capacity: usize) -> (Producer, Consumer) {
+    let capacity = capacity.next_power_of_two().max(2 * ALIGN);
+    let layout = Shared::layout(capacity);
+    // SAFETY: the layout has a size above 0. Zeroed, because room is lent as `&mut [u8]`, which must be initialised.
+    let bytes = unsafe { alloc_zeroed(layout) };
+    let bytes = NonNull::new(bytes).unwrap_or_else(|| handle_alloc_error(layout));
+    let shared = Arc::new(Shared {
+        tail: Padded(AtomicUsize::new(0)),
+        head: Padded(AtomicUsize::new(0)),
+        sleeping: Padded(AtomicBool::new(false)),
+        abandoned: AtomicBool::new(false),
+        bytes,
+        capacity,
+        #[cfg(loom)]
+        lines: (0..capacity / ALIGN).map(|_| loom::cell::UnsafeCell::new(())).collect(),
+    });
+    let producer = Producer { shared: shared.clone(), position: 0, published: 0, head: 0, room: None };
+    (producer, Consumer { shared, position: 0, released: 0, tail: 0 })
+}
+
+/// Room that was reserved and not committed.
+#[derive(Clone, Copy)]
+struct Room {
+    /// Position of the record: that of the producer, or the start of the next lap.
+    start: usize,
+    len: usize,
+}
+
+/// The sending side of a ring.
+pub(super) struct Producer {
+    shared: Arc<Shared>,
+    /// Where the next record goes.
+    position: usize,
+    /// `tail` as stored last.
+    published: usize,
+    /// `head` as loaded last: re-read only when the ring seems full.
+    head: usize,
+    room: Option<Room>,
+}
+
+impl Producer {
+    /// Lends room for a frame of `len` bytes, or `None` if the ring is full.
+    pub(super) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.room = None;
+        let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
+        let capacity = self.shared.capacity;
+        let lap_left = capacity - (self.position & (capacity - 1));
+        let start = if bytes <= lap_left { self.position } else { self.position.wrapping_add(lap_left) };
+        let used_after = |head: usize| start.wrapping_add(bytes).wrapping_sub(head);
+        if used_after(self.head) > capacity {
+            self.refresh_head();
+            if used_after(self.head) > capacity {
+                return None;
+            }
+        }
+        self.room = Some(Room { start, len });
+        self.shared.note_write(start, bytes);
+        // SAFETY: [start, start + bytes) is inside one lap and free (used_after ≤ capacity), so that nothing else refers to it
+        // until it is published; the slice borrows `self`, so no second one can exist.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.shared.at(start + FRAME_AT).as_ptr(), len) })
+    }
+
+    /// Makes a record of the first `len` bytes of the room reserved last. It is visible to the consumer after `publish`.
+    ///
+    /// Panics if `len` is above what was reserved: that is a bug of the caller.
+    pub(super) fn commit(&mut self, len: usize, meta: TxMeta) {
+        let room = self.room.take().expect("commit follows reserve");
+        assert!(len <= room.len, "commit of {len} bytes after a reservation of {}", room.len);
+        if room.start != self.position {
+            self.shared.note_write(self.position, ALIGN);
+            // SAFETY: the position is aligned to a line and not at the lap's end, or the record would start there; the
+            // bytes up to `room.start` are free.
+            unsafe { self.shared.at(self.position).cast::<u64>().write(FLAG_SKIP) };
+        }
+        let mut header = len as u64;
+        if let Some((start, offset)) = meta.partial_checksum {
+            header |= FLAG_PARTIAL | u64::from(start) << 32 | u64::from(offset) << 48;
+        }
+        let mut bytes = record_bytes(len, 0);
+        if let Some(gso) = meta.gso {
+            header |= FLAG_GSO;
+            bytes = record_bytes(len, EXTENSION_BYTES_MAX);
+            let extension = self.shared.at(room.start + extension_at(len)).cast::<u64>();
+            // SAFETY: reserved together with the frame, aligned to 8 bytes.
+            unsafe { extension.write(encode_gso(gso)) };
+        }
+        // SAFETY: the record is reserved and starts at a line.
+        unsafe { self.shared.at(room.start).cast::<u64>().write(header) };
+        self.position = room.start.wrapping_add(bytes);
+    }
+
+    /// Shows all committed records to the consumer. Returns true if it sleeps and the caller has to wake it.
+    #[must_use]
+    pub(super) fn publish(&mut self) -> bool {
+        if self.published == self.position {
+            return false;
+        }
+        self.published = self.position;
+        self.shared.tail.0.store(self.position, Ordering::Release);
+        // Pairs with the fence in `Consumer::arm`: either that side sees the new tail, or this one sees its flag.
+        fence(Ordering::SeqCst);
+        self.shared.sleeping.0.load(Ordering::Relaxed) && self.shared.sleeping.0.swap(false, Ordering::AcqRel)
+    }
+
+    /// Called when the ring seems full. If nobody reads any more, all is free: frames vanish as on an unplugged cable.
+    fn refresh_head(&mut self) {
+        self.head = if self.shared.abandoned.load(Ordering::Acquire) {
+            self.position
+        } else {
+            self.shared.head.0.load(Ordering::Acquire)
+        };
+    }
+}
+
+/// The receiving side of a ring.
+pub(super) struct Consumer {
+    shared: Arc<Shared>,
+    /// Next record to read.
+    position: usize,
+    /// `head` as stored last.
+    released: usize,
+    /// `tail` as loaded last: re-read only when all up to it was read.
+    tail: usize,
+}
+
+impl Consumer {
+    /// Returns the frames of the last burst to the producer and lends the next ones.
+    pub(super) fn burst<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
+        self.release();
+        let shared: &'a Shared = &self.shared;
+        while !burst.is_full() {
+            if self.position == self.tail {
+                self.tail = shared.tail.0.load(Ordering::Acquire);
+                if self.position == self.tail {
+                    return;
+                }
+            }
+            // SAFETY: a record was published at this position, and is not released before the next call on `self`,
+            // which cannot happen while the frame is borrowed for 'a.
+            let (frame, bytes) = unsafe { read_record(shared, self.position) };
+            self.position = self.position.wrapping_add(bytes);
+            if let Some(frame) = frame {
+                burst.push(frame);
+            }
+        }
+    }
+
+    /// Returns the frames of the last burst to the producer.
+    pub(super) fn release(&mut self) {
+        if self.released != self.position {
+            self.released = self.position;
+            self.shared.head.0.store(self.position, Ordering::Release);
+        }
+    }
+
+    /// Asks for a wake-up. Returns false, and asks for none, if a record is waiting.
+    pub(super) fn arm(&mut self) -> bool {
+        self.shared.sleeping.0.store(true, Ordering::Relaxed);
+        // Pairs with the fence in `Producer::publish`.
+        fence(Ordering::SeqCst);
+        self.tail = self.shared.tail.0.load(Ordering::Acquire);
+        let empty = self.position == self.tail;
+        if !empty {
+            self.disarm();
+        }
+        empty
+    }
+
+    /// Takes back the wish for a wake-up; one may be on its way already.
+    pub(super) fn disarm(&mut self) {
+        self.shared.sleeping.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Consumer {
+    fn drop(&mut self) {
+        self.shared.abandoned.store(true, Ordering::Release);
+    }
+}
+
+/// The record at `position` (`None` if it only skips the rest of the lap), and the bytes it takes.
+///
+/// # Safety
+/// A record must have been published at `position`, and must not be released before 'a ends.
+unsafe fn read_record(shared: &Shared, position: usize) -> (Option<RxFrame<'_>>, usize) {
+    shared.note_read(position, ALIGN);
+    // SAFETY: records start with a header, aligned to a line.
+    let header = unsafe { shared.at(position).cast::<u64>().read() };
+    if header & FLAG_SKIP != 0 {
+        return (None, shared.capacity - (position & (shared.capacity - 1)));
+    }
+    let len = (header & LEN_MASK) as usize;
+    shared.note_read(position, FRAME_AT + len);
+    // SAFETY: the producer wrote the header for a frame that lies inside this record, and writes there no more.
+    let bytes = unsafe { std::slice::from_raw_parts(shared.at(position + FRAME_AT).as_ptr(), len) };
+    let checksum = if header & FLAG_PARTIAL != 0 {
+        RxChecksum::Partial { start: (header >> 32) as u16, offset: (header >> 48) as u16 }
+    } else {
+        RxChecksum::Unverified
+    };
+    if header & FLAG_GSO == 0 {
+        return (Some(RxFrame { bytes, checksum, gso: None }), record_bytes(len, 0));
+    }
+    // SAFETY: FLAG_GSO says that the extension was written there.
+    let extension = unsafe { shared.at(position + extension_at(len)).cast::<u64>().read() };
+    let gso = Some(decode_gso(extension));
+    (Some(RxFrame { bytes, checksum, gso }), record_bytes(len, EXTENSION_BYTES_MAX))
+}
+
+fn encode_gso(gso: Gso) -> u64 {
+    let kind = match gso.kind {
+        GsoKind::Tcp4 => 0,
+        GsoKind::Tcp6 => 1,
+        GsoKind::Udp => 2,
+    };
+    u64::from(gso.size) | u64::from(gso.header_len) << 16 | kind << 32 | u64::from(gso.ecn) << 40
+}
+
+fn decode_gso(word: u64) -> Gso {
+    let kind = match (word >> 32) & 0xff {
+        0 => GsoKind::Tcp4,
+        1 => GsoKind::Tcp6,
+        _ => GsoKind::Udp,
+    };
+    Gso { kind, size: word as u16, header_len: (word >> 16) as u16, ecn: (word >> 40) & 1 != 0 }
+}
+
+#[cfg(test)]
+mod tests;
