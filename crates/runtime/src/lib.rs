@@ -2,13 +2,20 @@
 //!
 //! An application implements [`Handler`]; a shard calls it when something happens, with a [`Context`] to act through.
 
+pub mod clock;
+pub mod command;
+pub mod config;
 pub mod context;
 mod engine;
 pub mod error;
 pub mod handler;
 mod rng;
+pub mod stop;
 pub mod timers;
+mod wait;
 
+pub use command::{Command, CommandError, Commander};
+pub use config::Config;
 pub use context::Context;
 pub use engine::{Source, SourceId};
 pub use error::Error;
@@ -19,3 +26,5 @@ pub use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, Tc
 pub use ginnel_stack::tcp::state::State;
 pub use ginnel_stack::time::Instant;
 pub use handler::Handler;
+pub use stop::StopFlag;
+pub use timers::Timer;

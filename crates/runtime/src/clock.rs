@@ -1,0 +1,27 @@
+//! The one place that reads the clock.
+
+use ginnel_stack::time::Instant;
+use rustix::time::{ClockId, clock_gettime};
+
+/// The monotonic clock of the machine, the same for all threads and processes. About 20 ns: no system call.
+pub fn now() -> Instant {
+    let t = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(t.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(t.tv_nsec).unwrap_or(0);
+    Instant::from_nanos(seconds * 1_000_000_000 + nanos)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::now;
+
+    #[test]
+    fn time_does_not_run_backwards() {
+        let mut last = now();
+        for _ in 0..1000 {
+            let next = now();
+            assert!(next >= last);
+            last = next;
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The mailbox of a shard: the only way in from other threads.
+
+use crate::wait::EventFd;
+use core::any::Any;
+use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+
+/// A message to the handler.
+pub type Command = Box<dyn Any + Send>;
+
+/// Sends commands to one shard, from any thread.
+#[derive(Clone, Debug)]
+pub struct Commander {
+    queue: SyncSender<Command>,
+    bell: Arc<Bell>,
+}
+
+/// Wakes the shard, but only if it sleeps.
+#[derive(Debug)]
+struct Bell {
+    asleep: AtomicBool,
+    wake: EventFd,
+}
+
+/// A command was not taken. It comes back.
+pub enum CommandError {
+    /// As many commands are waiting as the mailbox holds (`shard.commands_max`).
+    Full(Command),
+    /// The shard is gone.
+    Gone(Command),
+}
+
+impl fmt::Debug for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for CommandError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full(_) => "the mailbox of the shard is full",
+            Self::Gone(_) => "the shard is gone",
+        })
+    }
+}
+
+impl std::error::Error for CommandError {}
+
+impl Commander {
+    /// Puts a command into the mailbox and wakes the shard if it sleeps. Never waits.
+    pub fn send(&self, command: Command) -> Result<(), CommandError> {
+        self.queue.try_send(command).map_err(|e| match e {
+            TrySendError::Full(command) => CommandError::Full(command),
+            TrySendError::Disconnected(command) => CommandError::Gone(command),
+        })?;
+        // Pairs with the fence in `Mailbox::before_sleep`: either the shard sees the command, or this sees the shard asleep.
+        fence(Ordering::SeqCst);
+        if self.bell.asleep.swap(false, Ordering::Relaxed) {
+            self.bell.wake.signal();
+        }
+        Ok(())
+    }
+}
+
+/// The shard's end.
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    queue: Receiver<Command>,
+    /// Taken out while looking whether it is safe to sleep.
+    next: Option<Command>,
+    bell: Arc<Bell>,
+}
+
+/// A mailbox for `capacity` commands.
+pub(crate) fn mailbox(capacity: usize) -> std::io::Result<(Commander, Mailbox)> {
+    let (sender, receiver) = sync_channel(capacity);
+    let bell = Arc::new(Bell { asleep: AtomicBool::new(false), wake: EventFd::new()? });
+    let commander = Commander { queue: sender, bell: Arc::clone(&bell) };
+    Ok((commander, Mailbox { queue: receiver, next: None, bell }))
+}
+
+impl Mailbox {
+    pub(crate) fn take(&mut self) -> Option<Command> {
+        self.next.take().or_else(|| self.queue.try_recv().ok())
+    }
+
+    /// From now on a command rings the bell. False if one is waiting already: do not sleep.
+    pub(crate) fn before_sleep(&mut self) -> bool {
+        self.bell.asleep.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        self.next = self.take();
+        self.next.is_none()
+    }
+
+    /// Commands ring no more.
+    pub(crate) fn after_sleep(&mut self) {
+        if !self.bell.asleep.swap(false, Ordering::Relaxed) {
+            self.bell.wake.clear();
+        }
+    }
+
+    pub(crate) fn wake(&self) -> &EventFd {
+        &self.bell.wake
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CommandError, mailbox};
+    use crate::wait::{EventFd, sleep};
+
+    #[test]
+    fn commands_arrive_in_order_and_a_full_mailbox_gives_the_command_back() {
+        let (commander, mut mailbox) = mailbox(2).unwrap();
+        commander.send(Box::new(1u8)).unwrap();
+        commander.send(Box::new(2u8)).unwrap();
+        let Err(CommandError::Full(back)) = commander.send(Box::new(3u8)) else { panic!("not full") };
+        assert_eq!(back.downcast_ref::<u8>(), Some(&3));
+        let taken: Vec<u8> =
+            core::iter::from_fn(|| mailbox.take()).filter_map(|c| c.downcast_ref().copied()).collect();
+        assert_eq!(taken, [1, 2]);
+    }
+
+    #[test]
+    fn a_command_for_a_shard_that_is_gone_comes_back() {
+        let (commander, mailbox) = mailbox(1).unwrap();
+        drop(mailbox);
+        assert!(matches!(commander.send(Box::new(())), Err(CommandError::Gone(_))));
+    }
+
+    #[test]
+    fn a_waiting_command_forbids_sleep() {
+        let (commander, mut mailbox) = mailbox(1).unwrap();
+        commander.send(Box::new(())).unwrap();
+        assert!(!mailbox.before_sleep());
+        mailbox.after_sleep();
+        assert!(mailbox.take().is_some());
+        assert!(mailbox.before_sleep());
+    }
+
+    /// Would hang if a wake-up could be lost between the look into the queue and the sleep.
+    #[test]
+    fn no_wake_up_is_lost() {
+        let (commander, mut mailbox) = mailbox(1).unwrap();
+        let never = EventFd::new().unwrap();
+        let sender = std::thread::spawn(move || {
+            for i in 0..20_000u32 {
+                let mut command: super::Command = Box::new(i);
+                while let Err(CommandError::Full(back)) = commander.send(command) {
+                    command = back;
+                    std::thread::yield_now();
+                }
+            }
+        });
+        let mut expected = 0u32;
+        while expected < 20_000 {
+            while let Some(command) = mailbox.take() {
+                assert_eq!(command.downcast_ref(), Some(&expected));
+                expected += 1;
+            }
+            if expected < 20_000 && mailbox.before_sleep() {
+                sleep(&[], [mailbox.wake().as_fd(), never.as_fd()], None).unwrap();
+            }
+            mailbox.after_sleep();
+        }
+        sender.join().unwrap();
+    }
+}

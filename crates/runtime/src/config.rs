@@ -1,0 +1,313 @@
+//! Configuration: one TOML file, or the same values built in code. Every key is documented in `docs/configuration.md`.
+
+mod file;
+mod values;
+
+pub use file::FileError;
+pub use values::{Mac, Prefix};
+
+use core::net::IpAddr;
+use core::ops::RangeInclusive;
+use ginnel_stack::error::ConfigError;
+use ginnel_stack::tcp::config::TcpConfig;
+use serde::Deserialize;
+use std::path::PathBuf;
+
+/// Everything a shard is built from.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The thread.
+    pub shard: ShardConfig,
+    /// TCP.
+    pub tcp: TcpConfig,
+    /// Devices: where frames come from and go to.
+    #[serde(rename = "device")]
+    pub devices: Vec<DeviceConfig>,
+    /// Links: a device, or one VLAN of it, with its addresses.
+    #[serde(rename = "link")]
+    pub links: Vec<LinkConfig>,
+    /// Routes beyond the links' own networks.
+    #[serde(rename = "route")]
+    pub routes: Vec<RouteConfig>,
+}
+
+/// Keys of the `[shard]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ShardConfig {
+    /// Pins the shard to the CPU of this number, which the process must be allowed to use. Default: not pinned.
+    pub cpu: Option<u32>,
+    /// How long an idle shard polls before it sleeps in the kernel, in microseconds; 0 sleeps at once. Default 50.
+    pub spin_us: u32,
+    /// Commands from other threads that may wait. Default 1,024.
+    pub commands_max: u32,
+    /// Timers of the application at the most. Default 1,000,000.
+    pub timers_max: u32,
+    /// How long the application may take to end when it is asked to, in milliseconds. Default 2,000.
+    pub stop_grace_ms: u32,
+}
+
+impl Default for ShardConfig {
+    fn default() -> Self {
+        Self { cpu: None, spin_us: 50, commands_max: 1024, timers_max: 1_000_000, stop_grace_ms: 2000 }
+    }
+}
+
+/// What a device is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// A cable inside the process. The other end is the program's business.
+    #[default]
+    Memory,
+    /// A TAP interface of the kernel.
+    Tap,
+}
+
+/// Keys of a `[[device]]` table.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// The name by which links refer to it.
+    pub name: String,
+    /// `memory` or `tap`.
+    pub kind: DeviceKind,
+    /// Interface name for `tap`: attached to if it exists, created if not. Default: the device's name.
+    #[serde(default)]
+    pub interface: Option<String>,
+    /// Largest IP packet in bytes, without Ethernet header: 68 to 65,535. Default 1,500.
+    #[serde(default = "default_mtu")]
+    pub mtu: u32,
+    /// MAC address of our end, `02:00:00:00:00:01`. Default: made from the name.
+    #[serde(default)]
+    pub mac: Option<Mac>,
+    /// Leave checksums and segmentation to the device where it can. Default true.
+    #[serde(default = "default_true")]
+    pub offload: bool,
+    /// Faults, both ways: `"delay=20ms loss=1%"`. Default: none.
+    #[serde(default)]
+    pub faults: Option<String>,
+    /// Seed of the faults: the same seed makes the same faults. Default 1.
+    #[serde(default = "default_seed")]
+    pub faults_seed: u64,
+    /// Writes all frames to this file (pcapng). Default: none.
+    #[serde(default)]
+    pub capture: Option<PathBuf>,
+}
+
+impl DeviceConfig {
+    /// A device with all defaults.
+    pub fn new(name: impl Into<String>, kind: DeviceKind) -> Self {
+        Self {
+            name: name.into(),
+            kind,
+            interface: None,
+            mtu: default_mtu(),
+            mac: None,
+            offload: true,
+            faults: None,
+            faults_seed: default_seed(),
+            capture: None,
+        }
+    }
+}
+
+/// Keys of a `[[link]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LinkConfig {
+    /// The name by which routes refer to it.
+    pub name: String,
+    /// The device it runs over.
+    pub device: String,
+    /// VLAN identifier, 1 to 4,094. Default: untagged frames.
+    #[serde(default)]
+    pub vlan: Option<u16>,
+    /// Largest IP packet in bytes, not above the device's. Default: the device's.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Addresses with their prefix lengths: `["10.0.0.1/24", "fd00::1/64"]`. Default: none.
+    #[serde(default)]
+    pub addresses: Vec<Prefix>,
+    /// Take IPv6 addresses and routes from router advertisements. Default true.
+    #[serde(default = "default_true")]
+    pub accept_ra: bool,
+    /// Neighbours that need no ARP or NDP. Default: none.
+    #[serde(default, rename = "neighbour")]
+    pub neighbours: Vec<NeighbourConfig>,
+}
+
+impl LinkConfig {
+    /// A link over `device` with these addresses and otherwise all defaults.
+    pub fn new(name: impl Into<String>, device: impl Into<String>, addresses: Vec<Prefix>) -> Self {
+        Self {
+            name: name.into(),
+            device: device.into(),
+            vlan: None,
+            mtu: None,
+            addresses,
+            accept_ra: true,
+            neighbours: Vec::new(),
+        }
+    }
+}
+
+/// Keys of a `[[link.neighbour]]` table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NeighbourConfig {
+    /// Its IP address.
+    pub address: IpAddr,
+    /// Its MAC address.
+    pub mac: Mac,
+}
+
+/// Keys of a `[[route]]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouteConfig {
+    /// Where to: `"0.0.0.0/0"` or `"::/0"` for everything else.
+    pub destination: Prefix,
+    /// The next hop. Default: the destinations are on the link itself.
+    #[serde(default)]
+    pub gateway: Option<IpAddr>,
+    /// The link it uses.
+    pub link: String,
+    /// Of routes with equally long prefixes the one with the smallest metric is taken. Default 0.
+    #[serde(default)]
+    pub metric: u32,
+}
+
+fn default_mtu() -> u32 {
+    1500
+}
+
+fn default_true() -> bool {
+    true
+}
+
+fn default_seed() -> u64 {
+    1
+}
+
+impl Config {
+    /// Reads and checks a file. The error is one line with file, line and key.
+    pub fn from_file(path: &std::path::Path) -> Result<Self, FileError> {
+        file::read(path)
+    }
+
+    /// Checks a file's text. `name` stands for the file in errors.
+    pub fn from_toml(name: &str, text: &str) -> Result<Self, FileError> {
+        file::parse(name, text)
+    }
+
+    /// One device of this kind with one link that has one address, and perhaps a default route.
+    pub fn single(device: DeviceConfig, address: Prefix, gateway: Option<IpAddr>) -> Self {
+        let link = LinkConfig::new("link0", device.name.clone(), vec![address]);
+        let everything = if address.address.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
+        let routes = gateway.into_iter().map(|gateway| RouteConfig {
+            destination: everything.parse().unwrap_or(address),
+            gateway: Some(gateway),
+            link: "link0".into(),
+            metric: 0,
+        });
+        Self { routes: routes.collect(), devices: vec![device], links: vec![link], ..Self::default() }
+    }
+
+    /// Checks every range and every reference between tables. The error names the key.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.shard.validate()?;
+        self.tcp.validate()?;
+        for (i, device) in self.devices.iter().enumerate() {
+            let key = |k: &str| format!("device[{i}].{k}");
+            if device.name.is_empty() {
+                return Err(ConfigError::new(key("name"), "is empty"));
+            }
+            if self.devices[..i].iter().any(|d| d.name == device.name) {
+                let problem = format!("there is a device named \"{}\" already", device.name);
+                return Err(ConfigError::new(key("name"), problem));
+            }
+            within(key("mtu"), device.mtu, 68..=65_535)?;
+            if device.interface().len() > 15 && device.kind == DeviceKind::Tap {
+                return Err(ConfigError::new(key("interface"), "is longer than 15 bytes"));
+            }
+        }
+        for (i, link) in self.links.iter().enumerate() {
+            self.validate_link(i, link)?;
+        }
+        for (i, route) in self.routes.iter().enumerate() {
+            let key = |k: &str| format!("route[{i}].{k}");
+            if !self.links.iter().any(|l| l.name == route.link) {
+                let problem = format!("there is no link named \"{}\"", route.link);
+                return Err(ConfigError::new(key("link"), problem));
+            }
+            if route.gateway.is_some_and(|g| g.is_ipv4() != route.destination.address.is_ipv4()) {
+                return Err(ConfigError::new(key("gateway"), "is of another family than the destination"));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_link(&self, i: usize, link: &LinkConfig) -> Result<(), ConfigError> {
+        let key = |k: &str| format!("link[{i}].{k}");
+        if self.links[..i].iter().any(|l| l.name == link.name) {
+            let problem = format!("there is a link named \"{}\" already", link.name);
+            return Err(ConfigError::new(key("name"), problem));
+        }
+        let Some(device) = self.devices.iter().find(|d| d.name == link.device) else {
+            let problem = format!("there is no device named \"{}\"", link.device);
+            return Err(ConfigError::new(key("device"), problem));
+        };
+        if self.links[..i].iter().any(|l| l.device == link.device && l.vlan == link.vlan) {
+            return Err(ConfigError::new(key("vlan"), "another link has this device and VLAN already"));
+        }
+        if let Some(vlan) = link.vlan {
+            within(key("vlan"), vlan, 1..=4094)?;
+        }
+        if let Some(mtu) = link.mtu {
+            within(key("mtu"), mtu, 68..=device.mtu)?;
+        }
+        let mtu = link.mtu.unwrap_or(device.mtu);
+        if mtu < 1280 && link.addresses.iter().any(|a| a.address.is_ipv6()) {
+            return Err(ConfigError::new(
+                key("addresses"),
+                format!("IPv6 needs an MTU of 1280, this is {mtu}"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl DeviceConfig {
+    /// The interface's name in the kernel.
+    pub fn interface(&self) -> &str {
+        self.interface.as_deref().unwrap_or(&self.name)
+    }
+}
+
+impl ShardConfig {
+    fn validate(&self) -> Result<(), ConfigError> {
+        if let Some(cpu) = self.cpu {
+            within("shard.cpu", cpu, 0..=1023)?;
+        }
+        within("shard.spin_us", self.spin_us, 0..=1_000_000)?;
+        within("shard.commands_max", self.commands_max, 1..=1 << 20)?;
+        within("shard.timers_max", self.timers_max, 1..=100_000_000)?;
+        within("shard.stop_grace_ms", self.stop_grace_ms, 0..=3_600_000)
+    }
+}
+
+fn within<T: PartialOrd + core::fmt::Display>(
+    key: impl Into<String>,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Result<(), ConfigError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    Err(ConfigError::new(key, format!("{value} is outside {} to {}", range.start(), range.end())))
+}
+
+#[cfg(test)]
+mod tests;

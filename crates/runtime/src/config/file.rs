@@ -1,0 +1,127 @@
+//! Reading a file so that every error names file, line and key.
+
+use super::Config;
+use core::fmt;
+use core::ops::Range;
+use ginnel_stack::error::ConfigError;
+use std::path::Path;
+use toml::de::{DeTable, DeValue};
+
+/// A configuration file cannot be used. Prints as one line: `file:line: key: problem`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileError {
+    /// The file.
+    pub file: String,
+    /// The line, from 1; 0 if the file could not be read.
+    pub line: usize,
+    /// The key, dotted, with `[n]` for the n-th table of an array (`link[0].mtu`); empty if the file is not TOML.
+    pub key: String,
+    /// What is wrong.
+    pub problem: String,
+}
+
+impl fmt::Display for FileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if self.line > 0 {
+            write!(f, ":{}", self.line)?;
+        }
+        if !self.key.is_empty() {
+            write!(f, ": {}", self.key)?;
+        }
+        write!(f, ": {}", self.problem)
+    }
+}
+
+impl std::error::Error for FileError {}
+
+pub(super) fn read(path: &Path) -> Result<Config, FileError> {
+    let file = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&file, &text),
+        Err(e) => Err(FileError { file, line: 0, key: String::new(), problem: e.to_string() }),
+    }
+}
+
+pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
+    let error = |offset: usize, key: String, problem: &str| FileError {
+        file: file.into(),
+        line: line_of(text, offset),
+        key,
+        problem: problem.lines().collect::<Vec<_>>().join("; "),
+    };
+    let table = match DeTable::parse(text) {
+        Ok(table) => table.into_inner(),
+        Err(e) => return Err(error(e.span().map_or(0, |s| s.start), String::new(), e.message())),
+    };
+    let config: Config = toml::from_str(text).map_err(|e| {
+        let span = e.span().unwrap_or(0..text.len());
+        let key = path_at(&table, &span);
+        error(span.start, key, e.message())
+    })?;
+    config
+        .validate()
+        .map_err(|ConfigError { key, problem }| error(offset_of(&table, &key), key, &problem))?;
+    Ok(config)
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    1 + text.as_bytes().iter().take(offset).filter(|&&b| b == b'\n').count()
+}
+
+/// The dotted path of the innermost key whose key or value covers the start of `span`.
+fn path_at(table: &DeTable<'_>, span: &Range<usize>) -> String {
+    for (key, value) in table {
+        let name: &str = key.get_ref();
+        if key.span().contains(&span.start) && key.span().end >= span.end {
+            return name.into();
+        }
+        let within = |inner: &Range<usize>| inner.start <= span.start && span.end <= inner.end;
+        let deeper = match value.get_ref() {
+            DeValue::Table(inner) => {
+                Some(path_at(inner, span)).filter(|p| !p.is_empty()).map(|p| format!(".{p}"))
+            }
+            DeValue::Array(items) => items.iter().enumerate().find_map(|(i, item)| match item.get_ref() {
+                DeValue::Table(inner) => {
+                    let path = path_at(inner, span);
+                    let here = !path.is_empty() || within(&item.span());
+                    here.then(|| format!("[{i}]{}{path}", if path.is_empty() { "" } else { "." }))
+                }
+                _ => within(&item.span()).then(|| format!("[{i}]")),
+            }),
+            _ => None,
+        };
+        if let Some(deeper) = deeper {
+            return format!("{name}{deeper}");
+        }
+        if within(&value.span()) {
+            return name.into();
+        }
+    }
+    String::new()
+}
+
+/// Where in the text a dotted path stands: the value, or the innermost table on the way that exists.
+fn offset_of(table: &DeTable<'_>, path: &str) -> usize {
+    let mut table = table;
+    let mut offset = 0;
+    for part in path.split('.') {
+        let (name, index) = match part.split_once('[') {
+            Some((name, rest)) => (name, rest.trim_end_matches(']').parse::<usize>().ok()),
+            None => (part, None),
+        };
+        let Some((key, value)) = table.iter().find(|(k, _)| k.get_ref() == name) else { return offset };
+        offset = key.span().start;
+        let mut value = value;
+        if let (Some(index), DeValue::Array(items)) = (index, value.get_ref()) {
+            let Some(item) = items.get(index) else { return offset };
+            offset = item.span().start;
+            value = item;
+        }
+        match value.get_ref() {
+            DeValue::Table(inner) => table = inner,
+            _ => return offset,
+        }
+    }
+    offset
+}

@@ -1,0 +1,124 @@
+use super::{Config, DeviceKind};
+
+const GOOD: &str = r#"
+[shard]
+cpu = 1
+spin_us = 0
+
+[tcp]
+connections_max = 10_000_000
+congestion_control = "newreno"
+
+[[device]]
+name = "dev0"
+kind = "tap"
+interface = "gtap0"
+mac = "02:00:00:00:00:07"
+faults = "delay=20ms loss=1%"
+
+[[link]]
+name = "lan"
+device = "dev0"
+addresses = ["10.1.0.2/24", "fd00::2/64"]
+[[link.neighbour]]
+address = "10.1.0.9"
+mac = "02:00:00:00:00:09"
+
+[[link]]
+name = "voice"
+device = "dev0"
+vlan = 12
+addresses = ["10.2.0.2/24"]
+
+[[route]]
+destination = "0.0.0.0/0"
+gateway = "10.1.0.1"
+link = "lan"
+"#;
+
+fn error(text: &str) -> String {
+    Config::from_toml("x.toml", text).unwrap_err().to_string()
+}
+
+#[test]
+fn a_file_with_every_table_is_read() {
+    let config = Config::from_toml("x.toml", GOOD).unwrap();
+    assert_eq!(config.shard.cpu, Some(1));
+    assert_eq!(config.tcp.connections_max, 10_000_000);
+    assert_eq!(config.devices[0].kind, DeviceKind::Tap);
+    assert_eq!(config.devices[0].mtu, 1500);
+    assert_eq!(config.links[0].neighbours.len(), 1);
+    assert_eq!(config.links[1].vlan, Some(12));
+    assert_eq!(config.routes[0].destination.len, 0);
+}
+
+#[test]
+fn an_empty_file_is_the_default() {
+    assert_eq!(Config::from_toml("x.toml", "").unwrap(), Config::default());
+}
+
+#[test]
+fn an_unknown_key_is_named_with_file_and_line() {
+    let e = error("[shard]\nspin_ms = 5\n");
+    assert!(e.starts_with("x.toml:2: shard.spin_ms: unknown field"), "{e}");
+    let e = error("[shards]\n");
+    assert!(e.starts_with("x.toml:1: shards: unknown field"), "{e}");
+}
+
+#[test]
+fn a_value_of_the_wrong_type_is_named() {
+    let e = error("[tcp]\nsack = true\ntime_wait_max = \"many\"\n");
+    assert!(e.starts_with("x.toml:3: tcp.time_wait_max: invalid type"), "{e}");
+    let e = error("[tcp]\ndelayed_ack_ms = \"40us\"\n");
+    assert!(e.starts_with("x.toml:2: tcp.delayed_ack_ms: invalid type"), "{e}");
+    let e = error("[tcp]\nhop_limit = 300\n");
+    assert!(e.starts_with("x.toml:2: tcp.hop_limit: "), "{e}");
+}
+
+#[test]
+fn a_value_out_of_range_is_named_with_the_range() {
+    let e = error("[tcp]\n\n\nrto_max_seconds = 900\n");
+    assert_eq!(e, "x.toml:4: tcp.rto_max_seconds: 900 is outside 1 to 120");
+    let e = error(
+        "[[device]]\nname = \"a\"\nkind = \"memory\"\n[[device]]\nname = \"b\"\nkind = \"memory\"\nmtu = 67\n",
+    );
+    assert_eq!(e, "x.toml:7: device[1].mtu: 67 is outside 68 to 65535");
+}
+
+#[test]
+fn a_malformed_address_is_named() {
+    let text = GOOD.replace("10.2.0.2/24", "10.2.0.2/99");
+    let e = error(&text);
+    let line = 1 + text.lines().position(|l| l.contains("/99")).unwrap();
+    assert_eq!(e, format!("x.toml:{line}: link[1].addresses: prefix length \"99\" is not within 0 to 32"));
+    let e = error(&GOOD.replace("02:00:00:00:00:09", "02-00"));
+    assert!(e.contains("link[0].neighbour[0].mac: \"02-00\" is not a MAC address"), "{e}");
+}
+
+#[test]
+fn a_missing_key_is_named_with_its_table() {
+    let e = error("[[link]]\nname = \"lan\"\n");
+    assert_eq!(e, "x.toml:1: link[0]: missing field `device`");
+}
+
+#[test]
+fn references_between_tables_are_checked() {
+    let e = error(&GOOD.replace("device = \"dev0\"\nvlan", "device = \"dev1\"\nvlan"));
+    assert!(e.ends_with("link[1].device: there is no device named \"dev1\""), "{e}");
+    let e = error(&GOOD.replace("vlan = 12\n", ""));
+    assert!(e.ends_with("link[1].vlan: another link has this device and VLAN already"), "{e}");
+    let e = error(&GOOD.replace("link = \"lan\"", "link = \"wan\""));
+    assert!(e.ends_with("route[0].link: there is no link named \"wan\""), "{e}");
+}
+
+#[test]
+fn text_that_is_not_toml_is_an_error_with_its_line() {
+    let e = error("[shard]\nspin_us = \n");
+    assert!(e.starts_with("x.toml:2: "), "{e}");
+}
+
+#[test]
+fn a_file_that_is_not_there_is_named() {
+    let e = Config::from_file("no/such/file.toml".as_ref()).unwrap_err().to_string();
+    assert!(e.starts_with("no/such/file.toml: No such file"), "{e}");
+}

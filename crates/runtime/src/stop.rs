@@ -1,0 +1,38 @@
+//! Ending shards from outside.
+
+use crate::wait::EventFd;
+use core::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+
+/// Asks shards to stop. Clones are the same flag; one flag can serve any number of shards.
+#[derive(Clone, Debug)]
+pub struct StopFlag(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    set: AtomicBool,
+    /// Never cleared, so that each of several sleepers sees it.
+    wake: EventFd,
+}
+
+impl StopFlag {
+    /// A flag that is not set. Fails if the process has no file descriptor left.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(Arc::new(Inner { set: AtomicBool::new(false), wake: EventFd::new()? })))
+    }
+
+    /// Asks all shards that run with this flag to stop, and wakes those that sleep.
+    pub fn stop(&self) {
+        self.0.set.store(true, Ordering::Release);
+        self.0.wake.signal();
+    }
+
+    /// True after [`StopFlag::stop`].
+    pub fn is_set(&self) -> bool {
+        self.0.set.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn wake(&self) -> &EventFd {
+        &self.0.wake
+    }
+}
