@@ -4,10 +4,14 @@
 //! call, reads no clock, starts no thread and draws no randomness of its own, so the same code runs on a pinned core, in
 //! a seeded simulation and under a fuzzer.
 
+pub mod chunk_pool;
 pub mod device;
 pub mod error;
 pub mod events;
+pub mod flow_table;
 pub mod handle;
 pub mod options;
+pub mod prefetch;
 pub mod tcp;
 pub mod time;
+pub mod timer_wheel;

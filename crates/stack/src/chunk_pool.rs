@@ -1,0 +1,217 @@
+//! Memory for stream bytes: a budgeted pool of equal chunks, addressed by index.
+//!
+//! ```text
+//! slots  [ bytes ][ bytes ][ lent ][ bytes ] … grown when the free list is empty, up to the budget
+//!            ▲                         ▲
+//! free   [ 3, 0 ]  last freed, first used: what was just read is still in the cache
+//! ```
+//!
+//! All streams of a shard share one pool, so that its budget bounds what they hold together. A chunk that comes from
+//! `alloc` still has the bytes of its last user: buffers show only what they wrote.
+
+/// Bytes in a chunk: a full-sized segment fits, and a small request wastes little.
+pub const CHUNK_BYTES: usize = 2048;
+
+/// The memory of one chunk.
+pub type Chunk = [u8; CHUNK_BYTES];
+
+/// Names a chunk of a [`ChunkPool`]. Whoever has it from `alloc` must give it back once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChunkId(pub u32);
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// `None` while it is lent out with [`ChunkPool::take`].
+    bytes: Option<Box<Chunk>>,
+    in_use: bool,
+}
+
+/// A pool of chunks with a limit in bytes. See the module's text.
+#[derive(Debug)]
+pub struct ChunkPool {
+    slots: Vec<Slot>,
+    /// Free chunks, last freed on top.
+    free: Vec<u32>,
+    /// Chunks at most.
+    chunks_max: usize,
+    /// Chunks at most for [`ChunkPool::alloc_spare`].
+    spare_max: usize,
+    in_use: usize,
+    high_water: usize,
+}
+
+impl ChunkPool {
+    /// A pool that holds at most `budget` bytes, rounded down to whole chunks. It starts with none, and reserves only
+    /// address space for its lists.
+    pub fn new(budget: usize) -> Self {
+        let chunks_max = (budget / CHUNK_BYTES).min(u32::MAX as usize - 1);
+        Self {
+            slots: Vec::with_capacity(chunks_max),
+            free: Vec::with_capacity(chunks_max),
+            chunks_max,
+            spare_max: chunks_max - chunks_max / 8,
+            in_use: 0,
+            high_water: 0,
+        }
+    }
+
+    /// A chunk with undefined contents, or `None` if the budget is used up.
+    pub fn alloc(&mut self) -> Option<ChunkId> {
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < self.chunks_max => {
+                self.slots.push(Slot { bytes: Some(Box::new([0; CHUNK_BYTES])), in_use: false });
+                (self.slots.len() - 1) as u32
+            }
+            None => return None,
+        };
+        self.slots[index as usize].in_use = true;
+        self.in_use += 1;
+        self.high_water = self.high_water.max(self.in_use);
+        Some(ChunkId(index))
+    }
+
+    /// As [`ChunkPool::alloc`], but leaves the last eighth of the budget alone.
+    ///
+    /// For bytes that nobody can read yet (out of order). If they could fill the pool, the bytes that would make them
+    /// readable would find no room, and nothing would ever be freed.
+    pub fn alloc_spare(&mut self) -> Option<ChunkId> {
+        if self.in_use < self.spare_max { self.alloc() } else { None }
+    }
+
+    /// Gives a chunk back.
+    ///
+    /// # Panics
+    /// If it is not in use or lent out: a caller's mistake that would mix two streams.
+    pub fn free(&mut self, id: ChunkId) {
+        let slot = &mut self.slots[id.0 as usize];
+        assert!(slot.in_use && slot.bytes.is_some(), "chunk freed twice or while lent out");
+        slot.in_use = false;
+        self.in_use -= 1;
+        self.free.push(id.0);
+    }
+
+    /// The contents of a chunk.
+    ///
+    /// # Panics
+    /// If the chunk is lent out.
+    pub fn bytes(&self, id: ChunkId) -> &[u8] {
+        let slot = &self.slots[id.0 as usize];
+        debug_assert!(slot.in_use);
+        slot.bytes.as_ref().expect("chunk is lent out").as_slice()
+    }
+
+    /// The contents of a chunk, to be changed.
+    ///
+    /// # Panics
+    /// If the chunk is lent out.
+    pub fn bytes_mut(&mut self, id: ChunkId) -> &mut [u8] {
+        let slot = &mut self.slots[id.0 as usize];
+        debug_assert!(slot.in_use);
+        slot.bytes.as_mut().expect("chunk is lent out").as_mut_slice()
+    }
+
+    /// Lends a chunk's memory out, so that a handler can read it while the pool is in use. Until
+    /// [`ChunkPool::put_back`] the chunk must not be touched.
+    ///
+    /// # Panics
+    /// If the chunk is lent out already.
+    pub fn take(&mut self, id: ChunkId) -> Box<Chunk> {
+        let slot = &mut self.slots[id.0 as usize];
+        debug_assert!(slot.in_use);
+        slot.bytes.take().expect("chunk is lent out")
+    }
+
+    /// Returns what [`ChunkPool::take`] lent.
+    ///
+    /// # Panics
+    /// If the chunk is not lent out.
+    pub fn put_back(&mut self, id: ChunkId, bytes: Box<Chunk>) {
+        let slot = &mut self.slots[id.0 as usize];
+        assert!(slot.bytes.is_none(), "chunk was not lent out");
+        slot.bytes = Some(bytes);
+    }
+
+    /// Chunks in use.
+    pub fn in_use(&self) -> usize {
+        self.in_use
+    }
+
+    /// Most chunks that were ever in use; so many are kept.
+    pub fn high_water(&self) -> usize {
+        self.high_water
+    }
+
+    /// Chunks that [`ChunkPool::alloc`] can still give.
+    pub fn available(&self) -> usize {
+        self.chunks_max - self.in_use
+    }
+
+    /// Chunks the budget allows.
+    pub fn capacity(&self) -> usize {
+        self.chunks_max
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gives_no_more_than_its_budget_and_reuses_the_last_freed_first() {
+        let mut pool = ChunkPool::new(3 * CHUNK_BYTES + 100);
+        let (a, b, c) = (pool.alloc().unwrap(), pool.alloc().unwrap(), pool.alloc().unwrap());
+        assert_eq!((pool.alloc(), pool.in_use(), pool.available()), (None, 3, 0));
+        pool.free(a);
+        pool.free(c);
+        assert_eq!(pool.alloc(), Some(c));
+        assert_eq!(pool.alloc(), Some(a));
+        assert_ne!(a, b);
+        assert_eq!((pool.in_use(), pool.high_water(), pool.capacity()), (3, 3, 3));
+    }
+
+    #[test]
+    fn an_empty_budget_gives_nothing() {
+        let mut pool = ChunkPool::new(CHUNK_BYTES - 1);
+        assert_eq!((pool.alloc(), pool.alloc_spare(), pool.high_water()), (None, None, 0));
+    }
+
+    #[test]
+    fn speculative_use_leaves_an_eighth_for_bytes_in_order() {
+        let mut pool = ChunkPool::new(16 * CHUNK_BYTES);
+        let speculative = core::iter::from_fn(|| pool.alloc_spare()).count();
+        assert_eq!((speculative, pool.available()), (14, 2));
+        assert!(pool.alloc().is_some());
+    }
+
+    #[test]
+    fn a_lent_chunk_comes_back_with_its_bytes() {
+        let mut pool = ChunkPool::new(1 << 20);
+        let id = pool.alloc().unwrap();
+        pool.bytes_mut(id)[..3].copy_from_slice(b"abc");
+        let lent = pool.take(id);
+        let other = pool.alloc().unwrap();
+        assert_eq!(&lent[..3], b"abc");
+        pool.put_back(id, lent);
+        assert_eq!(&pool.bytes(id)[..3], b"abc");
+        assert_ne!(id, other);
+    }
+
+    #[test]
+    #[should_panic(expected = "freed twice")]
+    fn freeing_twice_is_caught() {
+        let mut pool = ChunkPool::new(1 << 20);
+        let id = pool.alloc().unwrap();
+        pool.free(id);
+        pool.free(id);
+    }
+
+    #[test]
+    #[should_panic(expected = "lent out")]
+    fn freeing_a_lent_chunk_is_caught() {
+        let mut pool = ChunkPool::new(1 << 20);
+        let id = pool.alloc().unwrap();
+        let _lent = pool.take(id);
+        pool.free(id);
+    }
+}

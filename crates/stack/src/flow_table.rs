@@ -1,0 +1,382 @@
+//! From the hash of an address pair to a connection's index: a linear-hashing table.
+//!
+//! ```text
+//!              split                 mask + 1
+//!                ▼                       ▼
+//! buckets  [0][1][2][3][4][5][6][7]│[8][9]         64 bytes each, one cache line:
+//!           └──────────────────────┼─►┘             7 hashes · count · 7 values · link
+//!           8 and 9 took over half of 0 and 1             │
+//!                                                         ▼
+//! overflow           [first: maybe partly full] ─► [full] ─► [full]
+//! ```
+//!
+//! A hash table that doubles stops the shard for as long as it takes to move everything, and one that is sized up front touches all
+//! its pages at once. This one grows by one bucket at a time: bucket `split` is divided between itself and a new one at the end,
+//! by one more bit of the 32-bit hash that every entry keeps. The two vectors reserve address space only; pages are touched
+//! as the table grows.
+//!
+//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 13.5 bytes per entry.
+//! * An insertion divides at most one bucket and moves at most [`DEAL_BUCKETS_MAX`] overflow buckets of it. The rest of a
+//!   long chain (only equal hashes make one) waits in `pending`, where lookups find it, for further insertions.
+//! * A bucket has overflow only if it is full, and of its overflow buckets only the first is partly full. So insertion and
+//!   removal touch the ends of a chain only, and no more than one overflow bucket per seven entries exists.
+//!
+//! The table mixes the hash: a device's receive hash steers queues by its low bits, so in one shard they are all alike.
+//! It must still be keyed by the caller; an attacker who can produce equal hashes makes chains long (visible in
+//! [`FlowTable::overflow_buckets`]), though no operation but the search of that chain gets slower.
+
+use crate::prefetch::prefetch;
+
+/// Entries in a bucket: what fits a cache line next to count and link.
+const BUCKET_ENTRIES: usize = 7;
+/// Buckets of an empty table: one page. A power of two.
+const INITIAL_BUCKETS: usize = 64;
+/// Overflow buckets dealt out per insertion while a bucket is divided. Chains of random hashes are hardly ever longer.
+const DEAL_BUCKETS_MAX: usize = 4;
+/// Memory that makes the table grow when it has less, in bytes per entry times [`DENSITY_DIVISOR`].
+const DENSITY_BYTES: usize = 27;
+const DENSITY_DIVISOR: usize = 2;
+/// Most entries a table can be asked for.
+const ENTRIES_LIMIT: usize = 1 << 30;
+
+/// The table holds as many entries as it was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Full;
+
+impl core::fmt::Display for Full {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("the flow table is full")
+    }
+}
+
+impl core::error::Error for Full {}
+
+/// Hashes stand together so that they are compared at once. A link is an overflow index + 1, 0 for none.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C, align(64))]
+struct Bucket {
+    hashes: [u32; BUCKET_ENTRIES],
+    count: u32,
+    values: [u32; BUCKET_ENTRIES],
+    link: u32,
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64);
+
+impl Bucket {
+    fn is_full(&self) -> bool {
+        self.count as usize == BUCKET_ENTRIES
+    }
+
+    fn push(&mut self, hash: u32, value: u32) {
+        self.set(self.count as usize, hash, value);
+        self.count += 1;
+    }
+
+    fn set(&mut self, slot: usize, hash: u32, value: u32) {
+        self.hashes[slot] = hash;
+        self.values[slot] = value;
+    }
+
+    /// Takes the last entry. The bucket must not be empty.
+    fn pop(&mut self) -> (u32, u32) {
+        self.count -= 1;
+        (self.hashes[self.count as usize], self.values[self.count as usize])
+    }
+
+    /// The slot of the first entry with this hash whose value `wanted` accepts.
+    #[inline]
+    fn position(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<usize> {
+        let mut equal = 0u32;
+        for (slot, &stored) in self.hashes.iter().enumerate() {
+            equal |= u32::from(stored == hash) << slot;
+        }
+        equal &= (1 << self.count) - 1;
+        while equal != 0 {
+            let slot = equal.trailing_zeros() as usize;
+            if wanted(self.values[slot]) {
+                return Some(slot);
+            }
+            equal &= equal - 1;
+        }
+        None
+    }
+}
+
+/// Where an entry is.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Overflow link of its bucket, 0 if it is in the primary one.
+    link: u32,
+    slot: usize,
+    /// The bucket belongs to the chain that waits to be dealt out.
+    pending: bool,
+}
+
+/// Maps hashes to values. See the module's text.
+#[derive(Debug)]
+pub struct FlowTable {
+    buckets: Vec<Bucket>,
+    overflow: Vec<Bucket>,
+    /// Free overflow buckets, linked.
+    free: u32,
+    overflow_in_use: usize,
+    /// Buckets of this round of growth, less one. Those below `split` use one more bit.
+    mask: u32,
+    split: u32,
+    /// What is left of the overflow chain of bucket `pending_home` (under `pending_mask`), which was divided last.
+    pending: u32,
+    pending_home: u32,
+    pending_mask: u32,
+    len: usize,
+    entries_max: usize,
+}
+
+impl FlowTable {
+    /// A table for at most `entries_max` entries (and at most 2^30). Reserves address space, touches one page.
+    pub fn with_capacity(entries_max: usize) -> Self {
+        let entries_max = entries_max.min(ENTRIES_LIMIT);
+        let buckets_max =
+            INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / DENSITY_DIVISOR / size_of::<Bucket>();
+        let mut buckets = Vec::with_capacity(buckets_max);
+        buckets.resize(INITIAL_BUCKETS, Bucket::default());
+        Self {
+            buckets,
+            // Chains have no more than one overflow bucket per seven entries; a few more exist while one is dealt out.
+            overflow: Vec::with_capacity(entries_max / BUCKET_ENTRIES + 2 * DEAL_BUCKETS_MAX),
+            free: 0,
+            overflow_in_use: 0,
+            mask: INITIAL_BUCKETS as u32 - 1,
+            split: 0,
+            pending: 0,
+            pending_home: 0,
+            pending_mask: 0,
+            len: 0,
+            entries_max,
+        }
+    }
+
+    /// Entries in the table.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of memory touched so far.
+    pub fn bytes_used(&self) -> usize {
+        (self.buckets.len() + self.overflow.len()) * size_of::<Bucket>()
+    }
+
+    /// Overflow buckets in use. Many more than a quarter of all buckets means that hashes collide.
+    pub fn overflow_buckets(&self) -> usize {
+        self.overflow_in_use
+    }
+
+    /// Asks for the bucket of `hash` to be in the cache soon.
+    #[inline]
+    pub fn prefetch(&self, hash: u32) {
+        prefetch(&self.buckets[self.address(mix(hash))]);
+    }
+
+    /// The first value stored under `hash` that `wanted` accepts. It is asked only about values with this very hash.
+    #[inline]
+    pub fn find(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<u32> {
+        let hash = mix(hash);
+        let bucket = &self.buckets[self.address(hash)];
+        if let Some(slot) = bucket.position(hash, &mut wanted) {
+            return Some(bucket.values[slot]);
+        }
+        if bucket.link == 0 && self.pending == 0 {
+            return None;
+        }
+        let place = self.place_in_overflow(bucket.link, hash, &mut wanted)?;
+        Some(self.overflow[place.link as usize - 1].values[place.slot])
+    }
+
+    /// Adds an entry. That the same pair is not in the table already is the caller's business.
+    ///
+    /// # Errors
+    /// [`Full`] if the table has as many entries as it was made for; it is unchanged then.
+    pub fn insert(&mut self, hash: u32, value: u32) -> Result<(), Full> {
+        if self.len == self.entries_max {
+            return Err(Full);
+        }
+        self.add(mix(hash), value);
+        self.len += 1;
+        if self.pending != 0 {
+            self.deal_out();
+        } else if self.bytes_used() * DENSITY_DIVISOR < self.len * DENSITY_BYTES {
+            self.divide();
+        }
+        Ok(())
+    }
+
+    /// Removes one entry with this hash and value. Returns whether there was one.
+    pub fn remove(&mut self, hash: u32, value: u32) -> bool {
+        let hash = mix(hash);
+        let home = self.address(hash);
+        let Some(place) = self.place(home, hash, value) else { return false };
+        self.len -= 1;
+        if place.pending {
+            // These buckets need not be compact: they are on their way out.
+            let bucket = &mut self.overflow[place.link as usize - 1];
+            let (hash, value) = bucket.pop();
+            bucket.set(place.slot, hash, value);
+            return true;
+        }
+        let first = self.buckets[home].link;
+        if first == 0 {
+            let bucket = &mut self.buckets[home];
+            let (hash, value) = bucket.pop();
+            bucket.set(place.slot, hash, value);
+            return true;
+        }
+        // The hole is filled from the only bucket of the chain that need not be full.
+        let bucket = &mut self.overflow[first as usize - 1];
+        let (hash, value) = bucket.pop();
+        let (rest, next) = (bucket.count, bucket.link);
+        let was_the_one = place.link == first && place.slot == rest as usize;
+        if rest == 0 {
+            self.buckets[home].link = next;
+            self.release(first);
+        }
+        if !was_the_one {
+            self.bucket_at(home, place.link).set(place.slot, hash, value);
+        }
+        true
+    }
+
+    /// Changes the value of one entry from `old` to `new`. Returns whether there was one.
+    pub fn replace(&mut self, hash: u32, old: u32, new: u32) -> bool {
+        let hash = mix(hash);
+        let home = self.address(hash);
+        let Some(place) = self.place(home, hash, old) else { return false };
+        self.bucket_at(home, place.link).set(place.slot, hash, new);
+        true
+    }
+
+    /// The primary bucket of a mixed hash.
+    #[inline]
+    fn address(&self, hash: u32) -> usize {
+        let address = hash & self.mask;
+        if address < self.split { (hash & (self.mask << 1 | 1)) as usize } else { address as usize }
+    }
+
+    fn bucket_at(&mut self, home: usize, link: u32) -> &mut Bucket {
+        if link == 0 { &mut self.buckets[home] } else { &mut self.overflow[link as usize - 1] }
+    }
+
+    fn place(&self, home: usize, hash: u32, value: u32) -> Option<Place> {
+        let mut wanted = |stored| stored == value;
+        match self.buckets[home].position(hash, wanted) {
+            Some(slot) => Some(Place { link: 0, slot, pending: false }),
+            None => self.place_in_overflow(self.buckets[home].link, hash, &mut wanted),
+        }
+    }
+
+    /// Searches the chain that begins with `link`, then the one that is being dealt out if it may hold `hash`.
+    fn place_in_overflow(
+        &self,
+        mut link: u32,
+        hash: u32,
+        wanted: &mut impl FnMut(u32) -> bool,
+    ) -> Option<Place> {
+        let mut pending = false;
+        loop {
+            if link == 0 {
+                if pending || self.pending == 0 || hash & self.pending_mask != self.pending_home {
+                    return None;
+                }
+                pending = true;
+                link = self.pending;
+            }
+            let bucket = &self.overflow[link as usize - 1];
+            if let Some(slot) = bucket.position(hash, &mut *wanted) {
+                return Some(Place { link, slot, pending });
+            }
+            link = bucket.link;
+        }
+    }
+
+    /// Puts an entry into its chain.
+    fn add(&mut self, hash: u32, value: u32) {
+        let home = self.address(hash);
+        if !self.buckets[home].is_full() {
+            self.buckets[home].push(hash, value);
+            return;
+        }
+        let mut link = self.buckets[home].link;
+        if link == 0 || self.overflow[link as usize - 1].is_full() {
+            let next = link;
+            link = self.acquire();
+            self.overflow[link as usize - 1].link = next;
+            self.buckets[home].link = link;
+        }
+        self.overflow[link as usize - 1].push(hash, value);
+    }
+
+    /// Adds a bucket and divides bucket `split` between itself and the new one.
+    fn divide(&mut self) {
+        let home = self.split;
+        let old = core::mem::take(&mut self.buckets[home as usize]);
+        self.buckets.push(Bucket::default());
+        (self.pending, self.pending_home, self.pending_mask) = (old.link, home, self.mask);
+        self.split += 1;
+        if self.split > self.mask {
+            self.mask = self.mask << 1 | 1;
+            self.split = 0;
+        }
+        for slot in 0..old.count as usize {
+            self.add(old.hashes[slot], old.values[slot]);
+        }
+        self.deal_out();
+    }
+
+    /// Moves entries of the pending chain to where they belong, a bounded number of them.
+    fn deal_out(&mut self) {
+        for _ in 0..DEAL_BUCKETS_MAX {
+            if self.pending == 0 {
+                return;
+            }
+            let link = self.pending;
+            let bucket = self.overflow[link as usize - 1];
+            self.pending = bucket.link;
+            self.release(link);
+            for slot in 0..bucket.count as usize {
+                self.add(bucket.hashes[slot], bucket.values[slot]);
+            }
+        }
+    }
+
+    /// An empty overflow bucket.
+    fn acquire(&mut self) -> u32 {
+        self.overflow_in_use += 1;
+        if self.free == 0 {
+            self.overflow.push(Bucket::default());
+            return self.overflow.len() as u32;
+        }
+        let link = self.free;
+        self.free = core::mem::take(&mut self.overflow[link as usize - 1]).link;
+        link
+    }
+
+    fn release(&mut self, link: u32) {
+        self.overflow_in_use -= 1;
+        self.overflow[link as usize - 1] = Bucket { link: self.free, ..Bucket::default() };
+        self.free = link;
+    }
+}
+
+/// Spreads every bit of the hash over the low bits, which choose the bucket. A bijection, so equality is kept.
+#[inline]
+const fn mix(hash: u32) -> u32 {
+    let hash = (hash ^ hash >> 16).wrapping_mul(0x9E37_79B1);
+    hash ^ hash >> 15
+}
+
+#[cfg(test)]
+mod tests;
