@@ -15,3 +15,4 @@ pub mod prefetch;
 pub mod tcp;
 pub mod time;
 pub mod timer_wheel;
+pub mod wire;

@@ -1,0 +1,250 @@
+//! IPv4 headers (RFC 791).
+
+use super::checksum::Sum;
+use super::{WireError, array, be16, head, room};
+use core::net::Ipv4Addr;
+
+/// An IPv4 header without its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Differentiated services code point: 0 … 63 (RFC 2474).
+    pub dscp: u8,
+    /// Explicit congestion notification: 0 … 3 (RFC 3168).
+    pub ecn: u8,
+    /// Bytes of the packet, header included. The buffer may hold more: short frames are padded.
+    pub total_len: u16,
+    /// Identification of a packet's fragments.
+    pub ident: u16,
+    /// The packet must not be fragmented.
+    pub dont_fragment: bool,
+    /// This is not the last fragment.
+    pub more_fragments: bool,
+    /// Where the payload belongs in the original packet's, in bytes (a multiple of 8).
+    pub fragment_offset: u16,
+    /// Time to live.
+    pub ttl: u8,
+    /// What the payload is: see [`protocol`](super::protocol).
+    pub protocol: u8,
+    /// Source address.
+    pub src: Ipv4Addr,
+    /// Destination address.
+    pub dst: Ipv4Addr,
+    /// Bytes of the header, options included: 20 … 60. Set by the parser; [`Header::emit`] writes no options.
+    pub header_len: u8,
+}
+
+impl Header {
+    /// Bytes of a header without options.
+    pub const LEN: usize = 20;
+
+    /// Reads a packet's header. Its checksum is not looked at: see [`Header::checksum_ok`].
+    ///
+    /// # Errors
+    /// `Truncated` if the buffer ends before the packet does, `BadVersion`, `BadLength` for lengths that contradict each other,
+    /// for malformed options, and for fragments that reach beyond the longest possible packet.
+    #[inline]
+    pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
+        let bytes = head::<{ Self::LEN }>(packet)?;
+        let total_len = be16(bytes, 2);
+        let flags = be16(bytes, 6);
+        let header_len = (bytes[0] & 0x0f) << 2;
+        if bytes[0] != 0x45 {
+            check_options(packet)?;
+        }
+        if total_len < u16::from(header_len) {
+            return Err(WireError::BadLength);
+        }
+        if packet.len() < usize::from(total_len) {
+            return Err(WireError::Truncated);
+        }
+        let fragment_offset = (flags & 0x1fff) << 3;
+        // A fragment behind the 65,535th byte could only overflow whoever reassembles it ("ping of death").
+        let payload_len = u32::from(total_len) - u32::from(header_len);
+        if fragment_offset != 0
+            && u32::from(fragment_offset) + payload_len > u32::from(u16::MAX) - u32::from(header_len)
+        {
+            return Err(WireError::BadLength);
+        }
+        Ok(Self {
+            dscp: bytes[1] >> 2,
+            ecn: bytes[1] & 3,
+            total_len,
+            ident: be16(bytes, 4),
+            dont_fragment: flags & 0x4000 != 0,
+            more_fragments: flags & 0x2000 != 0,
+            fragment_offset,
+            ttl: bytes[8],
+            protocol: bytes[9],
+            src: Ipv4Addr::from_octets(array(bytes, 12)),
+            dst: Ipv4Addr::from_octets(array(bytes, 16)),
+            header_len,
+        })
+    }
+
+    /// Whether the checksum of the header this was parsed from is right (RFC 1122 §3.2.1.2: drop the packet if not).
+    #[inline]
+    pub fn checksum_ok(&self, packet: &[u8]) -> bool {
+        match packet.get(..usize::from(self.header_len)) {
+            Some(header) => Sum::of(header).is_valid(),
+            None => false,
+        }
+    }
+
+    /// The payload of the packet this was parsed from, without padding. Empty if it is another packet and shorter.
+    #[inline]
+    pub fn payload<'a>(&self, packet: &'a [u8]) -> &'a [u8] {
+        packet.get(usize::from(self.header_len)..usize::from(self.total_len)).unwrap_or(&[])
+    }
+
+    /// True for any fragment, the first included.
+    #[inline]
+    pub const fn is_fragment(&self) -> bool {
+        self.more_fragments || self.fragment_offset != 0
+    }
+
+    /// Writes the header with its checksum, without options, and returns its length (20).
+    ///
+    /// # Panics
+    /// If `out` is shorter than the header.
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let out = room::<{ Self::LEN }>(out);
+        let flags = u16::from(self.dont_fragment) << 14
+            | u16::from(self.more_fragments) << 13
+            | (self.fragment_offset >> 3) & 0x1fff;
+        out[0] = 0x45;
+        out[1] = self.dscp << 2 | self.ecn & 3;
+        out[2..4].copy_from_slice(&self.total_len.to_be_bytes());
+        out[4..6].copy_from_slice(&self.ident.to_be_bytes());
+        out[6..8].copy_from_slice(&flags.to_be_bytes());
+        out[8] = self.ttl;
+        out[9] = self.protocol;
+        out[10..12].fill(0);
+        out[12..16].copy_from_slice(&self.src.octets());
+        out[16..20].copy_from_slice(&self.dst.octets());
+        let checksum = Sum::of(out).finish();
+        out[10..12].copy_from_slice(&checksum.to_be_bytes());
+        Self::LEN
+    }
+}
+
+/// Checks a header that does not begin like nearly all of them do: another version, no room for the fixed part, or options.
+#[cold]
+fn check_options(packet: &[u8]) -> Result<(), WireError> {
+    if packet[0] >> 4 != 4 {
+        return Err(WireError::BadVersion);
+    }
+    let header_len = usize::from(packet[0] & 0x0f) * 4;
+    if header_len < Header::LEN {
+        return Err(WireError::BadLength);
+    }
+    let mut options = packet.get(Header::LEN..header_len).ok_or(WireError::Truncated)?;
+    // RFC 791 §3.1: every option but end-of-list (0) and no-operation (1) has a length that counts its own two first bytes.
+    while let Some((&kind, rest)) = options.split_first() {
+        match kind {
+            0 => break,
+            1 => options = rest,
+            _ => {
+                let len = usize::from(*rest.first().ok_or(WireError::BadLength)?);
+                if len < 2 {
+                    return Err(WireError::BadLength);
+                }
+                options = options.get(len..).ok_or(WireError::BadLength)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A real header: SYN of a Linux host, 60 bytes.
+    const SYN: [u8; 20] = [
+        0x45, 0x00, 0x00, 0x3c, 0x1c, 0x46, 0x40, 0x00, 0x40, 0x06, 0xb1, 0xe6, 0xac, 0x10, 0x0a, 0x63, 0xac,
+        0x10, 0x0a, 0x0c,
+    ];
+
+    fn packet(header: &[u8], len: usize) -> Vec<u8> {
+        let mut packet = header.to_vec();
+        packet.resize(len, 0);
+        packet
+    }
+
+    #[test]
+    fn known_header_parses_and_is_emitted_again() {
+        let bytes = packet(&SYN, 60);
+        let header = Header::parse(&bytes).unwrap();
+        assert_eq!((header.total_len, header.ident, header.ttl, header.protocol), (60, 0x1c46, 64, 6));
+        assert!(header.dont_fragment && !header.is_fragment());
+        assert_eq!(
+            (header.src, header.dst),
+            (Ipv4Addr::new(172, 16, 10, 99), Ipv4Addr::new(172, 16, 10, 12))
+        );
+        assert!(header.checksum_ok(&bytes));
+        let mut out = [0xee; 20];
+        assert_eq!(header.emit(&mut out), 20);
+        assert_eq!(out, SYN);
+    }
+
+    #[test]
+    fn any_flipped_bit_breaks_the_checksum() {
+        for bit in 0..160 {
+            let mut bytes = packet(&SYN, 60);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(header) = Header::parse(&bytes) {
+                assert!(!header.checksum_ok(&bytes), "{bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn padding_is_not_payload() {
+        let mut bytes = packet(&SYN, 80);
+        bytes[3] = 24;
+        let header = Header::parse(&bytes).unwrap();
+        assert_eq!(header.payload(&bytes).len(), 4);
+    }
+
+    #[test]
+    fn contradicting_lengths_are_refused() {
+        let with = |at: usize, value: u8| {
+            let mut bytes = packet(&SYN, 60);
+            bytes[at] = value;
+            Header::parse(&bytes)
+        };
+        assert_eq!(with(0, 0x44), Err(WireError::BadLength));
+        assert_eq!(with(0, 0x65), Err(WireError::BadVersion));
+        assert_eq!(with(3, 19), Err(WireError::BadLength));
+        assert_eq!(with(3, 61), Err(WireError::Truncated));
+        assert_eq!(Header::parse(&SYN[..19]), Err(WireError::Truncated));
+    }
+
+    #[test]
+    fn options_are_skipped_but_their_lengths_count() {
+        let with = |options: &[u8]| {
+            let mut bytes = packet(&SYN, 60);
+            bytes[0] = 0x40 | (5 + options.len() as u8 / 4);
+            bytes[20..20 + options.len()].copy_from_slice(options);
+            Header::parse(&bytes).map(|header| header.payload(&bytes).len())
+        };
+        assert_eq!(with(&[1, 1, 1, 0]), Ok(36));
+        assert_eq!(with(&[0x94, 4, 0, 0]), Ok(36));
+        assert_eq!(with(&[7, 7, 4, 0, 0, 0, 0, 0]), Ok(32));
+        assert_eq!(with(&[7, 9, 4, 0, 0, 0, 0, 0]), Err(WireError::BadLength));
+        assert_eq!(with(&[1, 1, 7, 1]), Err(WireError::BadLength));
+        assert_eq!(with(&[1, 1, 1, 7]), Err(WireError::BadLength));
+        assert_eq!(with(&[0, 9, 9, 9]), Ok(36));
+    }
+
+    #[test]
+    fn fragment_beyond_the_longest_packet_is_refused() {
+        let mut bytes = packet(&SYN, 60);
+        bytes[6..8].copy_from_slice(&[0x1f, 0xff]);
+        assert_eq!(Header::parse(&bytes), Err(WireError::BadLength));
+        bytes[6..8].copy_from_slice(&[0x20, 0xb9]);
+        let header = Header::parse(&bytes).unwrap();
+        assert_eq!((header.fragment_offset, header.more_fragments), (1480, true));
+    }
+}

@@ -1,0 +1,291 @@
+//! TCP segments (RFC 9293 §3.1).
+
+mod options;
+
+pub use options::{OPTIONS_LEN_MAX, SACK_BLOCKS_MAX, TcpOptions, Timestamps};
+
+use super::{WireError, be16, be32, head, room};
+use core::fmt;
+use core::ops::{Add, AddAssign, BitOr, BitOrAssign, Sub};
+
+/// A sequence number: arithmetic and comparison wrap at 2^32 (RFC 9293 §3.4).
+///
+/// There is no `PartialOrd` on purpose: the order is only one within a window of 2^31 and not transitive.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct SeqNumber(pub u32);
+
+impl SeqNumber {
+    /// Before `other`. Of two numbers 2^31 apart each is before the other, as with Linux's `before()`.
+    #[inline(always)]
+    pub const fn lt(self, other: Self) -> bool {
+        (self.0.wrapping_sub(other.0) as i32) < 0
+    }
+
+    /// Before `other` or the same.
+    #[inline(always)]
+    pub const fn le(self, other: Self) -> bool {
+        !other.lt(self)
+    }
+
+    /// After `other`.
+    #[inline(always)]
+    pub const fn gt(self, other: Self) -> bool {
+        other.lt(self)
+    }
+
+    /// After `other` or the same.
+    #[inline(always)]
+    pub const fn ge(self, other: Self) -> bool {
+        !self.lt(other)
+    }
+
+    /// The later of the two.
+    #[inline(always)]
+    #[must_use]
+    pub const fn max(self, other: Self) -> Self {
+        if self.lt(other) { other } else { self }
+    }
+
+    /// The earlier of the two.
+    #[inline(always)]
+    #[must_use]
+    pub const fn min(self, other: Self) -> Self {
+        if other.lt(self) { other } else { self }
+    }
+}
+
+impl Add<u32> for SeqNumber {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, rhs: u32) -> Self {
+        Self(self.0.wrapping_add(rhs))
+    }
+}
+
+impl AddAssign<u32> for SeqNumber {
+    #[inline(always)]
+    fn add_assign(&mut self, rhs: u32) {
+        *self = *self + rhs;
+    }
+}
+
+impl Sub<u32> for SeqNumber {
+    type Output = Self;
+
+    #[inline(always)]
+    fn sub(self, rhs: u32) -> Self {
+        Self(self.0.wrapping_sub(rhs))
+    }
+}
+
+impl Sub for SeqNumber {
+    type Output = i32;
+
+    /// How far `self` is ahead of `rhs`; negative if it is behind.
+    #[inline(always)]
+    fn sub(self, rhs: Self) -> i32 {
+        self.0.wrapping_sub(rhs.0) as i32
+    }
+}
+
+impl fmt::Debug for SeqNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Display for SeqNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// The control bits of a segment.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct TcpFlags(pub u8);
+
+impl TcpFlags {
+    /// No flag.
+    pub const NONE: Self = Self(0);
+    /// No more data from the sender.
+    pub const FIN: Self = Self(0x01);
+    /// Synchronise sequence numbers.
+    pub const SYN: Self = Self(0x02);
+    /// Reset the connection.
+    pub const RST: Self = Self(0x04);
+    /// Push.
+    pub const PSH: Self = Self(0x08);
+    /// The acknowledgement field counts.
+    pub const ACK: Self = Self(0x10);
+    /// The urgent pointer counts.
+    pub const URG: Self = Self(0x20);
+    /// ECN echo (RFC 3168).
+    pub const ECE: Self = Self(0x40);
+    /// Congestion window reduced (RFC 3168).
+    pub const CWR: Self = Self(0x80);
+
+    /// All of `flags` are set.
+    #[inline(always)]
+    pub const fn contains(self, flags: Self) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// At least one of `flags` is set.
+    #[inline(always)]
+    pub const fn intersects(self, flags: Self) -> bool {
+        self.0 & flags.0 != 0
+    }
+
+    /// All but `flags`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn without(self, flags: Self) -> Self {
+        Self(self.0 & !flags.0)
+    }
+
+    /// Both: `|` for constants.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with(self, flags: Self) -> Self {
+        Self(self.0 | flags.0)
+    }
+}
+
+impl BitOr for TcpFlags {
+    type Output = Self;
+
+    #[inline(always)]
+    fn bitor(self, rhs: Self) -> Self {
+        self.with(rhs)
+    }
+}
+
+impl BitOrAssign for TcpFlags {
+    #[inline(always)]
+    fn bitor_assign(&mut self, rhs: Self) {
+        *self = *self | rhs;
+    }
+}
+
+impl fmt::Debug for TcpFlags {
+    /// As tcpdump writes them: `S.` is SYN and ACK, `none` no flag at all.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::NONE {
+            return f.write_str("none");
+        }
+        let letters = [
+            (Self::FIN, "F"),
+            (Self::SYN, "S"),
+            (Self::RST, "R"),
+            (Self::PSH, "P"),
+            (Self::ACK, "."),
+            (Self::URG, "U"),
+            (Self::ECE, "E"),
+            (Self::CWR, "W"),
+        ];
+        letters
+            .iter()
+            .filter(|(flag, _)| self.contains(*flag))
+            .try_for_each(|(_, letter)| f.write_str(letter))
+    }
+}
+
+/// The fixed part of a TCP header. Its checksum is not here: it is verified and completed over whole segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpHeader {
+    /// Source port.
+    pub src_port: u16,
+    /// Destination port.
+    pub dst_port: u16,
+    /// Sequence number of the first byte, or of SYN.
+    pub seq: SeqNumber,
+    /// Acknowledgement number. Counts only with ACK.
+    pub ack: SeqNumber,
+    /// Control bits.
+    pub flags: TcpFlags,
+    /// Window, not scaled.
+    pub window: u16,
+    /// Urgent pointer. Counts only with URG.
+    pub urgent: u16,
+    /// Bytes of the header, options included: 20 … 60. Set by the parser; [`emit`] writes the length that its options need.
+    pub header_len: u8,
+}
+
+impl TcpHeader {
+    /// Bytes of a header without options.
+    pub const LEN: usize = 20;
+    /// Bytes of the longest header.
+    pub const LEN_MAX: usize = 60;
+    /// Where the checksum is, counted from the start of the header.
+    pub const CHECKSUM_OFFSET: usize = 16;
+}
+
+/// A received segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TcpSegment<'a> {
+    /// The fixed part of the header.
+    pub header: TcpHeader,
+    /// The options, unparsed: see [`TcpOptions::parse`].
+    pub options: &'a [u8],
+    /// What follows the header.
+    pub payload: &'a [u8],
+}
+
+impl<'a> TcpSegment<'a> {
+    /// Takes a segment apart. The checksum is not verified here, reserved bits are ignored (RFC 9293 §3.1).
+    ///
+    /// # Errors
+    /// `Truncated` if the header is not all there, `BadLength` for a data offset below 5.
+    #[inline]
+    pub fn parse(segment: &'a [u8]) -> Result<Self, WireError> {
+        let bytes = head::<{ TcpHeader::LEN }>(segment)?;
+        let header_len = (bytes[12] >> 4) << 2;
+        let (header, payload) =
+            segment.split_at_checked(usize::from(header_len)).ok_or(WireError::Truncated)?;
+        let options = header.get(TcpHeader::LEN..).ok_or(WireError::BadLength)?;
+        let header = TcpHeader {
+            src_port: be16(bytes, 0),
+            dst_port: be16(bytes, 2),
+            seq: SeqNumber(be32(bytes, 4)),
+            ack: SeqNumber(be32(bytes, 8)),
+            flags: TcpFlags(bytes[13]),
+            window: be16(bytes, 14),
+            urgent: be16(bytes, 18),
+            header_len,
+        };
+        Ok(Self { header, options, payload })
+    }
+
+    /// Sequence numbers the segment takes: payload, SYN and FIN.
+    #[inline]
+    pub const fn seq_len(&self) -> u32 {
+        let flags = self.header.flags;
+        self.payload.len() as u32
+            + flags.contains(TcpFlags::SYN) as u32
+            + flags.contains(TcpFlags::FIN) as u32
+    }
+}
+
+/// Writes header and options, with 0 in the checksum field, and returns the header's length.
+///
+/// # Panics
+/// If `out` is shorter than 20 bytes and [`TcpOptions::encoded_len`] together.
+#[inline]
+pub fn emit(header: &TcpHeader, options: &TcpOptions, out: &mut [u8]) -> usize {
+    let header_len = TcpHeader::LEN + options.emit(&mut out[TcpHeader::LEN..]);
+    let out = room::<{ TcpHeader::LEN }>(out);
+    out[..2].copy_from_slice(&header.src_port.to_be_bytes());
+    out[2..4].copy_from_slice(&header.dst_port.to_be_bytes());
+    out[4..8].copy_from_slice(&header.seq.0.to_be_bytes());
+    out[8..12].copy_from_slice(&header.ack.0.to_be_bytes());
+    out[12] = (header_len as u8 >> 2) << 4;
+    out[13] = header.flags.0;
+    out[14..16].copy_from_slice(&header.window.to_be_bytes());
+    out[16..18].fill(0);
+    out[18..20].copy_from_slice(&header.urgent.to_be_bytes());
+    header_len
+}
+
+#[cfg(test)]
+mod tests;

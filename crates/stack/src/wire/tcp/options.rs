@@ -1,0 +1,189 @@
+//! TCP options: parsed as leniently as Linux does, emitted in the order and with the padding of Linux.
+
+use super::SeqNumber;
+use crate::wire::{array, be16, be32, room};
+use arrayvec::ArrayVec;
+
+/// Most SACK blocks a header has room for (RFC 2018 §3), and only if there is no timestamp.
+pub const SACK_BLOCKS_MAX: usize = 4;
+
+/// Most bytes of options a header has room for.
+pub const OPTIONS_LEN_MAX: usize = 40;
+
+/// Largest shift of the window scale option (RFC 7323 §2.3).
+const WINDOW_SCALE_MAX: u8 = 14;
+
+const END_OF_LIST: u8 = 0;
+const NOP: u8 = 1;
+const MSS: u8 = 2;
+const WINDOW_SCALE: u8 = 3;
+const SACK_PERMITTED: u8 = 4;
+const SACK: u8 = 5;
+const TIMESTAMPS: u8 = 8;
+const USER_TIMEOUT: u8 = 28;
+
+/// NOP, NOP, and kind and length of the timestamps option: how nearly every segment's options begin.
+const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
+
+/// The timestamps option (RFC 7323 §3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Timestamps {
+    /// The sender's clock (TSval).
+    pub value: u32,
+    /// The newest clock value the sender has from its peer (TSecr).
+    pub echo: u32,
+}
+
+/// The options of one segment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TcpOptions {
+    /// Largest segment the sender takes, in bytes (RFC 9293 §3.7.1). Belongs on SYN only. Never 0 when parsed.
+    pub mss: Option<u16>,
+    /// Shift of the windows the sender will announce (RFC 7323 §2). Belongs on SYN only. At most 14 when parsed.
+    pub window_scale: Option<u8>,
+    /// The sender understands SACK (RFC 2018 §2). Belongs on SYN only.
+    pub sack_permitted: bool,
+    /// Timestamps.
+    pub timestamps: Option<Timestamps>,
+    /// Selectively acknowledged data, each block from its first byte to the one after its last (RFC 2018 §3).
+    /// The numbers are as they came: not checked against anything.
+    pub sack_blocks: ArrayVec<(SeqNumber, SeqNumber), SACK_BLOCKS_MAX>,
+    /// User timeout as it is on the wire: the top bit says minutes instead of seconds (RFC 5482 §3.1).
+    pub user_timeout: Option<u16>,
+}
+
+impl TcpOptions {
+    /// Reads options. What is malformed ends the reading, and what was read before it counts; options of unknown kind or with
+    /// another length than theirs are skipped. If one comes twice the last counts. All this as Linux does it.
+    pub fn parse(options: &[u8]) -> Self {
+        let mut parsed = Self::default();
+        if let Some(timestamps) = Self::parse_timestamps_only(options) {
+            parsed.timestamps = Some(timestamps);
+            return parsed;
+        }
+        let mut rest = options;
+        while let Some((&kind, after_kind)) = rest.split_first() {
+            match kind {
+                END_OF_LIST => break,
+                NOP => rest = after_kind,
+                _ => {
+                    // RFC 9293 §3.2: the length counts kind and length bytes, so less than 2 would not even advance.
+                    let Some(&len) = after_kind.first() else { break };
+                    let Some((option, after)) = rest.split_at_checked(usize::from(len)) else { break };
+                    let Some(body) = option.get(2..) else { break };
+                    parsed.read(kind, body);
+                    rest = after;
+                }
+            }
+        }
+        parsed
+    }
+
+    /// Takes in one option. A body of the wrong length is none.
+    fn read(&mut self, kind: u8, body: &[u8]) {
+        match (kind, body) {
+            // Linux ignores an MSS of 0.
+            (MSS, &[a, b]) if [a, b] != [0, 0] => self.mss = Some(u16::from_be_bytes([a, b])),
+            // RFC 7323 §2.3: "If a Window Scale option is received with a shift.cnt value larger than 14, […] use 14".
+            (WINDOW_SCALE, &[shift]) => self.window_scale = Some(shift.min(WINDOW_SCALE_MAX)),
+            (SACK_PERMITTED, []) => self.sack_permitted = true,
+            (TIMESTAMPS, body) => {
+                if let Ok(body) = <&[u8; 8]>::try_from(body) {
+                    self.timestamps = Some(Timestamps { value: be32(body, 0), echo: be32(body, 4) });
+                }
+            }
+            (SACK, body) => {
+                let (blocks, odd) = body.as_chunks::<8>();
+                if odd.is_empty() && !blocks.is_empty() {
+                    let block = |b: &[u8; 8]| (SeqNumber(be32(b, 0)), SeqNumber(be32(b, 4)));
+                    self.sack_blocks = blocks.iter().take(SACK_BLOCKS_MAX).map(block).collect();
+                }
+            }
+            (USER_TIMEOUT, &[a, b]) => self.user_timeout = Some(be16(&[a, b], 0)),
+            _ => {}
+        }
+    }
+
+    /// Reads options that are nothing but NOP, NOP and timestamps, as on nearly every segment of an established connection
+    /// (the layout of RFC 7323 appendix A). `None` for any other layout, for which there is [`TcpOptions::parse`].
+    #[inline]
+    pub fn parse_timestamps_only(options: &[u8]) -> Option<Timestamps> {
+        let bytes: &[u8; 12] = options.try_into().ok()?;
+        if array::<4, 12>(bytes, 0) != TIMESTAMPS_ALIGNED {
+            return None;
+        }
+        Some(Timestamps { value: be32(bytes, 4), echo: be32(bytes, 8) })
+    }
+
+    /// Bytes without SACK blocks. Every option comes with the padding that makes it a multiple of 4.
+    #[inline]
+    fn len_without_sack(&self) -> usize {
+        // SACK-permitted stands where the timestamps' two NOPs would.
+        let sack_permitted = self.sack_permitted && self.timestamps.is_none();
+        4 * (usize::from(self.mss.is_some())
+            + usize::from(self.window_scale.is_some())
+            + usize::from(sack_permitted)
+            + usize::from(self.user_timeout.is_some()))
+            + 12 * usize::from(self.timestamps.is_some())
+    }
+
+    /// How many SACK blocks have room beside the other options: up to 4, or 3 with timestamps (RFC 2018 §3).
+    #[inline]
+    fn sack_blocks_that_fit(&self) -> usize {
+        ((OPTIONS_LEN_MAX - self.len_without_sack() - 4) / 8).min(self.sack_blocks.len())
+    }
+
+    /// Bytes that the options take in a header: a multiple of 4, at most 40. SACK blocks that do not fit are left out.
+    #[inline]
+    pub fn encoded_len(&self) -> usize {
+        let len = self.len_without_sack();
+        if self.sack_blocks.is_empty() {
+            return len;
+        }
+        len + 4 + 8 * self.sack_blocks_that_fit()
+    }
+
+    /// Writes the options and returns their length.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`TcpOptions::encoded_len`].
+    #[inline]
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let mut at = 0;
+        if let Some(mss) = self.mss {
+            let [a, b] = mss.to_be_bytes();
+            put(out, &mut at, [MSS, 4, a, b]);
+        }
+        if let Some(Timestamps { value, echo }) = self.timestamps {
+            let lead =
+                if self.sack_permitted { [SACK_PERMITTED, 2, TIMESTAMPS, 10] } else { TIMESTAMPS_ALIGNED };
+            put(out, &mut at, lead);
+            put(out, &mut at, value.to_be_bytes());
+            put(out, &mut at, echo.to_be_bytes());
+        } else if self.sack_permitted {
+            put(out, &mut at, [NOP, NOP, SACK_PERMITTED, 2]);
+        }
+        if let Some(shift) = self.window_scale {
+            put(out, &mut at, [NOP, WINDOW_SCALE, 3, shift]);
+        }
+        if let Some(timeout) = self.user_timeout {
+            let [a, b] = timeout.to_be_bytes();
+            put(out, &mut at, [USER_TIMEOUT, 4, a, b]);
+        }
+        if !self.sack_blocks.is_empty() {
+            let fit = self.sack_blocks_that_fit();
+            put(out, &mut at, [NOP, NOP, SACK, 2 + 8 * fit as u8]);
+            for (left, right) in &self.sack_blocks[..fit] {
+                put(out, &mut at, left.0.to_be_bytes());
+                put(out, &mut at, right.0.to_be_bytes());
+            }
+        }
+        at
+    }
+}
+
+#[inline(always)]
+fn put(out: &mut [u8], at: &mut usize, bytes: [u8; 4]) {
+    *room::<4>(&mut out[*at..]) = bytes;
+    *at += 4;
+}
