@@ -75,7 +75,8 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
         uso: config.uso && gso_bytes_max > 0,
     };
     let frame_bytes_max = gso_bytes_max.max(config.mtu + LINK_HEADER_BYTES_MAX);
-    let (producer, consumer) = ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)));
+    let (producer, consumer) =
+        ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)), ring::LAP_BYTES_MIN);
     let bell = Arc::new(OnceLock::new());
     let tx = MemoryTx { ring: producer, capabilities, bell: bell.clone() };
     (tx, MemoryRx { ring: consumer, bell, armed: false })

@@ -23,6 +23,12 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+/// Once this many bytes of a lap are used and the consumer keeps up, the producer starts the next lap early, so that light
+/// traffic goes round in a part of the ring that stays in the cache. 64 KiB is a burst of full-sized frames.
+pub(super) const LAP_BYTES_MIN: usize = 64 << 10;
+/// After so many laps the length of a lap is tried smaller again.
+const LAPS_PER_TRIAL: u32 = 16;
+
 /// Records start at multiples of this: one cache line.
 const ALIGN: usize = 64;
 /// Where the frame starts inside its record.
@@ -115,8 +121,8 @@ pub(super) const fn capacity_min(frame_bytes_max: usize) -> usize {
     (2 * record_bytes(frame_bytes_max, EXTENSION_BYTES_MAX)).next_power_of_two()
 }
 
-/// A ring of `capacity` bytes, rounded up to a power of two.
-pub(super) fn ring(capacity: usize) -> (Producer, Consumer) {
+/// A ring of `capacity` bytes, rounded up to a power of two. Laps may end from `lap_bytes_min` on ([`LAP_BYTES_MIN`]).
+pub(super) fn ring(capacity: usize, lap_bytes_min: usize) -> (Producer, Consumer) {
     let capacity = capacity.next_power_of_two().max(2 * ALIGN);
     let layout = Shared::layout(capacity);
     // SAFETY: the layout has a size above 0. Zeroed, because room is lent as `&mut [u8]`, which must be initialised.
@@ -132,7 +138,8 @@ pub(super) fn ring(capacity: usize) -> (Producer, Consumer) {
         #[cfg(loom)]
         lines: (0..capacity / ALIGN).map(|_| loom::cell::UnsafeCell::new(())).collect(),
     });
-    let producer = Producer { shared: shared.clone(), position: 0, published: 0, head: 0, room: None };
+    let lap = Lap { bytes_min: lap_bytes_min, bytes: lap_bytes_min, check_at: lap_bytes_min, turns: 0 };
+    let producer = Producer { shared: shared.clone(), position: 0, published: 0, head: 0, room: None, lap };
     (producer, Consumer { shared, position: 0, released: 0, tail: 0 })
 }
 
@@ -154,6 +161,34 @@ pub(super) struct Producer {
     /// `head` as loaded last: re-read only when the ring seems full.
     head: usize,
     room: Option<Room>,
+    lap: Lap,
+}
+
+/// How much of the ring a lap uses.
+struct Lap {
+    bytes_min: usize,
+    /// Doubles when the ring was full, halves again after some laps.
+    bytes: usize,
+    /// Offset in the lap at which to look next whether it can end.
+    check_at: usize,
+    /// Laps since `bytes` changed.
+    turns: u32,
+}
+
+impl Lap {
+    fn on_full(&mut self, capacity: usize) {
+        self.bytes = (self.bytes * 2).min(capacity);
+        self.turns = 0;
+    }
+
+    fn on_turn(&mut self) {
+        self.turns += 1;
+        if self.turns == LAPS_PER_TRIAL {
+            self.turns = 0;
+            self.bytes = (self.bytes / 2).max(self.bytes_min);
+        }
+        self.check_at = self.bytes;
+    }
 }
 
 impl Producer {
@@ -162,12 +197,15 @@ impl Producer {
         self.room = None;
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
         let capacity = self.shared.capacity;
-        let lap_left = capacity - (self.position & (capacity - 1));
-        let start = if bytes <= lap_left { self.position } else { self.position.wrapping_add(lap_left) };
+        let offset = self.position & (capacity - 1);
+        let lap_left = capacity - offset;
+        let turn = bytes > lap_left || (offset >= self.lap.check_at && self.can_turn_early(offset, bytes));
+        let start = if turn { self.position.wrapping_add(lap_left) } else { self.position };
         let used_after = |head: usize| start.wrapping_add(bytes).wrapping_sub(head);
         if used_after(self.head) > capacity {
             self.refresh_head();
             if used_after(self.head) > capacity {
+                self.lap.on_full(capacity);
                 return None;
             }
         }
@@ -185,6 +223,7 @@ impl Producer {
         let room = self.room.take().expect("commit follows reserve");
         assert!(len <= room.len, "commit of {len} bytes after a reservation of {}", room.len);
         if room.start != self.position {
+            self.lap.on_turn();
             self.shared.note_write(self.position, ALIGN);
             // SAFETY: the position is aligned to a line and not at the lap's end, or the record would start there; the
             // bytes up to `room.start` are free.
@@ -220,7 +259,20 @@ impl Producer {
         self.shared.sleeping.0.load(Ordering::Relaxed) && self.shared.sleeping.0.swap(false, Ordering::AcqRel)
     }
 
-    /// Called when the ring seems full. If nobody reads any more, all is free: frames vanish as on an unplugged cable.
+    /// Whether the lap can end at `offset` for a record of `bytes` bytes: the consumer keeps up, so that nearly all
+    /// of the lap so far is free again.
+    #[cold]
+    fn can_turn_early(&mut self, offset: usize, bytes: usize) -> bool {
+        self.refresh_head();
+        let waiting = self.position.wrapping_sub(self.head);
+        let turn = waiting <= offset / 8 && bytes <= offset - waiting;
+        if !turn {
+            self.lap.check_at = offset + self.lap.bytes;
+        }
+        turn
+    }
+
+    /// If nobody reads any more, all is free: frames vanish as on an unplugged cable.
     fn refresh_head(&mut self) {
         self.head = if self.shared.abandoned.load(Ordering::Acquire) {
             self.position
@@ -246,21 +298,44 @@ impl Consumer {
     pub(super) fn burst<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
         self.release();
         let shared: &'a Shared = &self.shared;
+        let mut position = self.position;
         while !burst.is_full() {
-            if self.position == self.tail {
+            if position == self.tail {
                 self.tail = shared.tail.0.load(Ordering::Acquire);
-                if self.position == self.tail {
-                    return;
+                if position == self.tail {
+                    break;
                 }
             }
-            // SAFETY: a record was published at this position, and is not released before the next call on `self`,
-            // which cannot happen while the frame is borrowed for 'a.
-            let (frame, bytes) = unsafe { read_record(shared, self.position) };
-            self.position = self.position.wrapping_add(bytes);
-            if let Some(frame) = frame {
-                burst.push(frame);
+            shared.note_read(position, ALIGN);
+            // SAFETY: a record was published at this position, and records start with a header.
+            let header = unsafe { shared.at(position).cast::<u64>().read() };
+            if header & FLAG_SKIP != 0 {
+                position = position.wrapping_add(shared.capacity - (position & (shared.capacity - 1)));
+                continue;
             }
+            let len = (header & LEN_MASK) as usize;
+            shared.note_read(position, FRAME_AT + len);
+            // SAFETY: the producer wrote the header for a frame inside this record, and writes there no more until it is
+            // released, which needs another call on `self`, hence the end of 'a.
+            let bytes = unsafe { std::slice::from_raw_parts(shared.at(position + FRAME_AT).as_ptr(), len) };
+            let checksum = checksum_state(header);
+            let (gso, extra) = if header & FLAG_GSO == 0 {
+                (None, 0)
+            } else {
+                // SAFETY: the flag says that an extension was written there.
+                let extension = unsafe { shared.at(position + extension_at(len)).cast::<u64>().read() };
+                (Some(decode_gso(extension)), EXTENSION_BYTES_MAX)
+            };
+            // SAFETY: the burst is not full, so there is a slot behind its last frame. (`push` is not inlined: it copies the
+            // frame twice through the stack, narrow stores before wide loads.)
+            unsafe {
+                let slot = burst.len();
+                burst.as_mut_ptr().add(slot).write(RxFrame { bytes, checksum, gso });
+                burst.set_len(slot + 1);
+            }
+            position = position.wrapping_add(record_bytes(len, extra));
         }
+        self.position = position;
     }
 
     /// Returns the frames of the last burst to the producer.
@@ -296,33 +371,12 @@ impl Drop for Consumer {
     }
 }
 
-/// The record at `position` (`None` if it only skips the rest of the lap), and the bytes it takes.
-///
-/// # Safety
-/// A record must have been published at `position`, and must not be released before 'a ends.
-unsafe fn read_record(shared: &Shared, position: usize) -> (Option<RxFrame<'_>>, usize) {
-    shared.note_read(position, ALIGN);
-    // SAFETY: records start with a header, aligned to a line.
-    let header = unsafe { shared.at(position).cast::<u64>().read() };
-    if header & FLAG_SKIP != 0 {
-        return (None, shared.capacity - (position & (shared.capacity - 1)));
-    }
-    let len = (header & LEN_MASK) as usize;
-    shared.note_read(position, FRAME_AT + len);
-    // SAFETY: the producer wrote the header for a frame that lies inside this record, and writes there no more.
-    let bytes = unsafe { std::slice::from_raw_parts(shared.at(position + FRAME_AT).as_ptr(), len) };
-    let checksum = if header & FLAG_PARTIAL != 0 {
+fn checksum_state(header: u64) -> RxChecksum {
+    if header & FLAG_PARTIAL != 0 {
         RxChecksum::Partial { start: (header >> 32) as u16, offset: (header >> 48) as u16 }
     } else {
         RxChecksum::Unverified
-    };
-    if header & FLAG_GSO == 0 {
-        return (Some(RxFrame { bytes, checksum, gso: None }), record_bytes(len, 0));
     }
-    // SAFETY: FLAG_GSO says that the extension was written there.
-    let extension = unsafe { shared.at(position + extension_at(len)).cast::<u64>().read() };
-    let gso = Some(decode_gso(extension));
-    (Some(RxFrame { bytes, checksum, gso }), record_bytes(len, EXTENSION_BYTES_MAX))
 }
 
 fn encode_gso(gso: Gso) -> u64 {

@@ -49,8 +49,12 @@ mod sequential {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn any_sequence_of_calls_behaves_like_a_queue(ops in prop::collection::vec(op(), 1..400)) {
-            let (mut producer, mut consumer) = ring(capacity_min(700));
+        fn any_sequence_of_calls_behaves_like_a_queue(
+            scale in 1usize..5,
+            lap in 200usize..5000,
+            ops in prop::collection::vec(op(), 1..400),
+        ) {
+            let (mut producer, mut consumer) = ring(capacity_min(700) * scale, lap);
             let mut model = VecDeque::new();
             let mut visible = 0;
             for (number, op) in ops.into_iter().enumerate() {
@@ -117,7 +121,7 @@ mod sequential {
     #[test]
     fn a_ring_of_least_capacity_takes_the_largest_frame_at_any_position() {
         for shift in 0..40 {
-            let (mut producer, mut consumer) = ring(capacity_min(1518));
+            let (mut producer, mut consumer) = ring(capacity_min(1518), LAP_BYTES_MIN);
             for _ in 0..shift {
                 assert!(send(&mut producer, &frame(1, 54), TxMeta::default()));
                 let _ = producer.publish();
@@ -132,7 +136,7 @@ mod sequential {
 
     #[test]
     fn a_lent_burst_is_not_overwritten_before_the_next_call() {
-        let (mut producer, mut consumer) = ring(1024);
+        let (mut producer, mut consumer) = ring(1024, LAP_BYTES_MIN);
         for number in 0..6 {
             assert!(send(&mut producer, &frame(number, 100), TxMeta::default()));
         }
@@ -150,8 +154,34 @@ mod sequential {
     }
 
     #[test]
+    fn light_traffic_stays_in_a_small_part_of_the_ring_and_heavy_traffic_gets_all_of_it() {
+        let (mut producer, mut consumer) = ring(1 << 16, 4096);
+        let mut addresses = std::collections::BTreeSet::new();
+        for number in 0..2000 {
+            assert!(send(&mut producer, &frame(number, 500), TxMeta::default()));
+            let _ = producer.publish();
+            let mut burst = RxBurst::new();
+            consumer.burst(&mut burst);
+            addresses.insert(burst[0].bytes.as_ptr().addr());
+        }
+        let spread = addresses.last().unwrap() - addresses.first().unwrap();
+        assert!(spread < 6000, "{spread} bytes used");
+        consumer.release();
+        let mut queued = 0;
+        for _ in 0..6 {
+            queued = 0;
+            while send(&mut producer, &frame(queued, 500), TxMeta::default()) {
+                queued += 1;
+            }
+            let _ = producer.publish();
+            while !receive(&mut consumer).is_empty() {}
+        }
+        assert!(queued * 576 > (1 << 16) - 2048, "only {queued} frames fit");
+    }
+
+    #[test]
     fn frames_vanish_when_the_consumer_is_gone() {
-        let (mut producer, consumer) = ring(1024);
+        let (mut producer, consumer) = ring(1024, LAP_BYTES_MIN);
         drop(consumer);
         for _ in 0..100 {
             assert!(send(&mut producer, &frame(0, 300), TxMeta::default()));
@@ -161,7 +191,7 @@ mod sequential {
 
     #[test]
     fn flushed_frames_stay_readable_when_the_producer_is_gone() {
-        let (mut producer, mut consumer) = ring(1024);
+        let (mut producer, mut consumer) = ring(1024, LAP_BYTES_MIN);
         assert!(send(&mut producer, &frame(3, 90), TxMeta::default()));
         let _ = producer.publish();
         drop(producer);
@@ -170,7 +200,7 @@ mod sequential {
 
     #[test]
     fn only_the_flush_after_arm_asks_for_a_wake_up() {
-        let (mut producer, mut consumer) = ring(1024);
+        let (mut producer, mut consumer) = ring(1024, LAP_BYTES_MIN);
         assert!(consumer.arm());
         assert!(!producer.publish(), "nothing was committed");
         assert!(send(&mut producer, &[1; 60], TxMeta::default()));
@@ -186,7 +216,7 @@ mod sequential {
     #[test]
     fn content_survives_between_two_threads() {
         let frames: u64 = if cfg!(miri) { 300 } else { 300_000 };
-        let (mut producer, mut consumer) = ring(8192);
+        let (mut producer, mut consumer) = ring(8192, 2048);
         let sender = std::thread::spawn(move || {
             let mut number = 0;
             while number < frames {
@@ -235,11 +265,17 @@ mod model {
         true
     }
 
+    fn receive(consumer: &mut Consumer, received: &mut Vec<u8>) {
+        let mut burst = RxBurst::new();
+        consumer.burst(&mut burst);
+        received.extend(burst.iter().map(|f| f.bytes[0]));
+    }
+
     /// Every interleaving of a producer that wraps and finds the ring full with a consumer that lends and releases.
     #[test]
     fn records_are_never_read_before_they_are_written_or_overwritten_while_lent() {
         loom::model(|| {
-            let (mut producer, mut consumer) = ring(256);
+            let (mut producer, mut consumer) = ring(256, 128);
             let sender = thread::spawn(move || {
                 let mut sent = 0;
                 for byte in 1..=4u8 {
@@ -252,15 +288,11 @@ mod model {
             });
             let mut received = Vec::new();
             for _ in 0..3 {
-                let mut burst = RxBurst::new();
-                consumer.burst(&mut burst);
-                received.extend(burst.iter().map(|f| f.bytes[0]));
+                receive(&mut consumer, &mut received);
                 consumer.release();
             }
             let sent = sender.join().expect("no panic");
-            let mut burst = RxBurst::new();
-            consumer.burst(&mut burst);
-            received.extend(burst.iter().map(|f| f.bytes[0]));
+            receive(&mut consumer, &mut received);
             assert_eq!(received.len(), sent);
             assert!(received.is_sorted());
         });
@@ -270,7 +302,7 @@ mod model {
     #[test]
     fn no_wake_up_is_lost() {
         loom::model(|| {
-            let (mut producer, mut consumer) = ring(256);
+            let (mut producer, mut consumer) = ring(256, 128);
             let sender = thread::spawn(move || {
                 assert!(send(&mut producer, 1, 40));
                 producer.publish()
