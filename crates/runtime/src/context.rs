@@ -126,8 +126,9 @@ impl<'a> Context<'a> {
         self.core.resume.push(conn);
     }
 
-    /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most 66 µs).
-    pub fn set_timer(&mut self, after: Duration, token: u64) -> Timer {
+    /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most
+    /// [`TIMER_TICK`](crate::timers::TIMER_TICK)). `None` if `shard.timers_max` timers are set already.
+    pub fn set_timer(&mut self, after: Duration, token: u64) -> Option<Timer> {
         self.core.timers.set(self.core.now + after, token)
     }
 

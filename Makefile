@@ -1,0 +1,25 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need themselves.
+
+.DEFAULT_GOAL := help
+.PHONY: demo test lint suites soak bench help
+
+demo: ## serve a web site and load it, over memory and over a TAP device (no root needed)
+	@scripts/demo
+
+test: ## all tests but the long ones
+	@scripts/test
+
+lint: ## formatting, clippy, documentation, dependencies, shell scripts
+	@scripts/lint
+
+suites: ## the long tests: GiB transfers, all seeds (about an hour)
+	@scripts/test --long
+
+soak: ## hours of simulated and real traffic, until SECONDS are over (default 3600)
+	@scripts/soak
+
+bench: ## paired measurements, alone on the machine: make bench BENCH=name (default: all)
+	@scripts/bench $(BENCH)
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
