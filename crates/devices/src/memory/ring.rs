@@ -230,8 +230,8 @@ impl Producer {
             unsafe { self.shared.at(self.position).cast::<u64>().write(FLAG_SKIP) };
         }
         let mut header = len as u64;
-        if let Some((start, offset)) = meta.partial_checksum {
-            header |= FLAG_PARTIAL | u64::from(start) << 32 | u64::from(offset) << 48;
+        if let Some((start, offset)) = &meta.partial_checksum {
+            header |= FLAG_PARTIAL | u64::from(unmerged(start)) << 32 | u64::from(unmerged(offset)) << 48;
         }
         let mut bytes = record_bytes(len, 0);
         if let Some(gso) = meta.gso {
@@ -369,6 +369,13 @@ impl Drop for Consumer {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::Release);
     }
+}
+
+/// Reads a field that the caller has just written. Two such reads merged into a wider one would wait until both writes
+/// have left the store buffer: 4 ns of the 10 that a frame may cost.
+fn unmerged(field: &u16) -> u16 {
+    // SAFETY: a reference is valid for reads.
+    unsafe { std::ptr::from_ref(field).read_volatile() }
 }
 
 fn checksum_state(header: u64) -> RxChecksum {
