@@ -5,4 +5,8 @@
 //! random input without any network, and the two stacks are compared with the same client.
 
 pub mod corpus;
+pub mod date;
+pub mod httpd;
 pub mod rng;
+pub mod sweep;
+pub mod units;

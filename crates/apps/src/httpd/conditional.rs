@@ -1,0 +1,166 @@
+//! Conditional requests (RFC 9110 §13): which of the preconditions hold.
+
+use super::head::{Method, Request, trim};
+use super::range::{self, Selection};
+use crate::date;
+
+/// What identifies one version of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validators<'a> {
+    /// Entity tag with its quotation marks. It is a strong one.
+    pub etag: &'a [u8],
+    /// Last modification, in seconds since 1970.
+    pub modified: u64,
+}
+
+/// What the preconditions come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Answer as if there were none, with this part of the file.
+    Send(Selection),
+    /// 304: the client has this version.
+    NotModified,
+    /// 412: the client wants another version.
+    Failed,
+}
+
+/// Evaluates the preconditions of a GET or HEAD in the order of §13.2.2, for a file of `size` bytes. `now` is seconds since 1970.
+pub fn evaluate(request: &Request<'_, '_>, file: &Validators<'_>, size: u64, now: u64) -> Outcome {
+    let date_of = |name| request.single(name).and_then(|text| date::parse(text, now));
+    if request.values("if-match").next().is_some() {
+        if !matches_any(request.values("if-match"), |tag| is_strong_match(tag, file.etag)) {
+            return Outcome::Failed;
+        }
+    } else if date_of("if-unmodified-since").is_some_and(|since| file.modified > since) {
+        return Outcome::Failed;
+    }
+    if request.values("if-none-match").next().is_some() {
+        if matches_any(request.values("if-none-match"), |tag| is_weak_match(tag, file.etag)) {
+            return Outcome::NotModified;
+        }
+    } else if date_of("if-modified-since").is_some_and(|since| file.modified <= since) {
+        return Outcome::NotModified;
+    }
+    // §14.2: Range is defined for GET only.
+    match request.single("range") {
+        Some(field) if request.method == Method::Get && range_applies(request, file, now) => {
+            Outcome::Send(range::select(field, size))
+        }
+        _ => Outcome::Send(Selection::Whole),
+    }
+}
+
+/// §13.1.5: without If-Range, or if it names this very version.
+fn range_applies(request: &Request<'_, '_>, file: &Validators<'_>, now: u64) -> bool {
+    let mut validators = request.values("if-range");
+    match (validators.next(), validators.next()) {
+        (None, _) => true,
+        (Some(tag), None) if tag.ends_with(b"\"") => is_strong_match(tag, file.etag),
+        // A date must be the very one, and strong (§8.8.2.2): the file has not changed within the second it names.
+        (Some(text), None) => date::parse(text, now) == Some(file.modified) && file.modified + 1 < now,
+        _ => false,
+    }
+}
+
+fn is_strong_match(tag: &[u8], etag: &[u8]) -> bool {
+    tag == etag // a weak tag begins with W/ and so differs
+}
+
+fn is_weak_match(tag: &[u8], etag: &[u8]) -> bool {
+    tag.strip_prefix(b"W/").unwrap_or(tag) == etag
+}
+
+/// True if a list of tags is `*` or holds one that matches. Tags may contain commas, so quotation marks are followed.
+fn matches_any<'b>(fields: impl Iterator<Item = &'b [u8]>, matches: impl Fn(&[u8]) -> bool) -> bool {
+    for field in fields {
+        if field == b"*" {
+            return true;
+        }
+        let (mut quoted, mut start) = (false, 0);
+        for (i, byte) in field.iter().enumerate() {
+            match byte {
+                b'"' => quoted = !quoted,
+                b',' if !quoted => {
+                    if matches(trim(&field[start..i])) {
+                        return true;
+                    }
+                    start = i + 1;
+                }
+                _ => {}
+            }
+        }
+        if matches(trim(&field[start..])) {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::head::{HEADERS_MAX, HeaderRoom, parse};
+    use super::*;
+    use core::mem::MaybeUninit;
+
+    const MODIFIED: u64 = 784_111_777; // Sun, 06 Nov 1994 08:49:37 GMT
+    const NOW: u64 = 1_790_000_000;
+    const WHOLE: Outcome = Outcome::Send(Selection::Whole);
+    const PART: Outcome = Outcome::Send(Selection::Part { start: 0, len: 10 });
+
+    fn outcome(method: &str, fields: &str) -> Outcome {
+        let head = format!("{method} / HTTP/1.0\r\n{fields}\r\n");
+        let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        let request = parse(head.as_bytes(), &mut room).unwrap();
+        assert_eq!(request.is_conditional, !fields.is_empty());
+        evaluate(&request, &Validators { etag: b"\"v1\"", modified: MODIFIED }, 1000, NOW)
+    }
+
+    #[test]
+    fn preconditions() {
+        let table = [
+            ("", WHOLE),
+            ("If-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("If-None-Match: W/\"v1\"\r\n", Outcome::NotModified),
+            ("If-None-Match: *\r\n", Outcome::NotModified),
+            ("If-None-Match: \"v0\", \"a,b\" , \"v1\"\r\n", Outcome::NotModified),
+            ("If-None-Match: \"v0\"\r\nIf-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("If-None-Match: \"v0,\"v1\"\r\n", WHOLE),
+            ("If-None-Match: v1\r\n", WHOLE),
+            ("If-None-Match: \"v0\"\r\n", WHOLE),
+            ("If-None-Match: \"v0\"\r\nIf-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", WHOLE),
+            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", Outcome::NotModified),
+            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:38 GMT\r\n", Outcome::NotModified),
+            ("If-Modified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", WHOLE),
+            ("If-Modified-Since: Sunday, 06-Nov-94 08:49:37 GMT\r\n", Outcome::NotModified),
+            ("If-Modified-Since: last week\r\n", WHOLE),
+            ("If-Match: \"v1\"\r\n", WHOLE),
+            ("If-Match: *\r\n", WHOLE),
+            ("If-Match: W/\"v1\"\r\n", Outcome::Failed),
+            ("If-Match: \"v0\"\r\n", Outcome::Failed),
+            ("If-Match: \"v1\"\r\nIf-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("If-Unmodified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n", WHOLE),
+            ("If-Unmodified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", Outcome::Failed),
+            ("If-Match: \"v1\"\r\nIf-Unmodified-Since: Sun, 06 Nov 1994 08:49:36 GMT\r\n", WHOLE),
+            ("Range: bytes=0-9\r\n", PART),
+            ("Range: bytes=0-9\r\nRange: bytes=10-19\r\n", WHOLE),
+            ("Range: bytes=2000-\r\n", Outcome::Send(Selection::Unsatisfiable)),
+            ("Range: bytes=0-9\r\nIf-None-Match: \"v1\"\r\n", Outcome::NotModified),
+            ("Range: bytes=0-9\r\nIf-Range: \"v1\"\r\n", PART),
+            ("Range: bytes=0-9\r\nIf-Range: \"v0\"\r\n", WHOLE),
+            ("Range: bytes=0-9\r\nIf-Range: W/\"v1\"\r\n", WHOLE),
+            ("Range: bytes=0-9\r\nIf-Range: Sun, 06 Nov 1994 08:49:37 GMT\r\n", PART),
+            ("Range: bytes=0-9\r\nIf-Range: Sun, 06 Nov 1994 08:49:38 GMT\r\n", WHOLE),
+            ("Range: bytes=0-9\r\nIf-Range: nonsense\r\n", WHOLE),
+            ("Range: bytes=2000-\r\nIf-Range: \"v0\"\r\n", WHOLE),
+        ];
+        for (fields, expected) in table {
+            assert_eq!(outcome("GET", fields), expected, "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn head_ignores_ranges_and_honours_validators() {
+        assert_eq!(outcome("HEAD", "Range: bytes=0-9\r\n"), WHOLE);
+        assert_eq!(outcome("HEAD", "If-None-Match: \"v1\"\r\n"), Outcome::NotModified);
+    }
+}
