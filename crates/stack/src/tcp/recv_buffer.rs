@@ -1,0 +1,371 @@
+//! What a connection received and the application has not read: bytes at their place in the stream.
+//!
+//! ```text
+//!            first unread                                  capacity
+//!                 ▼◄─── readable ──►                           ▼
+//! stream   ░░░░░░░█████████████████·······██████····███········
+//! chunks  [   0       ][   1       ][  –  ][   3       ][  4  ]     – : nothing there, no memory
+//! ranges                                  └────┘    └─┘             sorted, disjoint, not adjacent
+//! ```
+//!
+//! Data out of order is written where it belongs at once; when the gap closes nothing is moved. Bytes that are there
+//! are never overwritten: of two versions the first one stays.
+//!
+//! Bounds: nothing beyond the capacity is taken, so a connection holds at most `capacity / CHUNK_BYTES + 2` chunks. At
+//! [`RANGES_MAX`] ranges the one farthest ahead is dropped. Data out of order leaves the last eighth of the pool alone, and data in
+//! order may push it out, so that a pool full of fragments cannot block the bytes that complete them.
+//! An empty buffer holds no chunk.
+
+use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
+use arrayvec::ArrayVec;
+use core::ops::Range;
+use std::collections::VecDeque;
+
+/// Ranges out of order at most. 256 holes are what 1 % random loss makes of a window of 25,000 segments; moving the list
+/// costs less than a cache miss per insertion.
+pub const RANGES_MAX: usize = 256;
+
+/// Ranges that [`RecvBuffer::ranges`] reports at most: as many as fit into the options of a segment.
+pub const REPORTED_RANGES_MAX: usize = 4;
+
+/// Entries the chunk list keeps when it is empty (covers 512 KiB), and the range list.
+const KEPT_CHUNK_ENTRIES: usize = 256;
+const KEPT_RANGE_ENTRIES: usize = 32;
+
+/// Marks a chunk-sized piece of the stream of which nothing has come.
+const ABSENT: ChunkId = ChunkId(u32::MAX);
+
+/// What became of the data of one segment. Offsets are counted from the first unread byte, as it was before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteOutcome {
+    /// So many bytes from the front of the data are in the buffer now. The rest was refused for want of room.
+    pub accepted: usize,
+    /// So many of the accepted bytes were not there before.
+    pub stored: usize,
+    /// By so many bytes [`RecvBuffer::readable`] grew, including what was waiting behind a gap.
+    pub newly_contiguous: usize,
+    /// The first run of bytes that were there already (RFC 2883 §4), start and end.
+    pub duplicate: Option<(usize, usize)>,
+}
+
+/// The receive buffer of one connection. See the module's text.
+#[derive(Debug, Default)]
+pub struct RecvBuffer {
+    /// Position of the first unread byte, counted from the first byte of all.
+    base: u64,
+    /// Position of the first byte of the first chunk, at most `CHUNK_BYTES - 1` before `base`.
+    origin: u64,
+    /// From `base` to here all bytes are there.
+    contiguous_end: u64,
+    chunks: VecDeque<ChunkId>,
+    /// What is there beyond `contiguous_end`.
+    ranges: Vec<Range<u64>>,
+    /// A position inside each of the ranges that changed last, the last one first.
+    recent: ArrayVec<u64, REPORTED_RANGES_MAX>,
+    dropped_ranges: u64,
+}
+
+impl RecvBuffer {
+    /// An empty buffer. Allocates nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes that can be read.
+    pub fn readable(&self) -> usize {
+        (self.contiguous_end - self.base) as usize
+    }
+
+    /// Whether nothing is held, in order or out of it.
+    pub fn is_empty(&self) -> bool {
+        self.contiguous_end == self.base && self.ranges.is_empty()
+    }
+
+    /// How many separate ranges wait behind gaps.
+    pub fn range_count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    /// How many times a range was dropped or refused because there were too many, or to make room for data in order.
+    pub fn dropped_ranges(&self) -> u64 {
+        self.dropped_ranges
+    }
+
+    /// Takes `data`, whose first byte lies `offset` bytes after the first unread one. Nothing is taken that would lie
+    /// `capacity` or more bytes after the first unread one.
+    pub fn write(
+        &mut self,
+        pool: &mut ChunkPool,
+        offset: usize,
+        data: &[u8],
+        capacity: usize,
+    ) -> WriteOutcome {
+        let data = &data[..data.len().min(capacity.saturating_sub(offset))];
+        if data.is_empty() {
+            return WriteOutcome::default();
+        }
+        let start = self.base + offset as u64;
+        let before = self.contiguous_end;
+        let in_order = start <= before;
+        let duplicate = self.first_overlap(start..start + data.len() as u64);
+        let (reached, stored) = self.fill_gaps(pool, start, data, in_order);
+        let kept = if in_order {
+            self.extend_contiguous(reached);
+            true
+        } else {
+            reached > start && self.add_range(pool, start..reached)
+        };
+        if !kept {
+            self.release_unneeded(pool);
+            return WriteOutcome::default();
+        }
+        let relative = |position: u64| (position - self.base) as usize;
+        WriteOutcome {
+            accepted: (reached - start) as usize,
+            stored,
+            newly_contiguous: (self.contiguous_end - before) as usize,
+            duplicate: duplicate
+                .filter(|run| run.end <= reached)
+                .map(|run| (relative(run.start), relative(run.end))),
+        }
+    }
+
+    /// The first readable bytes, as many as lie together in memory. Empty only if nothing is readable.
+    pub fn peek<'a>(&self, pool: &'a ChunkPool) -> &'a [u8] {
+        match self.peek_chunk() {
+            Some((chunk, within)) => &pool.bytes(chunk)[within],
+            None => &[],
+        }
+    }
+
+    /// Where [`RecvBuffer::peek`] looks: a chunk and the bytes in it, for a caller that lends the chunk out.
+    pub fn peek_chunk(&self) -> Option<(ChunkId, Range<usize>)> {
+        if self.readable() == 0 {
+            return None;
+        }
+        let head = (self.base - self.origin) as usize;
+        Some((self.chunks[0], head..CHUNK_BYTES.min(head + self.readable())))
+    }
+
+    /// Drops the first `n` readable bytes.
+    ///
+    /// # Panics
+    /// If fewer are readable.
+    pub fn consume(&mut self, pool: &mut ChunkPool, n: usize) {
+        assert!(n <= self.readable(), "consumed more than there is");
+        self.base += n as u64;
+        if self.is_empty() {
+            return self.reset(pool);
+        }
+        while self.base - self.origin >= CHUNK_BYTES as u64 {
+            self.origin += CHUNK_BYTES as u64;
+            if let Some(chunk) = self.chunks.pop_front()
+                && chunk != ABSENT
+            {
+                pool.free(chunk);
+            }
+        }
+    }
+
+    /// Moves readable bytes to `out`, as many as there are and fit. Returns how many.
+    pub fn read(&mut self, pool: &mut ChunkPool, out: &mut [u8]) -> usize {
+        let mut done = 0;
+        while done < out.len() {
+            let piece = self.peek(pool);
+            if piece.is_empty() {
+                break;
+            }
+            let n = piece.len().min(out.len() - done);
+            out[done..done + n].copy_from_slice(&piece[..n]);
+            self.consume(pool, n);
+            done += n;
+        }
+        done
+    }
+
+    /// Ranges that wait behind gaps, as offsets from the first unread byte, in the order in which a SACK option reports
+    /// them: the one that changed last first, then those reported before it (RFC 2018 §4), then any other.
+    pub fn ranges(&self) -> ArrayVec<(usize, usize), REPORTED_RANGES_MAX> {
+        let mut reported = ArrayVec::new();
+        let recent = self.recent.iter().filter_map(|&position| self.range_at(position));
+        for range in recent.chain(self.ranges.iter()) {
+            let range = ((range.start - self.base) as usize, (range.end - self.base) as usize);
+            if !reported.contains(&range) && reported.try_push(range).is_err() {
+                break;
+            }
+        }
+        reported
+    }
+
+    /// Drops everything that waits behind gaps, to make room for others. Returns how many bytes that was.
+    ///
+    /// The peer was told that we have these bytes; RFC 2018 §8 allows to drop them all the same.
+    pub fn drop_out_of_order(&mut self, pool: &mut ChunkPool) -> usize {
+        let bytes: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
+        self.dropped_ranges += self.ranges.len() as u64;
+        self.ranges.clear();
+        self.release_unneeded(pool);
+        bytes as usize
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self, pool: &mut ChunkPool) {
+        self.base = self.contiguous_end;
+        self.ranges.clear();
+        self.reset(pool);
+    }
+
+    /// The first run of bytes in `new` that are there.
+    fn first_overlap(&self, new: Range<u64>) -> Option<Range<u64>> {
+        if new.start < self.contiguous_end {
+            return Some(new.start..new.end.min(self.contiguous_end));
+        }
+        let range = self.ranges.get(self.ranges.partition_point(|range| range.end <= new.start))?;
+        (range.start < new.end).then(|| new.start.max(range.start)..new.end.min(range.end))
+    }
+
+    /// Stores those bytes of `data` that are not there. Returns the position up to which all are there now, and how many were
+    /// stored. Stops when there is no memory; for data in order it first drops ranges from the far end.
+    fn fill_gaps(&mut self, pool: &mut ChunkPool, start: u64, data: &[u8], in_order: bool) -> (u64, usize) {
+        let end = start + data.len() as u64;
+        let mut position = end.min(start.max(self.contiguous_end));
+        let mut next = self.ranges.partition_point(|range| range.end <= position);
+        let mut stored = 0;
+        while position < end {
+            let gap_end = match self.ranges.get(next) {
+                Some(range) if range.start <= position => {
+                    position = end.min(range.end);
+                    next += 1;
+                    continue;
+                }
+                Some(range) => end.min(range.start),
+                None => end,
+            };
+            let gap = &data[(position - start) as usize..(gap_end - start) as usize];
+            let n = self.store(pool, position, gap, in_order);
+            position += n as u64;
+            stored += n;
+            if n < gap.len() {
+                if !in_order || next >= self.ranges.len() {
+                    break;
+                }
+                self.ranges.pop();
+                self.dropped_ranges += 1;
+                // Some of what is stored may be beyond the last range that is left: keep it.
+                self.release_beyond(pool, position);
+            }
+        }
+        (position, stored)
+    }
+
+    /// Copies `data` to its place. Returns how much of it found memory.
+    fn store(&mut self, pool: &mut ChunkPool, position: u64, data: &[u8], in_order: bool) -> usize {
+        let mut done = 0;
+        while done < data.len() {
+            let from_origin = (position - self.origin) as usize + done;
+            let (index, within) = (from_origin / CHUNK_BYTES, from_origin % CHUNK_BYTES);
+            if index >= self.chunks.len() {
+                self.chunks.resize(index + 1, ABSENT);
+            }
+            if self.chunks[index] == ABSENT {
+                let Some(chunk) = (if in_order { pool.alloc() } else { pool.alloc_spare() }) else { break };
+                self.chunks[index] = chunk;
+            }
+            let n = (CHUNK_BYTES - within).min(data.len() - done);
+            pool.bytes_mut(self.chunks[index])[within..within + n].copy_from_slice(&data[done..done + n]);
+            done += n;
+        }
+        done
+    }
+
+    /// Everything up to `end` is there: takes in the ranges that this reaches.
+    fn extend_contiguous(&mut self, end: u64) {
+        self.contiguous_end = self.contiguous_end.max(end);
+        let mut reached = 0;
+        while let Some(range) = self.ranges.get(reached)
+            && range.start <= self.contiguous_end
+        {
+            self.contiguous_end = self.contiguous_end.max(range.end);
+            reached += 1;
+        }
+        self.ranges.drain(..reached);
+    }
+
+    /// Adds `new`, joining it with what it touches. Returns false if the list is full and `new` lies beyond it.
+    fn add_range(&mut self, pool: &mut ChunkPool, new: Range<u64>) -> bool {
+        let first = self.ranges.partition_point(|range| range.end < new.start);
+        let last = self.ranges.partition_point(|range| range.start <= new.end);
+        if first < last {
+            let joined = new.start.min(self.ranges[first].start)..new.end.max(self.ranges[last - 1].end);
+            self.ranges[first] = joined;
+            self.ranges.drain(first + 1..last);
+        } else {
+            if self.ranges.len() == RANGES_MAX {
+                self.dropped_ranges += 1;
+                if first == RANGES_MAX {
+                    return false;
+                }
+                self.ranges.pop();
+            }
+            self.ranges.insert(first, new.clone());
+            self.release_unneeded(pool);
+        }
+        self.note_change(self.ranges[first].clone());
+        true
+    }
+
+    fn note_change(&mut self, changed: Range<u64>) {
+        let mut kept: ArrayVec<u64, REPORTED_RANGES_MAX> = ArrayVec::new();
+        kept.push(changed.start);
+        for &position in &self.recent {
+            if kept.is_full() {
+                break;
+            }
+            if !changed.contains(&position) && self.range_at(position).is_some() {
+                kept.push(position);
+            }
+        }
+        self.recent = kept;
+    }
+
+    fn range_at(&self, position: u64) -> Option<&Range<u64>> {
+        let index = self.ranges.partition_point(|range| range.end <= position);
+        self.ranges.get(index).filter(|range| range.start <= position)
+    }
+
+    /// Frees chunks beyond the last byte that is there.
+    fn release_unneeded(&mut self, pool: &mut ChunkPool) {
+        if self.is_empty() {
+            self.reset(pool);
+        } else {
+            self.release_beyond(pool, self.base);
+        }
+    }
+
+    /// Frees chunks beyond the last byte that is there and beyond `position`.
+    fn release_beyond(&mut self, pool: &mut ChunkPool, position: u64) {
+        let end = self.ranges.last().map_or(self.contiguous_end, |range| range.end).max(position);
+        let needed = ((end - self.origin) as usize).div_ceil(CHUNK_BYTES);
+        while self.chunks.len() > needed {
+            if let Some(chunk) = self.chunks.pop_back()
+                && chunk != ABSENT
+            {
+                pool.free(chunk);
+            }
+        }
+    }
+
+    /// Nothing is held any more: frees all chunks, and the lists if they have become huge.
+    fn reset(&mut self, pool: &mut ChunkPool) {
+        for chunk in self.chunks.drain(..).filter(|&chunk| chunk != ABSENT) {
+            pool.free(chunk);
+        }
+        self.origin = self.base;
+        self.recent.clear();
+        self.chunks.shrink_to(KEPT_CHUNK_ENTRIES);
+        self.ranges.shrink_to(KEPT_RANGE_ENTRIES);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,299 @@
+//! What the application has sent and the peer has not acknowledged: a queue of pieces at their place in the stream.
+//!
+//! ```text
+//!         snd_una                    snd_nxt                 end
+//!            ▼                          ▼                     ▼
+//! stream     ├──────────┬─────┬─────────┴───────┬─────────────┤
+//! items      │ bytes    │bytes│ slice of source │ bytes       │
+//! memory      chunk 4    chunk 9  (not ours)     chunk 9, goes on
+//! ```
+//!
+//! Bytes are copied into chunks of a pool. Small writes fill the last chunk, also across a slice of a source, so that many
+//! short headers between slices do not take a chunk each. A slice costs no memory but its item.
+//!
+//! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its last byte.
+
+use super::source::{SourceId, SourceTable};
+use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
+use crate::wire::checksum::{Sum, copy_and_sum};
+use std::collections::VecDeque;
+
+/// Slices of sources one connection may have queued: with the copied pieces between them 64 KiB of items.
+pub const SLICES_MAX: usize = 1024;
+
+/// Items an empty queue keeps room for: 512 KiB of copied bytes.
+const KEPT_ITEMS: usize = 256;
+
+/// Why a slice was not queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PushSourceError {
+    /// The source was released.
+    Stale,
+    /// The source has no such bytes.
+    OutOfRange,
+    /// [`SLICES_MAX`] slices are queued: try again when some were acknowledged.
+    Full,
+}
+
+impl core::fmt::Display for PushSourceError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::Stale => "the source was released",
+            Self::OutOfRange => "the slice reaches beyond the end of its source",
+            Self::Full => "too many slices are queued",
+        })
+    }
+}
+
+impl core::error::Error for PushSourceError {}
+
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    Bytes {
+        chunk: ChunkId,
+        /// Of the first byte in the chunk.
+        start: u16,
+        /// A later item has bytes in the same chunk, and frees it.
+        goes_on: bool,
+    },
+    Slice {
+        source: SourceId,
+        /// Of the first byte in the source.
+        offset: u64,
+    },
+}
+
+/// A piece of the stream. It ends where the next one begins.
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    position: u64,
+    content: Content,
+}
+
+/// The chunk that can take more bytes.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    chunk: ChunkId,
+    used: usize,
+    /// Number of the last item with bytes in it, counted from the first item ever.
+    item: u64,
+}
+
+/// The send buffer of one connection. See the module's text.
+#[derive(Debug, Default)]
+pub struct SendBuffer {
+    /// Position of the first unacknowledged byte, counted from the first byte of all.
+    start: u64,
+    end: u64,
+    items: VecDeque<Item>,
+    /// Items that were discarded: the number of the first one that is there.
+    discarded: u64,
+    slices: usize,
+    tail: Option<Tail>,
+}
+
+impl SendBuffer {
+    /// An empty buffer. Allocates nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes queued: not sent, or sent and not acknowledged.
+    pub fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Whether nothing is queued.
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Copies bytes to the end, as many as fit before `limit` bytes are queued and as there is memory for. Returns how many.
+    pub fn push_bytes(&mut self, pool: &mut ChunkPool, bytes: &[u8], limit: u64) -> usize {
+        let room = usize::try_from(limit.saturating_sub(self.len())).unwrap_or(usize::MAX);
+        let bytes = &bytes[..bytes.len().min(room)];
+        let mut done = 0;
+        while done < bytes.len() {
+            let Some((chunk, used)) = self.chunk_with_room(pool) else { break };
+            let n = (CHUNK_BYTES - used).min(bytes.len() - done);
+            pool.bytes_mut(chunk)[used..used + n].copy_from_slice(&bytes[done..done + n]);
+            self.end += n as u64;
+            if let Some(tail) = &mut self.tail {
+                tail.used += n;
+            }
+            done += n;
+        }
+        done
+    }
+
+    /// Queues `len` bytes of a source from `offset` on.
+    ///
+    /// # Errors
+    /// See [`PushSourceError`]; nothing is queued then.
+    pub fn push_source(
+        &mut self,
+        sources: &mut SourceTable,
+        source: SourceId,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), PushSourceError> {
+        let source_len = sources.get(source).ok_or(PushSourceError::Stale)?.len();
+        if offset.checked_add(len).is_none_or(|end| end > source_len) {
+            return Err(PushSourceError::OutOfRange);
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        let continues = self.items.back().is_some_and(|last| match last.content {
+            Content::Slice { source: queued, offset: from } => {
+                queued == source && from + (self.end - last.position) == offset
+            }
+            Content::Bytes { .. } => false,
+        });
+        if !continues {
+            if self.slices == SLICES_MAX {
+                return Err(PushSourceError::Full);
+            }
+            sources.begin_use(source);
+            self.slices += 1;
+            self.items.push_back(Item { position: self.end, content: Content::Slice { source, offset } });
+        }
+        self.end += len;
+        Ok(())
+    }
+
+    /// Writes the bytes that begin `offset` bytes after the first unacknowledged one to all of `out`. Returns their sum.
+    ///
+    /// # Panics
+    /// If fewer bytes are queued.
+    pub fn fill(&self, pool: &ChunkPool, sources: &SourceTable, offset: u64, out: &mut [u8]) -> Sum {
+        assert!(offset <= self.len() && out.len() as u64 <= self.len() - offset, "more than is queued");
+        if out.is_empty() {
+            return Sum::ZERO;
+        }
+        let mut position = self.start + offset;
+        let mut index = self.index_at(position);
+        let mut done = 0;
+        let mut sum = Sum::ZERO;
+        while done < out.len() {
+            let item = self.items[index];
+            let n =
+                usize::try_from(self.item_end(index) - position).unwrap_or(usize::MAX).min(out.len() - done);
+            let within = position - item.position;
+            let piece = &mut out[done..done + n];
+            let piece_sum = match item.content {
+                Content::Bytes { chunk, start, .. } => {
+                    let from = usize::from(start) + within as usize;
+                    copy_and_sum(&pool.bytes(chunk)[from..from + n], piece)
+                }
+                Content::Slice { source, offset } => {
+                    let source = sources.in_use(source);
+                    source.fill(offset + within, piece);
+                    source.sum(offset + within, n).unwrap_or_else(|| Sum::of(piece))
+                }
+            };
+            sum = sum.add_at(done, piece_sum);
+            done += n;
+            position += n as u64;
+            index += 1;
+        }
+        sum
+    }
+
+    /// Drops the first `n` bytes, which were acknowledged.
+    ///
+    /// # Panics
+    /// If fewer are queued.
+    pub fn discard_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, n: u64) {
+        assert!(n <= self.len(), "more than is queued");
+        self.start += n;
+        while !self.items.is_empty() && self.item_end(0) <= self.start {
+            self.discard_item(pool, sources);
+        }
+        if let Some(first) = self.items.front_mut() {
+            let gone = self.start - first.position;
+            first.position = self.start;
+            match &mut first.content {
+                // What is gone is less than the chunk.
+                Content::Bytes { start, .. } => *start += gone as u16,
+                Content::Slice { offset, .. } => *offset += gone,
+            }
+        } else {
+            self.items.shrink_to(KEPT_ITEMS);
+        }
+    }
+
+    /// Drops everything.
+    pub fn clear(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
+        self.discard_front(pool, sources, self.len());
+    }
+
+    /// A chunk with room at the end of the stream, and how much of it is used. There is an item for what is written there.
+    fn chunk_with_room(&mut self, pool: &mut ChunkPool) -> Option<(ChunkId, usize)> {
+        let next = self.discarded + self.items.len() as u64;
+        if let Some(tail) = &mut self.tail
+            && tail.used < CHUNK_BYTES
+        {
+            if tail.item + 1 < next {
+                // A slice came in between: another item goes on in the same chunk.
+                let before = &mut self.items[(tail.item - self.discarded) as usize];
+                if let Content::Bytes { goes_on, .. } = &mut before.content {
+                    *goes_on = true;
+                }
+                tail.item = next;
+                let content = Content::Bytes { chunk: tail.chunk, start: tail.used as u16, goes_on: false };
+                self.items.push_back(Item { position: self.end, content });
+            }
+            return Some((tail.chunk, tail.used));
+        }
+        let chunk = pool.alloc()?;
+        self.tail = Some(Tail { chunk, used: 0, item: next });
+        let content = Content::Bytes { chunk, start: 0, goes_on: false };
+        self.items.push_back(Item { position: self.end, content });
+        Some((chunk, 0))
+    }
+
+    /// Drops the first item.
+    fn discard_item(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
+        let Some(item) = self.items.pop_front() else { return };
+        match item.content {
+            Content::Bytes { goes_on: true, .. } => {}
+            Content::Bytes { chunk, goes_on: false, .. } => {
+                pool.free(chunk);
+                if self.tail.is_some_and(|tail| tail.item == self.discarded) {
+                    self.tail = None;
+                }
+            }
+            Content::Slice { source, .. } => {
+                sources.end_use(source);
+                self.slices -= 1;
+            }
+        }
+        self.discarded += 1;
+    }
+
+    fn item_end(&self, index: usize) -> u64 {
+        self.items.get(index + 1).map_or(self.end, |next| next.position)
+    }
+
+    /// The item that has the byte at `position`.
+    fn index_at(&self, position: u64) -> usize {
+        // Without slices all chunks but the last are full, so a division finds the item.
+        let skipped = match self.items[0].content {
+            Content::Bytes { start, .. } => u64::from(start),
+            Content::Slice { .. } => 0,
+        };
+        let guess =
+            usize::try_from((position - self.start + skipped) / CHUNK_BYTES as u64).unwrap_or(usize::MAX);
+        if let Some(item) = self.items.get(guess)
+            && item.position <= position
+            && position < self.item_end(guess)
+        {
+            return guess;
+        }
+        self.items.partition_point(|item| item.position <= position) - 1
+    }
+}
+
+#[cfg(test)]
+mod tests;

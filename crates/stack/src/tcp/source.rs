@@ -1,0 +1,292 @@
+//! Data that is sent without being copied into a buffer first: the application registers a source once and queues
+//! slices of it on any number of connections.
+//!
+//! Retransmission reads a slice again, so a source must not change, and it lives until its owner has released it and no
+//! queued slice refers to it any more.
+
+use crate::wire::checksum::Sum;
+
+/// Something that can produce the same bytes any time. It is called on the shard's thread while segments are built,
+/// so it must neither block nor be slow.
+pub trait Source: Send {
+    /// How many bytes there are. Constant.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes the bytes from `offset` on to `out`, all of it. The caller stays within [`Source::len`].
+    fn fill(&self, offset: u64, out: &mut [u8]);
+
+    /// The sum of `len` bytes from `offset` on, if it is known without reading them. It must be that of what
+    /// [`Source::fill`] gives, or the peer drops the segment.
+    fn sum(&self, offset: u64, len: usize) -> Option<Sum> {
+        let _ = (offset, len);
+        None
+    }
+}
+
+/// Names a source of a [`SourceTable`]. Stale once the source was released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SourceId {
+    /// Place in the table.
+    pub index: u32,
+    /// How many sources had this place before.
+    pub generation: u32,
+}
+
+struct Entry {
+    source: Option<Box<dyn Source>>,
+    generation: u32,
+    /// Queued slices that refer to it.
+    uses: u32,
+    released: bool,
+}
+
+/// The sources of a shard.
+#[derive(Default)]
+pub struct SourceTable {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+impl core::fmt::Debug for SourceTable {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SourceTable").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl SourceTable {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Registers a source.
+    pub fn add(&mut self, source: Box<dyn Source>) -> SourceId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry { source: None, generation: 0, uses: 0, released: false });
+            (self.entries.len() - 1) as u32
+        });
+        let entry = &mut self.entries[index as usize];
+        entry.source = Some(source);
+        entry.released = false;
+        SourceId { index, generation: entry.generation }
+    }
+
+    /// Gives up a source: no new slices of it can be queued, and it is dropped when the last queued one is acknowledged.
+    /// Returns false if it was released before.
+    pub fn release(&mut self, id: SourceId) -> bool {
+        if self.get(id).is_none() {
+            return false;
+        }
+        self.entries[id.index as usize].released = true;
+        self.drop_if_unused(id.index);
+        true
+    }
+
+    /// The source, if it was not released.
+    pub fn get(&self, id: SourceId) -> Option<&dyn Source> {
+        let entry = self.entries.get(id.index as usize)?;
+        if entry.generation != id.generation || entry.released { None } else { entry.source.as_deref() }
+    }
+
+    /// Sources that exist, including released ones that are still being sent.
+    pub fn len(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+
+    /// Whether no source exists.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A slice of the source was queued. The id must be valid.
+    pub(super) fn begin_use(&mut self, id: SourceId) {
+        let entry = &mut self.entries[id.index as usize];
+        entry.uses = entry.uses.checked_add(1).expect("more slices than memory can hold");
+    }
+
+    /// A slice is not queued any more.
+    pub(super) fn end_use(&mut self, id: SourceId) {
+        self.entries[id.index as usize].uses -= 1;
+        self.drop_if_unused(id.index);
+    }
+
+    /// The source of a queued slice, released or not.
+    pub(super) fn in_use(&self, id: SourceId) -> &dyn Source {
+        let entry = &self.entries[id.index as usize];
+        debug_assert!(entry.generation == id.generation && entry.uses > 0);
+        entry.source.as_deref().expect("a source lives as long as it is in use")
+    }
+
+    fn drop_if_unused(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        if entry.released && entry.uses == 0 {
+            entry.source = None;
+            entry.generation = entry.generation.wrapping_add(1);
+            self.free.push(index);
+        }
+    }
+}
+
+/// Bytes per prefix sum: two bytes for 64, and the sum of any range reads less than 128 bytes.
+const BLOCK_BYTES: usize = 64;
+
+/// Bytes in memory with prefix sums, so that the checksum of any slice costs the same small time whatever its length.
+///
+/// ```text
+/// bytes   │ block 0 │ block 1 │ block 2 │ block 3 │
+/// sums    0        s0      s0+s1    s0+s1+s2            one's complement, 16 bits
+/// range        ├──────────────────────┤    =  (sums[3] − sums[1])  +  its ends in blocks 0 and 3
+/// ```
+#[derive(Clone, Debug)]
+pub struct PreloadedSource {
+    bytes: Box<[u8]>,
+    /// `sums[i]` is the sum of the first `i` blocks.
+    sums: Box<[u16]>,
+}
+
+impl PreloadedSource {
+    /// Takes bytes and sums them up.
+    pub fn new(bytes: impl Into<Box<[u8]>>) -> Self {
+        let bytes = bytes.into();
+        let mut total = Sum::ZERO;
+        let prefixes = bytes.chunks_exact(BLOCK_BYTES).map(|block| {
+            total = total.add(Sum::of(block));
+            total.fold()
+        });
+        let sums = core::iter::once(0).chain(prefixes).collect();
+        Self { bytes, sums }
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The sum of `bytes[start..end]`. A slice of nothing but zeros may have either representation of zero.
+    fn range_sum(&self, start: usize, end: usize) -> Sum {
+        let first = start.div_ceil(BLOCK_BYTES);
+        let last = end / BLOCK_BYTES;
+        if first >= last {
+            return Sum::of(&self.bytes[start..end]);
+        }
+        let prefix = |block: usize| Sum::ZERO.add_u16(self.sums[block]);
+        let (inner_start, inner_end) = (first * BLOCK_BYTES, last * BLOCK_BYTES);
+        Sum::of(&self.bytes[start..inner_start])
+            .add_at(inner_start - start, prefix(last).sub(prefix(first)))
+            .add_at(inner_end - start, Sum::of(&self.bytes[inner_end..end]))
+    }
+}
+
+impl Source for PreloadedSource {
+    fn len(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    fn fill(&self, offset: u64, out: &mut [u8]) {
+        let offset = offset as usize;
+        out.copy_from_slice(&self.bytes[offset..offset + out.len()]);
+    }
+
+    fn sum(&self, offset: u64, len: usize) -> Option<Sum> {
+        let start = usize::try_from(offset).ok()?;
+        let end = start.checked_add(len).filter(|&end| end <= self.bytes.len())?;
+        Some(self.range_sum(start, end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Says when it is dropped.
+    struct Tracked {
+        _alive: Arc<()>,
+    }
+
+    impl Source for Tracked {
+        fn len(&self) -> u64 {
+            8
+        }
+
+        fn fill(&self, _offset: u64, out: &mut [u8]) {
+            out.fill(0);
+        }
+    }
+
+    /// One's-complement sum of big-endian words, as RFC 1071 defines it.
+    fn naive(bytes: &[u8]) -> u16 {
+        let mut sum = 0u32;
+        for word in bytes.chunks(2) {
+            sum += u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0));
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    fn same_number(a: u16, b: u16) -> bool {
+        a % 0xffff == b % 0xffff
+    }
+
+    #[test]
+    fn the_sum_of_every_range_is_that_of_its_bytes() {
+        let bytes: Vec<u8> = (0..5 * BLOCK_BYTES as u32 + 7).map(|i| (i * i * 31 + i / 3) as u8).collect();
+        let source = PreloadedSource::new(bytes.clone());
+        for start in 0..=bytes.len() {
+            for end in start..=bytes.len() {
+                let sum = source.sum(start as u64, end - start).unwrap().fold();
+                assert!(same_number(sum, naive(&bytes[start..end])), "{start}..{end}");
+            }
+        }
+    }
+
+    #[test]
+    fn ranges_of_zeros_and_of_ones_sum_to_zero() {
+        for byte in [0x00, 0xff] {
+            let source = PreloadedSource::new(vec![byte; 4 * BLOCK_BYTES]);
+            for (start, end) in [(0, 256), (1, 255), (64, 128), (63, 193), (10, 10)] {
+                let naive = naive(&source.bytes()[start..end]);
+                assert!(same_number(source.sum(start as u64, end - start).unwrap().fold(), naive));
+            }
+        }
+    }
+
+    #[test]
+    fn a_range_outside_has_no_sum() {
+        let source = PreloadedSource::new(&b"abc"[..]);
+        assert_eq!(source.sum(0, 4), None);
+        assert_eq!(source.sum(4, 0), None);
+        assert_eq!(source.sum(u64::MAX, 1), None);
+        assert!(source.sum(3, 0).is_some());
+    }
+
+    #[test]
+    fn a_source_lives_until_it_is_released_and_no_slice_uses_it() {
+        let (alive, mut table) = (Arc::new(()), SourceTable::new());
+        let id = table.add(Box::new(Tracked { _alive: alive.clone() }));
+        table.begin_use(id);
+        table.begin_use(id);
+        assert!(table.release(id));
+        assert!(!table.release(id));
+        assert!(table.get(id).is_none());
+        table.end_use(id);
+        assert_eq!((Arc::strong_count(&alive), table.in_use(id).len()), (2, 8));
+        table.end_use(id);
+        assert_eq!((Arc::strong_count(&alive), table.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_reused_place_does_not_answer_to_the_old_name() {
+        let mut table = SourceTable::new();
+        let old = table.add(Box::new(PreloadedSource::new(&b"old"[..])));
+        assert!(table.release(old));
+        let new = table.add(Box::new(PreloadedSource::new(&b"new!"[..])));
+        assert!(table.get(old).is_none() && !table.release(old));
+        assert_eq!(table.get(new).map(|source| source.len()), Some(4));
+    }
+}
