@@ -3,6 +3,7 @@
 use crate::engine::{Engine, Source, SourceId};
 use crate::error::Error;
 use crate::rng::Rng;
+use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -18,6 +19,7 @@ pub(crate) struct Core {
     pub(crate) engine: Box<dyn Engine>,
     pub(crate) timers: Timers,
     pub(crate) rng: Rng,
+    pub(crate) stats: ShardStats,
     /// Connections whose handler wants to be shown what it left unread.
     pub(crate) resume: Vec<Conn>,
     /// The connection whose `closed` is running, and its token.
@@ -135,6 +137,11 @@ impl<'a> Context<'a> {
     /// Takes a timer back. False if it has run out already.
     pub fn cancel_timer(&mut self, timer: Timer) -> bool {
         self.core.timers.cancel(timer)
+    }
+
+    /// What the shard has counted.
+    pub fn stats(&self) -> &ShardStats {
+        &self.core.stats
     }
 
     /// A random number: not predictable from outside, reproducible in a simulation.

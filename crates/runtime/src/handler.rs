@@ -66,7 +66,13 @@ pub trait Handler {
         let _ = (cx, token);
     }
 
-    /// Another thread sent `command` through the shard's mailbox.
+    /// The shard was asked to stop ([`StopFlag`](crate::StopFlag)). Ends it at once unless overridden; a handler that wants to finish what
+    /// it began calls [`Context::stop`] when it has, within `shard.stop_grace_ms`.
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        cx.stop();
+    }
+
+    /// Another thread sent `command` through the shard's mailbox ([`Commander`](crate::Commander)).
     fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
         let _ = (cx, command);
     }

@@ -1,0 +1,42 @@
+//! Pinning a shard's thread.
+
+use crate::error::Error;
+use ginnel_stack::error::ConfigError;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Pins the calling thread to one CPU. Never widens the mask that the user gave the process: a CPU outside it is refused.
+pub(crate) fn pin(cpu: u32) -> Result<(), Error> {
+    let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
+    let cpu = cpu as usize;
+    if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) {
+        let list: Vec<String> =
+            (0..CpuSet::MAX_CPU).filter(|&c| allowed.is_set(c)).map(|c| c.to_string()).collect();
+        let problem = format!("CPU {cpu} is not among those this process may use: {}", list.join(" "));
+        return Err(ConfigError::new("shard.cpu", problem).into());
+    }
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pin;
+    use rustix::thread::sched_getaffinity;
+
+    #[test]
+    fn a_thread_is_pinned_within_its_mask_and_never_outside_it() {
+        std::thread::spawn(|| {
+            let allowed = sched_getaffinity(None).unwrap();
+            let first = (0..1024).find(|&c| allowed.is_set(c)).unwrap();
+            pin(first as u32).unwrap();
+            let now = sched_getaffinity(None).unwrap();
+            assert_eq!((now.count(), now.is_set(first)), (1, true));
+            let other = if first == 0 { 1 } else { 0 };
+            let refused = pin(other).unwrap_err().to_string();
+            assert!(refused.starts_with("shard.cpu: CPU "), "{refused}");
+        })
+        .join()
+        .unwrap();
+    }
+}

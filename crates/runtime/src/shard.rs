@@ -1,0 +1,230 @@
+//! A shard: one thread, its devices, one engine and one handler, and the loop that drives them.
+
+use crate::clock;
+use crate::command::{Commander, Mailbox};
+use crate::config::ShardConfig;
+use crate::context::{Context, Core};
+use crate::dispatch::Dispatch;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::stats::{ShardStats, StatsReader, StatsWriter};
+use crate::stop::StopFlag;
+use crate::{pin, wait};
+use arrayvec::ArrayVec;
+use core::time::Duration;
+use ginnel_stack::device::{RxBurst, RxQueue};
+use ginnel_stack::handle::PortId;
+use ginnel_stack::time::Instant;
+use std::os::fd::RawFd;
+
+/// Commands handled in one turn, so that a flood of them does not keep frames waiting.
+const COMMANDS_PER_TURN_MAX: usize = 64;
+
+/// Timers of the application handled in one turn.
+const TIMERS_PER_TURN_MAX: usize = 1024;
+
+/// A busy shard publishes its counters this often.
+const PUBLISH_EVERY: Duration = Duration::from_millis(10);
+
+/// A shard whose device cannot wake it looks this often.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// A receiving device and its number in the engine.
+pub(crate) struct Port {
+    pub(crate) id: PortId,
+    pub(crate) rx: Box<dyn RxQueue + Send>,
+}
+
+/// A shard with its application.
+pub struct Shard<H> {
+    pub(crate) core: Core,
+    pub(crate) handler: H,
+    pub(crate) dispatch: Dispatch,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) commander: Commander,
+    pub(crate) config: ShardConfig,
+    pub(crate) stats: StatsWriter,
+    pub(crate) started: Option<Instant>,
+    pub(crate) published: Instant,
+}
+
+/// What one turn did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Frames, events, commands and timers handled. If 0, the next turn is in vain before `next_deadline` or the next frame.
+    pub work: usize,
+    /// When a timer is due, of the engine, the application or a device.
+    pub next_deadline: Option<Instant>,
+    /// The handler asked the shard to stop.
+    pub stopped: bool,
+}
+
+impl<H: Handler> Shard<H> {
+    /// Runs on the calling thread until the handler stops the shard or `stop` is set and the handler has taken its leave.
+    ///
+    /// A shard that finds nothing to do polls for `shard.spin_us`, then sleeps in the kernel until a frame, a timer, a command or the
+    /// stop flag.
+    pub fn run(&mut self, stop: &StopFlag) -> Result<(), Error> {
+        if let Some(cpu) = self.config.cpu {
+            pin::pin(cpu)?;
+        }
+        let spin = Duration::from_micros(self.config.spin_us.into());
+        let mut worked = clock::now();
+        let mut leave_by: Option<Instant> = None;
+        loop {
+            let now = clock::now();
+            let work = self.turn(now)?;
+            if self.core.stopping || leave_by.is_some_and(|at| now >= at) {
+                break;
+            }
+            if stop.is_set() && leave_by.is_none() {
+                leave_by = Some(now + Duration::from_millis(self.config.stop_grace_ms.into()));
+                self.handler.stopping(&mut Context::new(&mut self.core));
+                continue;
+            }
+            if work > 0 {
+                worked = now;
+            } else if now - worked < spin {
+                core::hint::spin_loop();
+            } else {
+                self.sleep(stop, leave_by)?;
+            }
+        }
+        self.publish(clock::now());
+        Ok(())
+    }
+
+    /// One turn at the time `now`, which must not run backwards: for simulations, and for programs that have a loop of their own.
+    pub fn poll_once(&mut self, now: Instant) -> Result<Turn, Error> {
+        let work = self.turn(now)?;
+        Ok(Turn { work, next_deadline: self.next_deadline(), stopped: self.core.stopping })
+    }
+
+    /// The application.
+    pub fn handler(&self) -> &H {
+        &self.handler
+    }
+
+    /// The application, to be changed between turns.
+    pub fn handler_mut(&mut self) -> &mut H {
+        &mut self.handler
+    }
+
+    /// Lets the application act between turns: for simulations.
+    pub fn with<R>(&mut self, now: Instant, act: impl FnOnce(&mut H, &mut Context<'_>) -> R) -> R {
+        self.core.now = now;
+        act(&mut self.handler, &mut Context::new(&mut self.core))
+    }
+
+    /// The way in for other threads.
+    pub fn commander(&self) -> Commander {
+        self.commander.clone()
+    }
+
+    /// The way to see the shard's counters from other threads.
+    pub fn stats_reader(&self) -> StatsReader {
+        self.stats.reader()
+    }
+
+    /// The shard's counters.
+    pub fn stats(&self) -> &ShardStats {
+        &self.core.stats
+    }
+
+    /// Receive, deliver, let time pass, send: in this order, so that what a handler answers leaves with the acknowledgement of what it
+    /// answers. Each part is bounded.
+    fn turn(&mut self, now: Instant) -> Result<usize, Error> {
+        let Self { core, handler, dispatch, ports, mailbox, .. } = self;
+        core.now = now;
+        let mut work = 0;
+        if self.started.is_none() {
+            self.started = Some(now);
+            handler.start(&mut Context::new(core))?;
+            work += 1;
+        }
+        for port in ports {
+            let mut burst = RxBurst::new();
+            port.rx.rx_burst(now, &mut burst);
+            if burst.is_empty() {
+                continue;
+            }
+            work += burst.len();
+            core.stats.count_burst(burst.len());
+            core.engine.receive(now, port.id, &burst);
+            dispatch.events(core, handler, Some(&burst));
+            core.engine.finish_burst(&burst);
+        }
+        for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
+            work += 1;
+            core.stats.commands += 1;
+            handler.command(&mut Context::new(core), command);
+        }
+        for _ in 0..TIMERS_PER_TURN_MAX {
+            let Some(token) = core.timers.pop(now) else { break };
+            work += 1;
+            core.stats.timers += 1;
+            handler.timer(&mut Context::new(core), token);
+        }
+        work += dispatch.resumed(core, handler);
+        core.engine.advance(now);
+        work += dispatch.events(core, handler, None);
+        core.engine.transmit(now);
+        // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
+        work += dispatch.events(core, handler, None);
+
+        core.stats.turns += 1;
+        core.stats.idle_turns += u64::from(work == 0);
+        if now - self.published >= PUBLISH_EVERY {
+            self.publish(now);
+        }
+        Ok(work)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let devices = self.ports.iter().filter_map(|p| p.rx.next_deadline()).min();
+        [self.core.engine.next_deadline(), self.core.timers.next_deadline(), devices]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
+    fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
+        let armed = self.mailbox.before_sleep() && self.ports.iter_mut().all(|p| p.rx.arm());
+        let now = clock::now();
+        let mut until = [self.next_deadline(), leave_by].into_iter().flatten().min();
+        if self.ports.iter().any(|p| p.rx.wake_fd().is_none()) {
+            until = Some(until.unwrap_or(Instant::MAX).min(now + LOOK_EVERY));
+        }
+        // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
+        if armed && until.is_none_or(|at| at > now) {
+            self.publish(now);
+            let devices: ArrayVec<RawFd, { wait::WATCHED_MAX }> =
+                self.ports.iter().filter_map(|p| p.rx.wake_fd()).take(wait::WATCHED_MAX).collect();
+            let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
+            wait::sleep(&devices, own, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
+            self.core.stats.sleeps += 1;
+            self.core.stats.slept_ns += (clock::now() - now).as_nanos() as u64;
+        }
+        self.mailbox.after_sleep();
+        Ok(())
+    }
+
+    fn publish(&mut self, now: Instant) {
+        self.published = now;
+        let stats = &mut self.core.stats;
+        stats.timers_refused = self.core.timers.refused;
+        stats.running_ns = self.started.map_or(0, |start| (now - start).as_nanos() as u64);
+        self.stats.publish(stats);
+    }
+}
+
+/// The stop flag's descriptor; once the handler is taking its leave it would end every sleep at once, and the mailbox takes its place.
+fn stop_fd<'a>(
+    stop: &'a StopFlag,
+    leave_by: Option<Instant>,
+    mailbox: &'a Mailbox,
+) -> rustix::fd::BorrowedFd<'a> {
+    if leave_by.is_some() { mailbox.wake().as_fd() } else { stop.wake().as_fd() }
+}

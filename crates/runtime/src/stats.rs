@@ -1,0 +1,172 @@
+//! What a shard counts, and how other threads read it: the shard writes whole snapshots now and then, readers never touch what it works on.
+
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::Arc;
+
+/// Buckets of the burst histogram: 1, 2–3, 4–7, 8–15, 16–31, 32–63 and 64 frames.
+pub const BURST_BUCKETS: usize = 7;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of a shard since its start.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct ShardStats {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Bursts by number of frames, in powers of two.
+            pub bursts: [u64; BURST_BUCKETS],
+        }
+
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+        const WORDS: usize = NAMES.len() + BURST_BUCKETS;
+
+        impl ShardStats {
+            fn words(&self) -> [u64; WORDS] {
+                let mut words = [0; WORDS];
+                words[..NAMES.len()].copy_from_slice(&[$(self.$name),*]);
+                words[NAMES.len()..].copy_from_slice(&self.bursts);
+                words
+            }
+
+            fn from_words(words: [u64; WORDS]) -> Self {
+                let mut stats = Self::default();
+                let mut next = words.into_iter();
+                $(stats.$name = next.next().unwrap_or(0);)*
+                for (bucket, word) in stats.bursts.iter_mut().zip(next) {
+                    *bucket = word;
+                }
+                stats
+            }
+
+            /// Names and values, in a fixed order; the burst histogram is not among them.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                NAMES.iter().copied().zip(self.words())
+            }
+        }
+    };
+}
+
+counters! {
+    /// Turns of the loop.
+    turns,
+    /// Turns that found nothing to do. Their share tells how far the shard is from saturation.
+    idle_turns,
+    /// Times the shard slept in the kernel.
+    sleeps,
+    /// Time asleep, in nanoseconds.
+    slept_ns,
+    /// Frames received.
+    frames_received,
+    /// Events delivered to the handler.
+    events,
+    /// Commands from other threads.
+    commands,
+    /// Timers of the application that ran out.
+    timers,
+    /// Timers of the application that were refused because `shard.timers_max` were set.
+    timers_refused,
+    /// Time since the start, in nanoseconds.
+    running_ns,
+}
+
+impl ShardStats {
+    pub(crate) fn count_burst(&mut self, frames: usize) {
+        self.frames_received += frames as u64;
+        let bucket = (frames.max(1).ilog2() as usize).min(BURST_BUCKETS - 1);
+        self.bursts[bucket] += 1;
+    }
+}
+
+/// Reads a shard's counters from another thread.
+#[derive(Clone, Debug)]
+pub struct StatsReader(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    /// Odd while a snapshot is being written.
+    version: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+/// The shard's end.
+#[derive(Debug)]
+pub(crate) struct StatsWriter(Arc<Shared>);
+
+impl StatsWriter {
+    pub(crate) fn new() -> Self {
+        let words = [const { AtomicU64::new(0) }; WORDS];
+        Self(Arc::new(Shared { version: AtomicU64::new(0), words }))
+    }
+
+    pub(crate) fn reader(&self) -> StatsReader {
+        StatsReader(Arc::clone(&self.0))
+    }
+
+    /// Publishes a snapshot. There is one writer, so plain stores between two version numbers do.
+    pub(crate) fn publish(&self, stats: &ShardStats) {
+        let version = self.0.version.load(Ordering::Relaxed);
+        self.0.version.store(version + 1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (shared, word) in self.0.words.iter().zip(stats.words()) {
+            shared.store(word, Ordering::Relaxed);
+        }
+        self.0.version.store(version + 2, Ordering::Release);
+    }
+}
+
+impl StatsReader {
+    /// The snapshot published last: at most some 10 ms old while the shard is busy, exact while it sleeps.
+    pub fn snapshot(&self) -> ShardStats {
+        loop {
+            let before = self.0.version.load(Ordering::Acquire);
+            let mut words = [0; WORDS];
+            for (word, shared) in words.iter_mut().zip(&self.0.words) {
+                *word = shared.load(Ordering::Relaxed);
+            }
+            fence(Ordering::Acquire);
+            if before % 2 == 0 && self.0.version.load(Ordering::Relaxed) == before {
+                return ShardStats::from_words(words);
+            }
+            core::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BURST_BUCKETS, ShardStats, StatsWriter};
+
+    #[test]
+    fn bursts_are_counted_by_powers_of_two() {
+        let mut stats = ShardStats::default();
+        for frames in [1, 2, 3, 4, 31, 32, 63, 64] {
+            stats.count_burst(frames);
+        }
+        assert_eq!(stats.bursts, [1, 2, 1, 0, 1, 2, 1]);
+        assert_eq!(stats.frames_received, 200);
+    }
+
+    #[test]
+    fn a_reader_never_sees_half_a_snapshot() {
+        let writer = StatsWriter::new();
+        let reader = writer.reader();
+        let thread = std::thread::spawn(move || {
+            let mut last = 0;
+            while last < 20_000 {
+                let seen = reader.snapshot();
+                assert_eq!(seen.bursts, [seen.turns; BURST_BUCKETS]);
+                assert_eq!(seen.running_ns, seen.turns);
+                assert!(seen.turns >= last);
+                last = seen.turns;
+            }
+        });
+        for turns in 1..=20_000 {
+            writer.publish(&ShardStats {
+                turns,
+                running_ns: turns,
+                bursts: [turns; BURST_BUCKETS],
+                ..ShardStats::default()
+            });
+        }
+        thread.join().unwrap();
+    }
+}
