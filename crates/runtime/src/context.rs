@@ -1,6 +1,6 @@
 //! What a handler can do.
 
-use crate::engine::{Engine, Source, SourceId};
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::rng::Rng;
 use crate::stats::ShardStats;
@@ -10,6 +10,7 @@ use core::time::Duration;
 use ginnel_stack::error::{OptionError, SendError, Stale};
 use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 

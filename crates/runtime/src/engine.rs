@@ -6,30 +6,9 @@ use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, Sen
 use ginnel_stack::events::{Event, InlineData};
 use ginnel_stack::handle::{Conn, Listener, PortId};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-
-/// Bytes that are made when they are sent, and again when they are sent again.
-pub trait Source: Send {
-    /// Bytes in all. Constant.
-    fn len(&self) -> u64;
-
-    /// True if there are none.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Writes the bytes from `offset` on to all of `out`. Called again with the same range for a retransmission, and must
-    /// then write the same bytes.
-    fn fill(&self, offset: u64, out: &mut [u8]);
-}
-
-/// A registered [`Source`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SourceId {
-    pub(crate) index: u32,
-    pub(crate) generation: u32,
-}
 
 pub(crate) trait Engine {
     fn receive(&mut self, now: Instant, port: PortId, burst: &RxBurst<'_>);
