@@ -164,3 +164,43 @@ impl RxQueue for MemoryRx {
         self.bell().map(AsRawFd::as_raw_fd)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Promises};
+
+    const PROMISES: Promises = Promises { back_pressure: true, super_frames_whole: true };
+
+    #[test]
+    fn the_pair_conforms() {
+        conformance::run("memory", PROMISES, &mut || pair(MemoryConfig::default()));
+    }
+
+    #[test]
+    fn the_pair_conforms_without_offloads_and_with_any_mtu() {
+        for mtu in [68, 576, 9000, 65_535] {
+            let config = MemoryConfig { mtu, ..MemoryConfig::default() }.without_offloads();
+            conformance::run("memory without offloads", PROMISES, &mut || pair(config.clone()));
+        }
+    }
+
+    #[test]
+    fn a_ring_too_small_for_a_super_frame_is_made_larger() {
+        let config = MemoryConfig { ring_bytes: 0, ..MemoryConfig::default() };
+        let (mut a, _b) = pair(config);
+        assert_eq!(a.tx.reserve(GSO_BYTES_MAX).map(|room| room.len()), Some(GSO_BYTES_MAX));
+    }
+
+    #[test]
+    fn no_file_descriptor_is_opened_before_somebody_wants_to_sleep() {
+        let (mut tx, mut rx) = direction(&MemoryConfig::default(), [2, 0, 0, 0, 0, 1]);
+        tx.reserve(60).expect("the ring is empty");
+        tx.commit(60, TxMeta::default());
+        tx.flush(Instant::ZERO);
+        rx.rx_burst(Instant::ZERO, &mut RxBurst::new());
+        assert!(rx.bell.get().is_none());
+        assert!(rx.arm());
+        assert!(rx.bell.get().is_some());
+    }
+}

@@ -1,0 +1,363 @@
+//! What every device must do, as one suite that each implementation runs against a pair of its devices.
+//!
+//! A failure panics with the name of the device and of the check. Frames that the suite did not send itself (a kernel on
+//! the way may add its own) are ignored.
+
+mod frames;
+mod wake;
+
+use frames::{Frame, Received};
+use ginnel_stack::device::{BURST_FRAMES_MAX, Device, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::Duration;
+
+/// A frame that takes longer than this is lost. Generous: the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Frames under way at a time: less than any device's queue holds.
+const WINDOW: usize = 32;
+
+/// What differs between devices that are all correct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promises {
+    /// A full queue makes `reserve` answer `None`, and nothing is lost. Otherwise what the queue cannot hold is dropped.
+    pub back_pressure: bool,
+    /// Super-frames arrive uncut. Otherwise they may arrive as segments.
+    pub super_frames_whole: bool,
+}
+
+/// Runs all checks. `make` makes a new pair of joined devices each time.
+pub fn run(name: &str, promises: Promises, make: &mut dyn FnMut() -> (Device, Device)) {
+    let mut checks: Vec<(&str, fn(&mut Bench))> = vec![
+        ("capabilities are constant and sane", capabilities_are_constant_and_sane),
+        ("frames of every size keep their content", frames_of_every_size_keep_their_content),
+        ("both directions keep their order", both_directions_keep_their_order),
+        ("super-frames keep their content", super_frames_keep_their_content),
+        ("room that is not committed leaves no trace", room_that_is_not_committed_leaves_no_trace),
+        ("less than reserved can be sent", less_than_reserved_can_be_sent),
+        ("bursts are bounded and append", bursts_are_bounded_and_append),
+        ("lent frames survive while answers are sent", lent_frames_survive_while_answers_are_sent),
+        ("a frame wakes the receiver", wake::a_frame_wakes_the_receiver),
+        ("no wake-up is lost between two threads", wake::no_wake_up_is_lost_between_two_threads),
+        ("an overrun queue recovers", an_overrun_queue_recovers),
+        ("a device outlives its peer", a_device_outlives_its_peer),
+    ];
+    for (check, body) in checks.drain(..) {
+        let (left, right) = make();
+        let mut bench = Bench { left, right, clock: Clock::start(), promises };
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&mut bench)));
+        if let Err(panic) = result {
+            eprintln!("{name}: {check}: failed");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+/// Time since the start of a check.
+#[derive(Clone, Copy)]
+struct Clock(std::time::Instant);
+
+impl Clock {
+    fn start() -> Self {
+        Self(std::time::Instant::now())
+    }
+
+    fn now(self) -> Instant {
+        Instant::from_nanos(self.0.elapsed().as_nanos() as u64)
+    }
+}
+
+/// Two joined devices under test.
+struct Bench {
+    left: Device,
+    right: Device,
+    clock: Clock,
+    promises: Promises,
+}
+
+impl Bench {
+    /// Sends all frames from left to right, a window at a time, and returns what arrives.
+    fn exchange(&mut self, frames: &[Frame]) -> Vec<Received> {
+        transfer(&mut *self.left.tx, &mut *self.right.rx, self.clock, frames)
+    }
+}
+
+/// Sends frames and receives until each has arrived whole.
+fn transfer(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: Clock, frames: &[Frame]) -> Vec<Received> {
+    let mut all = Vec::new();
+    for window in frames.chunks(WINDOW) {
+        let expected: usize = window.iter().map(Frame::payload_len).sum();
+        let mut got = 0;
+        let mut take = |rx: &mut dyn RxQueue, all: &mut Vec<Received>| {
+            for frame in receive(rx, clock) {
+                got += frame.payload_len();
+                all.push(frame);
+            }
+            got
+        };
+        for frame in window {
+            let deadline = clock.now() + PATIENCE;
+            while !send(tx, frame) {
+                tx.flush(clock.now());
+                take(rx, &mut all);
+                assert!(clock.now() < deadline, "the queue stays full although all is received");
+            }
+        }
+        tx.flush(clock.now());
+        let deadline = clock.now() + PATIENCE;
+        while take(rx, &mut all) < expected {
+            assert!(clock.now() < deadline, "{got} of {expected} bytes arrived");
+            wait(tx, rx, clock);
+        }
+    }
+    all
+}
+
+/// Sends one frame without flush. False if the queue is full.
+fn send(tx: &mut dyn TxQueue, frame: &Frame) -> bool {
+    let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
+    assert_eq!(room.len(), frame.bytes.len(), "room of another length than asked for");
+    room.copy_from_slice(&frame.bytes);
+    tx.commit(frame.bytes.len(), frame.meta);
+    true
+}
+
+/// One burst, of which only the suite's own frames are kept.
+fn receive(rx: &mut dyn RxQueue, clock: Clock) -> Vec<Received> {
+    let mut burst = RxBurst::new();
+    rx.rx_burst(clock.now(), &mut burst);
+    burst.iter().filter_map(Received::of).collect()
+}
+
+/// Sleeps until something may have come, at most 50 ms.
+fn wait(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: Clock) {
+    let now = clock.now();
+    let deadlines = [tx.next_deadline(), rx.next_deadline(), Some(now + Duration::from_millis(50))];
+    let until = deadlines.into_iter().flatten().min().unwrap_or(now);
+    if rx.arm() {
+        sleep(rx.wake_fd(), until - now);
+    }
+    tx.flush(clock.now());
+}
+
+/// Sleeps on the descriptor. True if it became readable.
+fn sleep(fd: Option<RawFd>, duration: Duration) -> bool {
+    let Some(fd) = fd else {
+        std::thread::sleep(duration);
+        return false;
+    };
+    wake::with_borrowed(fd, |fd: BorrowedFd<'_>| {
+        let timeout = Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: duration.subsec_nanos().into() };
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        matches!(poll(&mut fds, Some(&timeout)), Ok(1..))
+    })
+}
+
+fn assert_same(sent: &[Frame], received: &[Received]) {
+    for (sent, received) in sent.iter().zip(received) {
+        assert_eq!(sent.bytes.len(), received.bytes.len(), "a frame changed its length");
+        assert!(sent.bytes == received.bytes, "a frame of {} bytes changed its content", sent.bytes.len());
+    }
+    assert_eq!(sent.len(), received.len(), "number of frames");
+}
+
+fn capabilities_are_constant_and_sane(bench: &mut Bench) {
+    let (left, right) = (bench.left.tx.capabilities(), bench.right.tx.capabilities());
+    assert_ne!(left.mac, right.mac, "two stations with one MAC address");
+    for capabilities in [left, right] {
+        assert_eq!(capabilities.mac[0] & 1, 0, "a group address as the device's own");
+        assert!((68..=65_535).contains(&capabilities.mtu), "MTU {}", capabilities.mtu);
+        assert!(capabilities.gso_bytes_max == 0 || capabilities.tx_checksum, "super-frames need checksums");
+        assert!(!capabilities.uso || capabilities.gso_bytes_max > 0);
+    }
+    let frames: Vec<_> =
+        (0..100).map(|number| Frame::plain(bench.left.tx.capabilities(), number, 200)).collect();
+    bench.exchange(&frames);
+    assert_eq!((left, right), (bench.left.tx.capabilities(), bench.right.tx.capabilities()), "changed");
+}
+
+fn frames_of_every_size_keep_their_content(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let largest = bench.left.tx.capabilities().mtu.min(bench.right.tx.capabilities().mtu) + 14;
+    // All sizes up to a usual MTU; beyond, some and the largest ones.
+    let sizes = (60..=largest).filter(|&size| size <= 1600 || size % 251 == 0 || size + 20 > largest);
+    let frames: Vec<_> =
+        sizes.zip(0..).map(|(size, number)| Frame::plain(capabilities, number, size)).collect();
+    assert_same(&frames, &bench.exchange(&frames));
+}
+
+fn both_directions_keep_their_order(bench: &mut Bench) {
+    let make = |capabilities, seed: u32| -> Vec<_> {
+        (0..1000u32)
+            .map(|number| Frame::plain(capabilities, number + seed, 60 + (number * 37 % 400) as usize))
+            .collect()
+    };
+    let there = make(bench.left.tx.capabilities(), 0);
+    let back = make(bench.right.tx.capabilities(), 5000);
+    let (mut got_there, mut got_back) = (Vec::new(), Vec::new());
+    for (there, back) in there.chunks(WINDOW).zip(back.chunks(WINDOW)) {
+        got_there.extend(transfer(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, there));
+        got_back.extend(transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, back));
+    }
+    assert_same(&there, &got_there);
+    assert_same(&back, &got_back);
+}
+
+fn super_frames_keep_their_content(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
+    let received = bench.exchange(&frames);
+    if bench.promises.super_frames_whole {
+        assert_eq!(received.len(), frames.len(), "a super-frame was cut");
+    }
+    frames::assert_payloads_arrive(&frames, &received);
+}
+
+fn room_that_is_not_committed_leaves_no_trace(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let largest = (capabilities.mtu + 18).max(capabilities.gso_bytes_max);
+    for number in 0..300 {
+        for len in [60, largest, 0, 1000.min(largest)] {
+            if let Some(room) = bench.left.tx.reserve(len) {
+                room.fill(0xdb);
+            }
+            bench.left.tx.flush(bench.clock.now());
+        }
+        let frame = [Frame::plain(capabilities, number, 60 + number as usize % 100)];
+        assert_same(&frame, &bench.exchange(&frame));
+    }
+}
+
+fn less_than_reserved_can_be_sent(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    for number in 0..300u32 {
+        let frame = Frame::plain(capabilities, number, 60 + number as usize % 7);
+        let room = bench.left.tx.reserve(capabilities.mtu + 18).expect("nothing is queued");
+        room[..frame.bytes.len()].copy_from_slice(&frame.bytes);
+        bench.left.tx.commit(frame.bytes.len(), TxMeta::default());
+        let next = [Frame::plain(capabilities, number + 1, 100)];
+        let mut received = bench.exchange(&next);
+        let deadline = bench.clock.now() + PATIENCE;
+        while received.len() < 2 {
+            assert!(bench.clock.now() < deadline, "a frame is missing");
+            received.extend(receive(&mut *bench.right.rx, bench.clock));
+        }
+        assert_same(&[frame, next[0].clone()], &received);
+    }
+}
+
+fn bursts_are_bounded_and_append(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let frames: Vec<_> =
+        (0..3 * BURST_FRAMES_MAX as u32).map(|n| Frame::plain(capabilities, n, 90)).collect();
+    let filler = [0xffu8; 60];
+    let filler = RxFrame { bytes: &filler, checksum: Default::default(), gso: None };
+    let mut received = Vec::new();
+    for window in frames.chunks(WINDOW) {
+        for frame in window {
+            assert!(send(&mut *bench.left.tx, frame), "less than a window is queued");
+        }
+        bench.left.tx.flush(bench.clock.now());
+        let (start, deadline) = (received.len(), bench.clock.now() + PATIENCE);
+        let mut room = 0;
+        while received.len() - start < window.len() {
+            assert!(bench.clock.now() < deadline, "a frame is missing");
+            let mut burst = RxBurst::new();
+            let kept = BURST_FRAMES_MAX - room;
+            (0..kept).for_each(|_| burst.push(filler));
+            bench.right.rx.rx_burst(bench.clock.now(), &mut burst);
+            assert!(
+                burst[..kept].iter().all(|frame| frame.bytes == filler.bytes),
+                "a burst was not appended to"
+            );
+            received.extend(burst[kept..].iter().filter_map(Received::of));
+            room = (room + 1) % 10;
+            bench.left.tx.flush(bench.clock.now());
+        }
+    }
+    assert_same(&frames, &received);
+}
+
+fn lent_frames_survive_while_answers_are_sent(bench: &mut Bench) {
+    let (left, right) = (bench.left.tx.capabilities(), bench.right.tx.capabilities());
+    let first: Vec<_> = (0..WINDOW as u32).map(|number| Frame::plain(left, number, 300)).collect();
+    assert!(first.iter().all(|frame| send(&mut *bench.left.tx, frame)));
+    bench.left.tx.flush(bench.clock.now());
+    let deadline = bench.clock.now() + PATIENCE;
+    let mut seen = 0;
+    while seen == 0 {
+        assert!(bench.clock.now() < deadline, "no frame came");
+        let mut burst = RxBurst::new();
+        bench.right.rx.rx_burst(bench.clock.now(), &mut burst);
+        let before: Vec<Vec<u8>> = burst.iter().map(|frame| frame.bytes.to_vec()).collect();
+        seen = burst.iter().filter_map(Received::of).count();
+        let answers: Vec<_> = (0..200).map(|number| Frame::plain(right, 9000 + number, 500)).collect();
+        transfer(&mut *bench.right.tx, &mut *bench.left.rx, bench.clock, &answers);
+        // More of the same direction must not overwrite what is lent either.
+        for number in 0..200 {
+            send(&mut *bench.left.tx, &Frame::plain(left, 5000 + number, 500));
+            bench.left.tx.flush(bench.clock.now());
+        }
+        assert!(
+            burst.iter().zip(&before).all(|(frame, before)| frame.bytes == before),
+            "a lent frame changed"
+        );
+    }
+}
+
+fn an_overrun_queue_recovers(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let mut queued = Vec::new();
+    for number in 0..100_000 {
+        let frame = Frame::plain(capabilities, number, 1000);
+        if !send(&mut *bench.left.tx, &frame) {
+            bench.left.tx.flush(bench.clock.now());
+            if !send(&mut *bench.left.tx, &frame) {
+                break;
+            }
+        }
+        queued.push(frame);
+        if number % 64 == 0 {
+            bench.left.tx.flush(bench.clock.now());
+        }
+        if !bench.promises.back_pressure && queued.len() == 5000 {
+            break;
+        }
+    }
+    bench.left.tx.flush(bench.clock.now());
+    assert!(queued.len() < 100_000, "the queue has no bound");
+    let mut received = Vec::new();
+    let mut quiet = 0;
+    while quiet < 4 {
+        let frames = receive(&mut *bench.right.rx, bench.clock);
+        quiet = if frames.is_empty() { quiet + 1 } else { 0 };
+        received.extend(frames);
+        if quiet > 0 {
+            wait(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock);
+        }
+    }
+    if bench.promises.back_pressure {
+        assert_same(&queued, &received);
+    } else {
+        assert!(received.len() >= WINDOW, "only {} frames survived an overrun", received.len());
+    }
+    let after: Vec<_> = (0..500).map(|number| Frame::plain(capabilities, 200_000 + number, 400)).collect();
+    assert_same(&after, &bench.exchange(&after));
+}
+
+fn a_device_outlives_its_peer(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let frames: Vec<_> = (0..40).map(|number| Frame::plain(capabilities, number, 700)).collect();
+    bench.exchange(&frames);
+    let (other, _) = crate::memory::pair(Default::default());
+    drop(std::mem::replace(&mut bench.right, other));
+    for number in 0..20_000 {
+        if send(&mut *bench.left.tx, &Frame::plain(capabilities, number, 700)) && number % 32 != 0 {
+            continue;
+        }
+        bench.left.tx.flush(bench.clock.now());
+        assert!(receive(&mut *bench.left.rx, bench.clock).is_empty());
+    }
+    bench.left.rx.arm();
+}

@@ -1,0 +1,88 @@
+//! A small seeded random number generator: xoshiro256++ (Blackman and Vigna), seeded through SplitMix64.
+//!
+//! Written here so that a seed gives the same sequence for ever. Not for secrets.
+
+/// A stream of pseudo-random numbers, given by its seed.
+#[derive(Clone, Debug)]
+pub struct Random {
+    state: [u64; 4],
+}
+
+impl Random {
+    /// The stream of this seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut seed = seed;
+        let state = std::array::from_fn(|_| {
+            seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = seed;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        });
+        Self { state }
+    }
+
+    /// 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        let [s0, s1, s2, s3] = &mut self.state;
+        let result = s0.wrapping_add(*s3).rotate_left(23).wrapping_add(*s0);
+        let t = *s1 << 17;
+        *s2 ^= *s0;
+        *s3 ^= *s1;
+        *s1 ^= *s2;
+        *s0 ^= *s3;
+        *s2 ^= t;
+        *s3 = s3.rotate_left(45);
+        result
+    }
+
+    /// A number below `bound`; 0 if `bound` is 0. Off from uniform by less than `bound` / 2^64.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// A number in [0, 1), with 53 random bits.
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// True with the given probability: always from 1 on, never up to 0. Draws one number in any case, so that the stream does not
+    /// depend on the probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.unit() < probability
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// First outputs of the authors' reference program for the state {1, 2, 3, 4}.
+    #[test]
+    fn the_stream_is_that_of_the_reference() {
+        let mut random = Random { state: [1, 2, 3, 4] };
+        let expected = [41_943_041, 58_720_359, 3_588_806_011_781_223, 3_591_011_842_654_386];
+        assert_eq!(std::array::from_fn(|_| random.next_u64()), expected);
+    }
+
+    #[test]
+    fn a_seed_gives_one_stream_and_another_seed_another() {
+        let draw = |seed| -> Vec<u64> {
+            let mut r = Random::new(seed);
+            (0..8).map(|_| r.next_u64()).collect()
+        };
+        assert_eq!(draw(5), draw(5));
+        assert_ne!(draw(5), draw(6));
+    }
+
+    #[test]
+    fn bounds_hold_and_chances_come_true_as_often_as_they_should() {
+        let mut random = Random::new(1);
+        assert_eq!(random.below(0), 0);
+        assert!((0..1000).all(|_| random.below(7) < 7));
+        assert!((0..1000).all(|_| random.chance(1.0) && !random.chance(0.0)));
+        let hits = (0..100_000).filter(|_| random.chance(0.01)).count();
+        assert!((850..1150).contains(&hits), "{hits}");
+    }
+}
