@@ -44,40 +44,53 @@ impl Header {
     /// for malformed options, and for fragments that reach beyond the longest possible packet.
     #[inline]
     pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ Self::LEN }>(packet)?;
-        let total_len = be16(bytes, 2);
-        let flags = be16(bytes, 6);
-        let header_len = (bytes[0] & 0x0f) << 2;
-        if bytes[0] != 0x45 {
-            check_options(packet)?;
-        }
-        if total_len < u16::from(header_len) {
-            return Err(WireError::BadLength);
-        }
-        if packet.len() < usize::from(total_len) {
+        let header = Self::read(packet)?;
+        if packet.len() < usize::from(header.total_len) {
             return Err(WireError::Truncated);
         }
-        let fragment_offset = (flags & 0x1fff) << 3;
+        if header.total_len < u16::from(header.header_len) {
+            return Err(WireError::BadLength);
+        }
         // A fragment behind the 65,535th byte could only overflow whoever reassembles it ("ping of death").
-        let payload_len = u32::from(total_len) - u32::from(header_len);
-        if fragment_offset != 0
-            && u32::from(fragment_offset) + payload_len > u32::from(u16::MAX) - u32::from(header_len)
+        if header.fragment_offset != 0
+            && u32::from(header.fragment_offset) + u32::from(header.total_len) > u32::from(u16::MAX)
         {
             return Err(WireError::BadLength);
         }
+        Ok(header)
+    }
+
+    /// Reads the header of a packet that an ICMP error quotes, and what else there is of it: usually the packet is cut short
+    /// (RFC 792: 8 bytes after the header). Its total length and checksum mean nothing: some senders quote them changed.
+    ///
+    /// # Errors
+    /// `Truncated` if not even the header is all there, `BadVersion`, `BadLength`.
+    pub fn parse_quoted(quote: &[u8]) -> Result<(Self, &[u8]), WireError> {
+        let header = Self::read(quote)?;
+        let rest = quote.get(usize::from(header.header_len)..).ok_or(WireError::Truncated)?;
+        Ok((header, rest))
+    }
+
+    #[inline(always)]
+    fn read(packet: &[u8]) -> Result<Self, WireError> {
+        let bytes = head::<{ Self::LEN }>(packet)?;
+        if bytes[0] != 0x45 {
+            check_options(packet)?;
+        }
+        let flags = be16(bytes, 6);
         Ok(Self {
             dscp: bytes[1] >> 2,
             ecn: bytes[1] & 3,
-            total_len,
+            total_len: be16(bytes, 2),
             ident: be16(bytes, 4),
             dont_fragment: flags & 0x4000 != 0,
             more_fragments: flags & 0x2000 != 0,
-            fragment_offset,
+            fragment_offset: (flags & 0x1fff) << 3,
             ttl: bytes[8],
             protocol: bytes[9],
             src: Ipv4Addr::from_octets(array(bytes, 12)),
             dst: Ipv4Addr::from_octets(array(bytes, 16)),
-            header_len,
+            header_len: (bytes[0] & 0x0f) << 2,
         })
     }
 
@@ -236,6 +249,14 @@ mod tests {
         assert_eq!(with(&[1, 1, 7, 1]), Err(WireError::BadLength));
         assert_eq!(with(&[1, 1, 1, 7]), Err(WireError::BadLength));
         assert_eq!(with(&[0, 9, 9, 9]), Ok(36));
+    }
+
+    #[test]
+    fn quote_of_header_and_8_bytes_is_read() {
+        let bytes = packet(&SYN, 28);
+        let (header, rest) = Header::parse_quoted(&bytes).unwrap();
+        assert_eq!((header.total_len, rest), (60, &[0; 8][..]));
+        assert_eq!(Header::parse_quoted(&bytes[..19]), Err(WireError::Truncated));
     }
 
     #[test]

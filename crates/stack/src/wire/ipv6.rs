@@ -1,5 +1,11 @@
 //! IPv6 headers (RFC 8200).
 
+mod extension;
+
+pub use extension::{
+    Chain, ChainError, EXTENSION_HEADERS_MAX, Fragment, FragmentHeader, OPTIONS_MAX, emit_router_alert, walk,
+};
+
 use super::{WireError, array, be16, be32, head, room};
 use core::net::Ipv6Addr;
 
@@ -34,20 +40,33 @@ impl Header {
     /// `Truncated` if the buffer ends before the packet does, `BadVersion`.
     #[inline]
     pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
+        let header = Self::read(packet)?;
+        if packet.len() - Self::LEN < usize::from(header.payload_len) {
+            return Err(WireError::Truncated);
+        }
+        Ok(header)
+    }
+
+    /// Reads the header of a packet that an ICMP error quotes, which is usually cut short.
+    ///
+    /// # Errors
+    /// `Truncated` if not even the header is all there, `BadVersion`.
+    pub fn parse_quoted(quote: &[u8]) -> Result<Self, WireError> {
+        Self::read(quote)
+    }
+
+    #[inline(always)]
+    fn read(packet: &[u8]) -> Result<Self, WireError> {
         let bytes = head::<{ Self::LEN }>(packet)?;
         let first = be32(bytes, 0);
         if first >> 28 != 6 {
             return Err(WireError::BadVersion);
         }
-        let payload_len = be16(bytes, 4);
-        if packet.len() - Self::LEN < usize::from(payload_len) {
-            return Err(WireError::Truncated);
-        }
         Ok(Self {
             dscp: (first >> 22) as u8 & 0x3f,
             ecn: (first >> 20) as u8 & 3,
             flow_label: first & 0x000f_ffff,
-            payload_len,
+            payload_len: be16(bytes, 4),
             next_header: bytes[6],
             hop_limit: bytes[7],
             src: Ipv6Addr::from_octets(array(bytes, 8)),
@@ -117,7 +136,10 @@ mod tests {
         for len in 0..44 {
             assert_eq!(Header::parse(&out[..len]), Err(WireError::Truncated), "{len}");
         }
+        assert_eq!(Header::parse_quoted(&out[..40]), Ok(example()));
+        assert_eq!(Header::parse_quoted(&out[..39]), Err(WireError::Truncated));
         out[0] = 0x45;
         assert_eq!(Header::parse(&out), Err(WireError::BadVersion));
+        assert_eq!(Header::parse_quoted(&out), Err(WireError::BadVersion));
     }
 }

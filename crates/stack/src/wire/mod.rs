@@ -4,12 +4,18 @@
 //! Emitters write into room of the caller; too little of it is a bug of the caller and panics.
 //! Numbers are in host order in every value and in network order only inside the bytes.
 
+pub mod arp;
 pub mod checksum;
 pub mod ethernet;
+pub mod icmpv4;
+pub mod icmpv6;
 pub mod ipv4;
 pub mod ipv6;
 mod mac;
+pub mod mld;
+pub mod ndp;
 pub mod tcp;
+pub mod udp;
 
 pub use mac::MacAddr;
 

@@ -1,0 +1,118 @@
+//! ARP for IPv4 over Ethernet (RFC 826).
+
+use super::{MacAddr, WireError, array, be16, head, room};
+use core::net::Ipv4Addr;
+
+/// What an ARP packet is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Who has the target address?
+    Request,
+    /// The sender has its address.
+    Reply,
+}
+
+/// An ARP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Packet {
+    /// Request or reply.
+    pub operation: Operation,
+    /// The sender's Ethernet address.
+    pub sender_mac: MacAddr,
+    /// The sender's IPv4 address: 0.0.0.0 in a probe (RFC 5227).
+    pub sender_ip: Ipv4Addr,
+    /// The target's Ethernet address; means nothing in a request.
+    pub target_mac: MacAddr,
+    /// The target's IPv4 address.
+    pub target_ip: Ipv4Addr,
+}
+
+/// Hardware type Ethernet, protocol type IPv4, and the lengths of their addresses.
+const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
+
+impl Packet {
+    /// Bytes of a packet.
+    pub const LEN: usize = 28;
+
+    /// Reads a packet. What follows it in the buffer is padding.
+    ///
+    /// # Errors
+    /// `Truncated`; `BadVersion` if it is not about IPv4 over Ethernet; `Unsupported` for operations other than request and reply.
+    pub fn parse(packet: &[u8]) -> Result<Self, WireError> {
+        let bytes = head::<{ Self::LEN }>(packet)?;
+        if array::<6, 28>(bytes, 0) != ETHERNET_IPV4 {
+            return Err(WireError::BadVersion);
+        }
+        let operation = match be16(bytes, 6) {
+            1 => Operation::Request,
+            2 => Operation::Reply,
+            _ => return Err(WireError::Unsupported),
+        };
+        Ok(Self {
+            operation,
+            sender_mac: MacAddr(array(bytes, 8)),
+            sender_ip: Ipv4Addr::from_octets(array(bytes, 14)),
+            target_mac: MacAddr(array(bytes, 18)),
+            target_ip: Ipv4Addr::from_octets(array(bytes, 24)),
+        })
+    }
+
+    /// Writes the packet and returns its length (28).
+    ///
+    /// # Panics
+    /// If `out` is shorter than the packet.
+    pub fn emit(&self, out: &mut [u8]) -> usize {
+        let out = room::<{ Self::LEN }>(out);
+        let operation: u16 = match self.operation {
+            Operation::Request => 1,
+            Operation::Reply => 2,
+        };
+        out[..6].copy_from_slice(&ETHERNET_IPV4);
+        out[6..8].copy_from_slice(&operation.to_be_bytes());
+        out[8..14].copy_from_slice(&self.sender_mac.0);
+        out[14..18].copy_from_slice(&self.sender_ip.octets());
+        out[18..24].copy_from_slice(&self.target_mac.0);
+        out[24..28].copy_from_slice(&self.target_ip.octets());
+        Self::LEN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request() -> Packet {
+        Packet {
+            operation: Operation::Request,
+            sender_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            sender_ip: Ipv4Addr::new(10, 0, 0, 1),
+            target_mac: MacAddr::ZERO,
+            target_ip: Ipv4Addr::new(10, 0, 0, 2),
+        }
+    }
+
+    #[test]
+    fn request_is_laid_out_as_in_rfc_826_and_round_trips() {
+        let mut out = [0; 46];
+        assert_eq!(request().emit(&mut out), 28);
+        let expected = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 1, 10, 0, 0, 1, 0, 0, 0, 0, 0, 0, 10, 0, 0, 2];
+        assert_eq!(out[..28], expected);
+        assert_eq!(Packet::parse(&out), Ok(request()));
+    }
+
+    #[test]
+    fn other_hardware_operations_and_truncation_are_refused() {
+        let mut out = [0; 28];
+        request().emit(&mut out);
+        for len in 0..28 {
+            assert_eq!(Packet::parse(&out[..len]), Err(WireError::Truncated));
+        }
+        for at in 0..6 {
+            let mut bad = out;
+            bad[at] ^= 1;
+            assert_eq!(Packet::parse(&bad), Err(WireError::BadVersion));
+        }
+        out[7] = 3;
+        assert_eq!(Packet::parse(&out), Err(WireError::Unsupported));
+    }
+}

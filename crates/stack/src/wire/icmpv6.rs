@@ -1,0 +1,253 @@
+//! ICMP for IPv6 (RFC 4443). Its neighbour discovery messages are in [`ndp`](super::ndp), its group membership messages in
+//! [`mld`](super::mld).
+
+use super::checksum::{Sum, pseudo_v6};
+use super::{WireError, be16, be32, head, protocol};
+use core::net::Ipv6Addr;
+
+/// Codes of "destination unreachable" (RFC 4443 §3.1).
+pub mod unreachable {
+    /// No route to the destination.
+    pub const NO_ROUTE: u8 = 0;
+    /// Communication administratively prohibited.
+    pub const ADMINISTRATIVELY_PROHIBITED: u8 = 1;
+    /// The source address is not valid beyond its scope.
+    pub const BEYOND_SCOPE: u8 = 2;
+    /// The address cannot be reached.
+    pub const ADDRESS: u8 = 3;
+    /// Nobody listens at the port.
+    pub const PORT: u8 = 4;
+    /// Source address failed a policy.
+    pub const SOURCE_POLICY: u8 = 5;
+    /// The route rejects.
+    pub const REJECT_ROUTE: u8 = 6;
+}
+
+/// Codes of "time exceeded" (RFC 4443 §3.3).
+pub mod time_exceeded {
+    /// Hop limit ran out in transit.
+    pub const HOP_LIMIT: u8 = 0;
+    /// Not all fragments came in time.
+    pub const REASSEMBLY: u8 = 1;
+}
+
+/// Codes of "parameter problem" (RFC 4443 §3.4).
+pub mod parameter_problem {
+    /// A header field has an impossible value.
+    pub const ERRONEOUS_FIELD: u8 = 0;
+    /// A next-header value is not known.
+    pub const UNKNOWN_NEXT_HEADER: u8 = 1;
+    /// An option is not known.
+    pub const UNKNOWN_OPTION: u8 = 2;
+    /// The first fragment does not hold all headers (RFC 7112 §5).
+    pub const INCOMPLETE_HEADER_CHAIN: u8 = 3;
+}
+
+/// Bytes in front of the quote or the echo data.
+pub const HEADER_LEN: usize = 8;
+
+/// Most bytes of the offending packet to quote: the error is to fit the smallest MTU (RFC 4443 §2.4 (c)).
+pub const QUOTE_LEN_MAX: usize = 1280 - 40 - HEADER_LEN;
+
+const UNREACHABLE: u8 = 1;
+const PACKET_TOO_BIG: u8 = 2;
+const TIME_EXCEEDED: u8 = 3;
+const PARAMETER_PROBLEM: u8 = 4;
+const ECHO_REQUEST: u8 = 128;
+const ECHO_REPLY: u8 = 129;
+
+/// Whether a message may be answered by an ICMP error: not if it is one itself, nor a redirect (RFC 4443 §2.4 (e)).
+pub const fn is_query(kind: u8) -> bool {
+    kind >= 128 && kind != super::ndp::REDIRECT
+}
+
+/// An ICMPv6 message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Message<'a> {
+    /// "Ping".
+    EchoRequest {
+        /// Chosen by the sender.
+        ident: u16,
+        /// Chosen by the sender.
+        seq: u16,
+        /// To come back unchanged.
+        data: &'a [u8],
+    },
+    /// The answer to a ping.
+    EchoReply {
+        /// From the request.
+        ident: u16,
+        /// From the request.
+        seq: u16,
+        /// From the request.
+        data: &'a [u8],
+    },
+    /// A packet of ours could not be delivered.
+    Unreachable {
+        /// Why: see [`unreachable`].
+        code: u8,
+        /// The beginning of the packet: see [`ipv6::Header::parse_quoted`](super::ipv6::Header::parse_quoted).
+        quote: &'a [u8],
+    },
+    /// A packet of ours is too long for a link on its way.
+    PacketTooBig {
+        /// Bytes that the link takes.
+        mtu: u32,
+        /// The beginning of the packet.
+        quote: &'a [u8],
+    },
+    /// A packet of ours took too long.
+    TimeExceeded {
+        /// Where: see [`time_exceeded`].
+        code: u8,
+        /// The beginning of the packet.
+        quote: &'a [u8],
+    },
+    /// A packet of ours was not understood.
+    ParameterProblem {
+        /// Kind of problem: see [`parameter_problem`].
+        code: u8,
+        /// Which byte of the packet.
+        pointer: u32,
+        /// The beginning of the packet.
+        quote: &'a [u8],
+    },
+    /// Neighbour discovery (types 133 to 137): the whole message, for [`ndp::Message::parse`](super::ndp::Message::parse).
+    Ndp(&'a [u8]),
+    /// A question for group memberships (type 130): the whole message, for [`mld::Query::parse`](super::mld::Query::parse).
+    MldQuery(&'a [u8]),
+    /// Anything else.
+    Other {
+        /// Type.
+        kind: u8,
+        /// Code.
+        code: u8,
+        /// What follows the checksum.
+        body: &'a [u8],
+    },
+}
+
+impl<'a> Message<'a> {
+    /// Reads a message and verifies its checksum, which covers the addresses of the packet. The quote of an error is as it came:
+    /// it may be of a packet we never sent.
+    ///
+    /// # Errors
+    /// `Truncated`, `BadChecksum`.
+    pub fn parse(message: &'a [u8], src: Ipv6Addr, dst: Ipv6Addr) -> Result<Self, WireError> {
+        let bytes = head::<4>(message)?;
+        if !pseudo_v6(src, dst, protocol::ICMPV6, message.len()).add(Sum::of(message)).is_valid() {
+            return Err(WireError::BadChecksum);
+        }
+        let (kind, code) = (bytes[0], bytes[1]);
+        match kind {
+            super::ndp::ROUTER_SOLICITATION..=super::ndp::REDIRECT => return Ok(Self::Ndp(message)),
+            super::mld::QUERY => return Ok(Self::MldQuery(message)),
+            UNREACHABLE..=PARAMETER_PROBLEM | ECHO_REQUEST | ECHO_REPLY => {}
+            _ => return Ok(Self::Other { kind, code, body: &message[4..] }),
+        }
+        let bytes = head::<HEADER_LEN>(message)?;
+        let rest = &message[HEADER_LEN..];
+        Ok(match kind {
+            UNREACHABLE => Self::Unreachable { code, quote: rest },
+            PACKET_TOO_BIG => Self::PacketTooBig { mtu: be32(bytes, 4), quote: rest },
+            TIME_EXCEEDED => Self::TimeExceeded { code, quote: rest },
+            PARAMETER_PROBLEM => Self::ParameterProblem { code, pointer: be32(bytes, 4), quote: rest },
+            ECHO_REQUEST => Self::EchoRequest { ident: be16(bytes, 4), seq: be16(bytes, 6), data: rest },
+            _ => Self::EchoReply { ident: be16(bytes, 4), seq: be16(bytes, 6), data: rest },
+        })
+    }
+
+    /// Type, code, the four bytes after the checksum if they have a meaning of their own, and the rest.
+    fn parts(&self) -> (u8, u8, Option<u32>, &'a [u8]) {
+        let echo = |ident: u16, seq: u16| Some(u32::from(ident) << 16 | u32::from(seq));
+        match *self {
+            Self::EchoRequest { ident, seq, data } => (ECHO_REQUEST, 0, echo(ident, seq), data),
+            Self::EchoReply { ident, seq, data } => (ECHO_REPLY, 0, echo(ident, seq), data),
+            Self::Unreachable { code, quote } => (UNREACHABLE, code, Some(0), quote),
+            Self::PacketTooBig { mtu, quote } => (PACKET_TOO_BIG, 0, Some(mtu), quote),
+            Self::TimeExceeded { code, quote } => (TIME_EXCEEDED, code, Some(0), quote),
+            Self::ParameterProblem { code, pointer, quote } => {
+                (PARAMETER_PROBLEM, code, Some(pointer), quote)
+            }
+            Self::Ndp(message) | Self::MldQuery(message) => match message {
+                [kind, code, _, _, body @ ..] => (*kind, *code, None, body),
+                _ => (0, 0, None, &[]),
+            },
+            Self::Other { kind, code, body } => (kind, code, None, body),
+        }
+    }
+
+    /// Bytes that [`Message::emit`] writes.
+    pub fn encoded_len(&self) -> usize {
+        let (_, _, word, body) = self.parts();
+        if word.is_some() { HEADER_LEN + body.len() } else { 4 + body.len() }
+    }
+
+    /// Writes the message with its checksum for a packet between these addresses and returns its length.
+    ///
+    /// # Panics
+    /// If `out` is shorter than [`Message::encoded_len`].
+    pub fn emit(&self, src: Ipv6Addr, dst: Ipv6Addr, out: &mut [u8]) -> usize {
+        let (kind, code, word, body) = self.parts();
+        let out = &mut out[..self.encoded_len()];
+        out[..4].copy_from_slice(&[kind, code, 0, 0]);
+        if let Some(word) = word {
+            out[4..8].copy_from_slice(&word.to_be_bytes());
+        }
+        let body_at = out.len() - body.len();
+        out[body_at..].copy_from_slice(body);
+        complete(src, dst, out);
+        out.len()
+    }
+}
+
+/// Completes the checksum of a message between these addresses.
+pub(super) fn complete(src: Ipv6Addr, dst: Ipv6Addr, message: &mut [u8]) {
+    message[2..4].fill(0);
+    let sum = pseudo_v6(src, dst, protocol::ICMPV6, message.len()).add(Sum::of(message));
+    message[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+    const B: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 2);
+
+    #[test]
+    fn every_message_round_trips() {
+        let quote = &[0x60, 1, 2, 3, 4][..];
+        for message in [
+            Message::EchoRequest { ident: 1, seq: 0xfffe, data: b"odd" },
+            Message::EchoReply { ident: 0xabcd, seq: 2, data: b"" },
+            Message::Unreachable { code: unreachable::PORT, quote },
+            Message::PacketTooBig { mtu: 0x1_0500, quote },
+            Message::TimeExceeded { code: time_exceeded::REASSEMBLY, quote },
+            Message::ParameterProblem { code: parameter_problem::UNKNOWN_OPTION, pointer: 42, quote },
+            Message::Other { kind: 200, code: 3, body: b"abc" },
+            Message::Other { kind: 143, code: 0, body: b"" },
+        ] {
+            let mut out = [0xee; 64];
+            let len = message.emit(A, B, &mut out);
+            assert_eq!(len, message.encoded_len());
+            assert_eq!(Message::parse(&out[..len], A, B), Ok(message));
+        }
+    }
+
+    #[test]
+    fn checksum_covers_the_addresses() {
+        let mut out = [0; 16];
+        Message::EchoRequest { ident: 1, seq: 2, data: b"12345678" }.emit(A, B, &mut out);
+        assert_eq!(Message::parse(&out, A, A), Err(WireError::BadChecksum));
+        for len in 0..16 {
+            assert!(Message::parse(&out[..len], A, B).is_err());
+        }
+    }
+
+    #[test]
+    fn errors_and_redirects_are_not_answered_with_errors() {
+        assert!(!is_query(1) && !is_query(100) && !is_query(127) && !is_query(137));
+        assert!(is_query(128) && is_query(135) && is_query(255));
+    }
+}
