@@ -117,7 +117,8 @@ fn no_path_of_one_machine_is_in_the_tree() {
 
 #[test]
 fn the_engine_reads_no_clock_and_makes_no_system_call() {
-    let marks = ["std::time", "SystemTime", "std::thread", "std::net::", "std::fs", "std::env", "rustix", "libc::"];
+    let marks =
+        ["std::time", "SystemTime", "std::thread", "std::net::", "std::fs", "std::env", "rustix", "libc::"];
     let mut files = rust_files();
     files.retain(|(path, _)| path.starts_with("crates/stack/src/") && !path.contains("tests"));
     for (_, text) in &mut files {

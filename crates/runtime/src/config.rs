@@ -9,7 +9,7 @@ pub use values::{Mac, Prefix};
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use ginnel_stack::error::ConfigError;
-use ginnel_stack::tcp::config::TcpConfig;
+pub use ginnel_stack::tcp::config::TcpConfig;
 use serde::Deserialize;
 use std::path::PathBuf;
 

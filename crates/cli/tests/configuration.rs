@@ -1,0 +1,169 @@
+//! `docs/configuration.md` is generated from the configuration structs, so it names every key with its type, default and meaning.
+//! After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test configuration`.
+
+use ginnel::Config;
+use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, ShardConfig, TcpConfig};
+use std::fmt::{Debug, Write};
+use std::path::{Path, PathBuf};
+
+/// A table of the file: its name, the struct behind it and where that is.
+const TABLES: &[(&str, &str, &str)] = &[
+    ("[shard]", "ShardConfig", "crates/runtime/src/config.rs"),
+    ("[[device]]", "DeviceConfig", "crates/runtime/src/config.rs"),
+    ("[[link]]", "LinkConfig", "crates/runtime/src/config.rs"),
+    ("[[link.neighbour]]", "NeighbourConfig", "crates/runtime/src/config.rs"),
+    ("[[route]]", "RouteConfig", "crates/runtime/src/config.rs"),
+    ("[tcp]", "TcpConfig", "crates/stack/src/tcp/config.rs"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().into()
+}
+
+struct Key {
+    name: String,
+    type_name: String,
+    text: String,
+}
+
+/// The public fields of a struct with their documentation, as the source has them.
+fn keys(file: &str, name: &str) -> Vec<Key> {
+    let source = std::fs::read_to_string(root().join(file)).unwrap();
+    let start = source.find(&format!("pub struct {name} {{")).unwrap_or_else(|| panic!("{name} in {file}"));
+    let body = &source[start..][..source[start..].find("\n}").unwrap()];
+    let (mut keys, mut text, mut renamed) = (Vec::new(), String::new(), None);
+    for line in body.lines().skip(1).map(str::trim) {
+        if let Some(doc) = line.strip_prefix("///") {
+            let _ = write!(text, "{}{}", if text.is_empty() { "" } else { " " }, doc.trim());
+        } else if let Some(rest) = line.strip_prefix("#[serde(") {
+            renamed = rest.split("rename = \"").nth(1).and_then(|r| r.split('"').next()).map(String::from);
+        } else if let Some(field) = line.strip_prefix("pub ") {
+            let (field, type_name) = field.trim_end_matches(',').split_once(": ").unwrap();
+            let name = renamed.take().unwrap_or_else(|| field.into());
+            keys.push(Key { name, type_name: type_name.into(), text: std::mem::take(&mut text) });
+        }
+    }
+    assert!(!keys.is_empty(), "{name} has no keys");
+    keys
+}
+
+fn type_text(type_name: &str) -> &'static str {
+    let inner = type_name.strip_prefix("Option<").and_then(|t| t.strip_suffix('>')).unwrap_or(type_name);
+    match inner {
+        "u8" | "u16" | "u32" | "u64" | "usize" => "integer",
+        "bool" => "boolean",
+        t if t.starts_with("Vec<") => "array",
+        _ => "string",
+    }
+}
+
+fn document() -> String {
+    let mut out = String::from(
+        "# Configuration\n\n\
+         One TOML file, given with `--config FILE`. Every key has a default unless it says otherwise; an unknown key, a wrong type\n\
+         and a value out of range are errors that name file, line and key. Units are part of the names.\n\n\
+         This page is generated from the structs (`crates/cli/tests/configuration.rs`).\n\n\
+         ```toml\n",
+    );
+    out.push_str(EXAMPLE.trim_start());
+    out.push_str("```\n");
+    for (table, name, file) in TABLES {
+        let _ = write!(out, "\n## `{table}`\n\n| Key | Type | Meaning |\n|---|---|---|\n");
+        for key in keys(file, name) {
+            if key.name == "neighbour" {
+                continue; // a table of its own
+            }
+            let text = key.text.replace('|', "\\|");
+            let _ = writeln!(out, "| `{}` | {} | {text} |", key.name, type_text(&key.type_name));
+        }
+    }
+    out
+}
+
+const EXAMPLE: &str = r#"
+[shard]
+cpu = 1
+
+[tcp]
+connections_max = 10_000_000
+
+[[device]]
+name = "tap0"
+kind = "tap"
+faults = "delay=20ms loss=1%"
+
+[[link]]
+name = "lan"
+device = "tap0"
+addresses = ["10.1.0.2/24", "fd00::2/64"]
+
+[[route]]
+destination = "0.0.0.0/0"
+gateway = "10.1.0.1"
+link = "lan"
+"#;
+
+#[test]
+fn every_key_is_documented() {
+    let path = root().join("docs/configuration.md");
+    let expected = document();
+    if std::env::var_os("GINNEL_BLESS").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    for (i, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(found, expected, "docs/configuration.md:{} (GINNEL_BLESS=1 writes it anew)", i + 1);
+    }
+    assert_eq!(found, expected, "docs/configuration.md (GINNEL_BLESS=1 writes it anew)");
+}
+
+#[test]
+fn the_example_is_valid() {
+    Config::from_toml("docs/configuration.md", EXAMPLE).unwrap();
+}
+
+/// `name: value` of each line of the pretty debug text.
+fn values(config: &impl Debug) -> Vec<(String, String)> {
+    let text = format!("{config:#?}");
+    let fields = text.lines().filter_map(|l| l.strip_prefix("    ")?.trim_end_matches(',').split_once(": "));
+    fields.map(|(name, value)| (name.to_string(), value.to_string())).collect()
+}
+
+/// The default that a doc comment states: "Default 1,000." "Default 6 MiB." "Default `cubic`." "Default true."
+fn stated_default(text: &str) -> Option<String> {
+    let stated = text.split("Default ").nth(1)?;
+    let stated = stated.split(". ").next()?.trim_end_matches('.').trim_matches('`').replace(',', "");
+    let scaled = |suffix: &str, unit: u64| {
+        let number: u64 = stated.strip_suffix(suffix)?.parse().ok()?;
+        Some((number * unit).to_string())
+    };
+    Some(
+        scaled(" GiB", 1 << 30)
+            .or_else(|| scaled(" MiB", 1 << 20))
+            .or_else(|| scaled(" KiB", 1 << 10))
+            .unwrap_or(stated),
+    )
+}
+
+#[test]
+fn the_defaults_stated_are_the_defaults() {
+    let device = DeviceConfig::new("x", DeviceKind::Memory);
+    let link = LinkConfig::new("x", "y", Vec::new());
+    let actual = [
+        ("ShardConfig", values(&ShardConfig::default())),
+        ("DeviceConfig", values(&device)),
+        ("LinkConfig", values(&link)),
+        ("TcpConfig", values(&TcpConfig::default())),
+    ];
+    let mut checked = 0;
+    for (name, actual) in actual {
+        let (_, _, file) = TABLES.iter().find(|(_, n, _)| *n == name).unwrap();
+        for key in keys(file, name) {
+            let Some(stated) = stated_default(&key.text) else { continue };
+            let Some((_, value)) = actual.iter().find(|(n, _)| *n == key.name) else { continue };
+            assert_eq!(stated, value.to_lowercase(), "{name}.{}", key.name);
+            checked += 1;
+        }
+    }
+    assert!(checked > 30, "only {checked} defaults were found");
+}
