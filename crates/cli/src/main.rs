@@ -1,3 +1,77 @@
 //! The `ginnel` command.
+//!
+//! Exit codes: 0 done, 1 it failed while running, 2 it could not start because of its arguments or configuration. Every error is one line on
+//! standard error that names the thing it is about.
 
-fn main() {}
+mod commands;
+mod failure;
+mod signals;
+mod stack_options;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use failure::Failure;
+use std::process::ExitCode;
+
+/// A TCP/IP stack in user space, and programs on it.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: commands::Command,
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(e) => return usage(&e),
+    };
+    match cli.command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("ginnel: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+/// Help and version go out as they are; of an error, what is wrong, in one line.
+fn usage(e: &clap::Error) -> ExitCode {
+    if matches!(
+        e.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    ) {
+        let _ = e.print();
+        return if e.use_stderr() { ExitCode::from(2) } else { ExitCode::SUCCESS };
+    }
+    let text = e.render().to_string();
+    let lines: Vec<&str> = text.split("\n\n").next().unwrap_or_default().lines().map(str::trim).collect();
+    let failure = Failure::usage(lines.join(" ").trim_start_matches("error: "));
+    eprintln!("ginnel: {failure} (see --help)");
+    failure.exit_code()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Cli;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_option_has_a_help_text() {
+        fn check(command: &clap::Command) {
+            assert!(command.get_about().is_some(), "{} has no description", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
+    }
+}

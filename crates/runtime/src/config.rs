@@ -202,12 +202,11 @@ impl Config {
         file::parse(name, text)
     }
 
-    /// One device of this kind with one link that has one address, and perhaps a default route.
-    pub fn single(device: DeviceConfig, address: Prefix, gateway: Option<IpAddr>) -> Self {
-        let link = LinkConfig::new("link0", device.name.clone(), vec![address]);
-        let everything = if address.address.is_ipv4() { "0.0.0.0/0" } else { "::/0" };
-        let routes = gateway.into_iter().map(|gateway| RouteConfig {
-            destination: everything.parse().unwrap_or(address),
+    /// One device with one link that has these addresses, and a default route through each of the gateways.
+    pub fn single(device: DeviceConfig, addresses: &[Prefix], gateways: &[IpAddr]) -> Self {
+        let link = LinkConfig::new("link0", device.name.clone(), addresses.to_vec());
+        let routes = gateways.iter().map(|&gateway| RouteConfig {
+            destination: Prefix::everything(gateway.is_ipv4()),
             gateway: Some(gateway),
             link: "link0".into(),
             metric: 0,

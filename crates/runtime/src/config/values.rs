@@ -1,7 +1,7 @@
 //! Values that TOML has no type for. Each is written as a string and checked where it stands.
 
 use core::fmt;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 use serde::{Deserialize, Deserializer, de};
 
@@ -12,6 +12,14 @@ pub struct Prefix {
     pub address: IpAddr,
     /// Bits of the network: 0 to 32 for IPv4, 0 to 128 for IPv6.
     pub len: u8,
+}
+
+impl Prefix {
+    /// All addresses of a family.
+    pub fn everything(ipv4: bool) -> Self {
+        let address = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        Self { address, len: 0 }
+    }
 }
 
 impl FromStr for Prefix {

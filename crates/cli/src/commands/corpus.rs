@@ -1,0 +1,9 @@
+//! `ginnel corpus`.
+
+use crate::failure::Failure;
+use ginnel_apps::corpus;
+
+/// Writes the pages.
+pub fn run(options: &corpus::Options) -> Result<(), Failure> {
+    corpus::run(options).map_err(|e| Failure::running(format!("{}: {e}", options.directory.display())))
+}

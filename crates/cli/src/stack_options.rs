@@ -1,0 +1,189 @@
+//! Options that say what a program's stack runs over. They are the same for all programs.
+
+use crate::failure::Failure;
+use clap::Args;
+use core::net::IpAddr;
+use core::str::FromStr;
+use ginnel::Config;
+use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
+use std::path::PathBuf;
+
+/// Options of the stack.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Stack")]
+pub struct StackOptions {
+    /// Configuration file (TOML). Options given here win over it.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What to run over: tap:NAME (attached to if the interface exists, created if not), or memory, a cable inside this
+    /// process.
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<DeviceName>,
+
+    /// Address of the stack with its prefix length, as 10.0.0.1/24 or fd00::1/64. May be given several times.
+    #[arg(long, value_name = "ADDRESS/LEN")]
+    pub address: Vec<Prefix>,
+
+    /// Next hop for everything that is not on the link. Once for IPv4, once for IPv6.
+    #[arg(long, value_name = "ADDRESS")]
+    pub gateway: Vec<IpAddr>,
+
+    /// Largest IP packet in bytes.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_535))]
+    pub mtu: Option<u32>,
+
+    /// Faults of the link, both ways, as "delay=20ms loss=1%".
+    #[arg(long, value_name = "FAULTS")]
+    pub link: Option<String>,
+
+    /// Seed of the faults: the same seed makes the same faults.
+    #[arg(long, value_name = "N")]
+    pub link_seed: Option<u64>,
+
+    /// Write all frames to this file (pcapng), for tshark or Wireshark.
+    #[arg(long, value_name = "FILE")]
+    pub capture: Option<PathBuf>,
+
+    /// Pin the shard to this CPU.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1023))]
+    pub cpu: Option<u32>,
+
+    /// How long an idle shard polls before it sleeps, in microseconds.
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
+    pub spin_us: Option<u32>,
+}
+
+/// `memory` or `tap:NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DeviceName {
+    /// A cable inside the process.
+    Memory,
+    /// A TAP interface of this name.
+    Tap(String),
+}
+
+impl FromStr for DeviceName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some(("tap", name)) if (1..=15).contains(&name.len()) && !name.contains(['/', ' ']) => {
+                Ok(Self::Tap(name.into()))
+            }
+            Some(("tap", name)) => Err(format!("\"{name}\" is no interface name (1 to 15 characters)")),
+            _ => Err("neither \"memory\" nor \"tap:NAME\"".into()),
+        }
+    }
+}
+
+impl StackOptions {
+    /// The whole configuration: the file, if there is one, with the options over it.
+    pub fn to_config(&self) -> Result<Config, Failure> {
+        let mut config = match &self.config {
+            Some(path) => Config::from_file(path).map_err(|e| Failure::usage(e.to_string()))?,
+            None => Config::default(),
+        };
+        self.shape(&mut config)?;
+        if let Some(device) = self.sole_device(&mut config)? {
+            device.mtu = self.mtu.unwrap_or(device.mtu);
+            device.faults = self.link.clone().or(device.faults.take());
+            device.faults_seed = self.link_seed.unwrap_or(device.faults_seed);
+            device.capture = self.capture.clone().or(device.capture.take());
+        }
+        config.shard.cpu = self.cpu.or(config.shard.cpu);
+        config.shard.spin_us = self.spin_us.unwrap_or(config.shard.spin_us);
+        config.validate().map_err(|e| Failure::usage(e.to_string()))?;
+        Ok(config)
+    }
+
+    /// Devices, links and routes: all from the file, or all from the options.
+    fn shape(&self, config: &mut Config) -> Result<(), Failure> {
+        let from_options = self.device.is_some() || !self.address.is_empty() || !self.gateway.is_empty();
+        if !config.devices.is_empty() || !config.links.is_empty() {
+            if from_options {
+                let file = self.config.as_deref().unwrap_or("the configuration".as_ref()).display();
+                return Err(Failure::usage(format!(
+                    "--device, --address and --gateway: {file} has [[device]] and [[link]] tables of its own"
+                )));
+            }
+            return Ok(());
+        }
+        let Some(name) = &self.device else {
+            return Err(Failure::usage(
+                "--device is missing: memory or tap:NAME, or a --config FILE with [[device]]",
+            ));
+        };
+        if self.address.is_empty() {
+            return Err(Failure::usage("--address is missing, as in --address 10.1.0.2/24"));
+        }
+        let device = match name {
+            DeviceName::Memory => DeviceConfig::new("memory", DeviceKind::Memory),
+            DeviceName::Tap(interface) => DeviceConfig::new(interface, DeviceKind::Tap),
+        };
+        let shape = Config::single(device, &self.address, &self.gateway);
+        (config.devices, config.links, config.routes) = (shape.devices, shape.links, shape.routes);
+        Ok(())
+    }
+
+    /// The device that --mtu, --link, --link-seed and --capture are about.
+    fn sole_device<'a>(&self, config: &'a mut Config) -> Result<Option<&'a mut DeviceConfig>, Failure> {
+        let given = [
+            self.mtu.map(|_| "--mtu"),
+            self.link.as_ref().map(|_| "--link"),
+            self.link_seed.map(|_| "--link-seed"),
+            self.capture.as_ref().map(|_| "--capture"),
+        ];
+        let Some(option) = given.into_iter().flatten().next() else { return Ok(None) };
+        match config.devices.as_mut_slice() {
+            [device] => Ok(Some(device)),
+            devices => Err(Failure::usage(format!(
+                "{option} needs exactly one device and the configuration has {}: say it there",
+                devices.len()
+            ))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DeviceName, StackOptions};
+    use ginnel::config::DeviceKind;
+
+    fn options() -> StackOptions {
+        StackOptions {
+            device: Some(DeviceName::Tap("gtap0".into())),
+            address: vec!["10.1.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()],
+            gateway: vec!["10.1.0.1".parse().unwrap()],
+            ..StackOptions::default()
+        }
+    }
+
+    #[test]
+    fn options_alone_make_a_configuration() {
+        let config = StackOptions { mtu: Some(9000), cpu: Some(1), ..options() }.to_config().unwrap();
+        assert_eq!(config.devices.len(), 1);
+        assert_eq!((config.devices[0].kind, config.devices[0].mtu), (DeviceKind::Tap, 9000));
+        assert_eq!(config.links[0].addresses.len(), 2);
+        assert_eq!(config.routes.len(), 1);
+        assert_eq!(config.shard.cpu, Some(1));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let error = |options: StackOptions| options.to_config().unwrap_err().to_string();
+        assert!(error(StackOptions::default()).starts_with("--device is missing"));
+        assert!(error(StackOptions { address: vec![], ..options() }).starts_with("--address is missing"));
+        assert!(error(StackOptions { config: Some("no/file".into()), ..options() }).starts_with("no/file: "));
+    }
+
+    #[test]
+    fn device_names_are_checked() {
+        assert_eq!("memory".parse(), Ok(DeviceName::Memory));
+        assert_eq!("tap:x".parse(), Ok(DeviceName::Tap("x".into())));
+        for bad in ["", "tap", "tap:", "eth0", "tap:sixteen-letters-", "memory:x"] {
+            assert!(bad.parse::<DeviceName>().is_err(), "{bad}");
+        }
+    }
+}
