@@ -1,27 +1,281 @@
 use super::*;
-use crate::tcp::source::PreloadedSource;
+use crate::tcp::source::{PreloadedSource, Source};
+use proptest::prelude::*;
 
-fn filled(buffer: &SendBuffer, pool: &ChunkPool, sources: &SourceTable, offset: u64, len: usize) -> Vec<u8> {
-    let mut out = vec![0; len];
-    let sum = buffer.fill(pool, sources, offset, &mut out);
-    assert_eq!(sum.fold() % 0xffff, Sum::of(&out).fold() % 0xffff);
-    out
+const NO_LIMIT: u64 = u64::MAX;
+
+struct Bench {
+    pool: ChunkPool,
+    sources: SourceTable,
+    buffer: SendBuffer,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { pool: ChunkPool::new(4 << 20), sources: SourceTable::new(), buffer: SendBuffer::new() }
+    }
+
+    fn source(&mut self, bytes: &[u8]) -> SourceId {
+        self.sources.add(Box::new(PreloadedSource::new(bytes)))
+    }
+
+    fn push(&mut self, bytes: &[u8]) -> usize {
+        self.buffer.push_bytes(&mut self.pool, bytes, NO_LIMIT)
+    }
+
+    fn push_source(&mut self, id: SourceId, offset: u64, len: u64) -> Result<(), PushSourceError> {
+        self.buffer.push_source(&mut self.sources, id, offset, len)
+    }
+
+    fn discard(&mut self, n: u64) {
+        self.buffer.discard_front(&mut self.pool, &mut self.sources, n);
+    }
+
+    fn filled(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out);
+        assert_eq!(sum.fold() % 0xffff, Sum::of(&out).fold() % 0xffff);
+        out
+    }
+
+    fn all(&self) -> Vec<u8> {
+        self.filled(0, self.buffer.len() as usize)
+    }
+}
+
+/// A source whose sums are wrong, to see when they are used.
+struct Lying(Vec<u8>);
+
+impl Source for Lying {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn fill(&self, offset: u64, out: &mut [u8]) {
+        out.copy_from_slice(&self.0[offset as usize..offset as usize + out.len()]);
+    }
+
+    fn sum(&self, offset: u64, len: usize) -> Option<Sum> {
+        (offset == 0 && len == self.0.len()).then(|| Sum::ZERO.add_u16(0x1234))
+    }
 }
 
 #[test]
 fn copied_bytes_and_slices_leave_in_the_order_of_the_calls() {
-    let (mut pool, mut sources, mut buffer) =
-        (ChunkPool::new(1 << 20), SourceTable::new(), SendBuffer::new());
-    let page = sources.add(Box::new(PreloadedSource::new(&b"0123456789"[..])));
-    assert_eq!(buffer.push_bytes(&mut pool, b"head", 100), 4);
-    buffer.push_source(&mut sources, page, 2, 5).unwrap();
-    assert_eq!(buffer.push_bytes(&mut pool, b"tail", 12), 3);
-    assert_eq!(filled(&buffer, &pool, &sources, 0, 12), b"head23456tai");
-    assert_eq!(filled(&buffer, &pool, &sources, 3, 4), b"d234");
-    buffer.discard_front(&mut pool, &mut sources, 6);
-    assert_eq!(filled(&buffer, &pool, &sources, 0, 6), b"456tai");
-    assert_eq!(pool.in_use(), 1);
-    buffer.clear(&mut pool, &mut sources);
-    assert_eq!((pool.in_use(), buffer.len()), (0, 0));
-    assert!(sources.release(page) && sources.is_empty());
+    let mut bench = Bench::new();
+    let page = bench.source(b"0123456789");
+    assert_eq!(bench.push(b"head"), 4);
+    bench.push_source(page, 2, 5).unwrap();
+    assert_eq!(bench.buffer.push_bytes(&mut bench.pool, b"tail", 12), 3);
+    assert_eq!(bench.filled(0, 12), b"head23456tai");
+    assert_eq!(bench.filled(3, 4), b"d234");
+    bench.discard(6);
+    assert_eq!(bench.all(), b"456tai");
+    assert_eq!(bench.pool.in_use(), 1);
+    bench.buffer.clear(&mut bench.pool, &mut bench.sources);
+    assert_eq!((bench.pool.in_use(), bench.buffer.len()), (0, 0));
+    assert!(bench.sources.release(page) && bench.sources.is_empty());
+}
+
+#[test]
+fn small_writes_share_a_chunk_even_with_slices_between_them() {
+    let mut bench = Bench::new();
+    let body = bench.source(&[b'.'; 100]);
+    for _ in 0..20 {
+        bench.push(b"header");
+        bench.push_source(body, 0, 100).unwrap();
+    }
+    assert_eq!(bench.pool.in_use(), 1);
+    let all = bench.all();
+    assert!(all.chunks(106).all(|message| message.starts_with(b"header.") && message.ends_with(b".")));
+    bench.discard(19 * 106 + 5);
+    assert_eq!((bench.pool.in_use(), &bench.all()[..3]), (1, &b"r.."[..]));
+    bench.discard(1);
+    assert_eq!(bench.pool.in_use(), 0, "the last byte of the chunk was acknowledged");
+    bench.push(b"again");
+    assert_eq!((bench.all().len(), bench.pool.in_use()), (105, 1));
+    assert!(bench.all().ends_with(b".again"));
+}
+
+#[test]
+fn a_chunk_whose_bytes_are_all_acknowledged_is_freed_although_it_had_room() {
+    let mut bench = Bench::new();
+    for round in 0..5u8 {
+        bench.push(&[round; 10]);
+        assert_eq!((bench.all(), bench.pool.in_use()), (vec![round; 10], 1));
+        bench.discard(10);
+        assert_eq!((bench.buffer.is_empty(), bench.pool.in_use()), (true, 0));
+    }
+}
+
+#[test]
+fn no_more_is_taken_than_limit_and_memory_allow() {
+    let mut pool = ChunkPool::new(2 * CHUNK_BYTES);
+    let mut buffer = SendBuffer::new();
+    assert_eq!(buffer.push_bytes(&mut pool, &[0; 100], 60), 60);
+    assert_eq!(buffer.push_bytes(&mut pool, &[0; 100], 60), 0);
+    assert_eq!(buffer.push_bytes(&mut pool, &[0; 100], 59), 0, "the limit was lowered");
+    assert_eq!(buffer.push_bytes(&mut pool, &[0; 9999], NO_LIMIT), 2 * CHUNK_BYTES - 60);
+    assert_eq!(buffer.push_bytes(&mut pool, &[0; 1], NO_LIMIT), 0);
+    assert_eq!(buffer.len(), 2 * CHUNK_BYTES as u64);
+}
+
+#[test]
+fn slices_outside_their_source_or_of_a_released_one_are_refused() {
+    let mut bench = Bench::new();
+    let id = bench.source(b"abc");
+    assert_eq!(bench.push_source(id, 1, 3), Err(PushSourceError::OutOfRange));
+    assert_eq!(bench.push_source(id, u64::MAX, 2), Err(PushSourceError::OutOfRange));
+    assert_eq!(bench.push_source(id, 3, 0), Ok(()));
+    assert!(bench.buffer.is_empty());
+    bench.push_source(id, 0, 2).unwrap();
+    bench.sources.release(id);
+    assert_eq!(bench.push_source(id, 2, 1), Err(PushSourceError::Stale));
+    assert_eq!(bench.all(), b"ab", "what was queued before is still sent");
+    bench.discard(2);
+    assert!(bench.sources.is_empty());
+}
+
+#[test]
+fn slices_that_follow_each_other_are_one() {
+    let mut bench = Bench::new();
+    let id = bench.source(b"0123456789");
+    for n in 0..10 {
+        bench.push_source(id, n, 1).unwrap();
+    }
+    bench.discard(3);
+    assert_eq!((bench.buffer.slices, bench.all()), (1, b"3456789".to_vec()));
+    bench.push_source(id, 0, 1).unwrap();
+    assert_eq!(bench.buffer.slices, 2);
+}
+
+#[test]
+fn the_number_of_slices_is_limited() {
+    let mut bench = Bench::new();
+    let id = bench.source(b"ab");
+    for _ in 0..SLICES_MAX {
+        bench.push_source(id, 0, 1).unwrap();
+    }
+    assert_eq!(bench.push_source(id, 0, 1), Err(PushSourceError::Full));
+    assert_eq!(bench.push_source(id, 1, 1), Ok(()), "goes on where the last one ended");
+    bench.discard(1);
+    assert_eq!(bench.push_source(id, 0, 1), Ok(()));
+}
+
+#[test]
+fn the_sum_a_source_knows_is_used_if_it_covers_the_whole_piece() {
+    let mut bench = Bench::new();
+    let id = bench.sources.add(Box::new(Lying(vec![1; 8])));
+    bench.push_source(id, 0, 8).unwrap();
+    bench.push(b"z");
+    let mut out = [0; 9];
+    let sum = |bench: &Bench, out: &mut [u8]| bench.buffer.fill(&bench.pool, &bench.sources, 0, out).fold();
+    assert_eq!(sum(&bench, &mut out), Sum::ZERO.add_u16(0x1234).add(Sum::of(b"z")).fold());
+    assert_eq!(sum(&bench, &mut out[..6]), Sum::of(&[1; 6]).fold());
+}
+
+#[test]
+#[should_panic(expected = "more than is queued")]
+fn filling_more_than_is_queued_is_caught() {
+    let mut bench = Bench::new();
+    bench.push(b"abc");
+    bench.filled(1, 3);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Push {
+        len: usize,
+        limit: u64,
+    },
+    PushSource {
+        which: usize,
+        offset: u64,
+        len: u64,
+    },
+    /// Ten thousandths of what is queued.
+    Discard {
+        part: u64,
+    },
+    Fill {
+        offset: u64,
+        len: usize,
+    },
+    Release {
+        which: usize,
+    },
+    Clear,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let lens = || prop_oneof![0..20usize, 0..5000usize];
+    let step = prop_oneof![
+        6 => (lens(), 0..40_000u64).prop_map(|(len, limit)| Step::Push { len, limit }),
+        6 => (0..3usize, 0..3000u64, 0..3000u64)
+            .prop_map(|(which, offset, len)| Step::PushSource { which, offset, len }),
+        3 => (0..=10_000u64).prop_map(|part| Step::Discard { part }),
+        8 => (any::<u64>(), lens()).prop_map(|(offset, len)| Step::Fill { offset, len }),
+        1 => (0..3usize).prop_map(|which| Step::Release { which }),
+        1 => Just(Step::Clear),
+    ];
+    proptest::collection::vec(step, 1..80)
+}
+
+proptest! {
+    #[test]
+    fn agrees_with_a_list_of_bytes(steps in steps()) {
+        let mut bench = Bench::new();
+        let contents: Vec<Vec<u8>> =
+            (1..4u32).map(|n| (0..n * 1000).map(|i| (i * i * n >> 3) as u8).collect()).collect();
+        let mut ids: Vec<SourceId> = contents.iter().map(|bytes| bench.source(bytes)).collect();
+        let mut oracle: Vec<u8> = Vec::new();
+        let mut counter = 0u8;
+        for step in steps {
+            match step {
+                Step::Push { len, limit } => {
+                    let bytes: Vec<u8> = (0..len).map(|i| counter.wrapping_add((i * 7) as u8)).collect();
+                    counter = counter.wrapping_add(41);
+                    let taken = bench.buffer.push_bytes(&mut bench.pool, &bytes, limit);
+                    prop_assert_eq!(taken, len.min((limit as usize).saturating_sub(oracle.len())));
+                    oracle.extend(&bytes[..taken]);
+                }
+                Step::PushSource { which, offset, len } => {
+                    let bytes = &contents[which];
+                    let fits = offset + len <= bytes.len() as u64;
+                    prop_assert_eq!(bench.push_source(ids[which], offset, len).is_ok(), fits);
+                    if fits {
+                        oracle.extend(&bytes[offset as usize..(offset + len) as usize]);
+                    }
+                }
+                Step::Discard { part } => {
+                    let n = bench.buffer.len() * part / 10_000;
+                    bench.discard(n);
+                    oracle.drain(..n as usize);
+                }
+                Step::Fill { offset, len } => {
+                    let offset = offset % (oracle.len() as u64 + 1);
+                    let len = len.min(oracle.len() - offset as usize);
+                    prop_assert_eq!(bench.filled(offset, len), &oracle[offset as usize..offset as usize + len]);
+                }
+                Step::Release { which } => {
+                    prop_assert!(bench.sources.release(ids[which]));
+                    ids[which] = bench.source(&contents[which]);
+                }
+                Step::Clear => {
+                    bench.buffer.clear(&mut bench.pool, &mut bench.sources);
+                    oracle.clear();
+                }
+            }
+            prop_assert_eq!(bench.buffer.len(), oracle.len() as u64);
+            if oracle.is_empty() {
+                prop_assert_eq!((bench.pool.in_use(), bench.sources.len()), (0, 3));
+            }
+        }
+        prop_assert_eq!(&bench.all(), &oracle);
+        for id in ids {
+            bench.sources.release(id);
+        }
+        bench.buffer.clear(&mut bench.pool, &mut bench.sources);
+        prop_assert_eq!((bench.pool.in_use(), bench.sources.len()), (0, 0));
+    }
 }
