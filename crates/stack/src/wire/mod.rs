@@ -14,6 +14,7 @@ pub mod ipv6;
 mod mac;
 pub mod mld;
 pub mod ndp;
+pub mod segment;
 pub mod tcp;
 pub mod udp;
 
