@@ -1,5 +1,6 @@
-//! See the crate's README section in ARCHITECTURE.md.
+//! What tests stand on: simulated clock, hosts and links, packet checkers, and a runner for packet scripts.
 
+pub mod script;
 mod skip;
 
 pub use skip::skip;

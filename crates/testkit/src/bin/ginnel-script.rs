@@ -1,0 +1,121 @@
+//! Runs packet scripts: `ginnel-script [--backend kernel|ginnel] [--ip v4|v6] [--repeat N] [--once] FILES…`.
+
+use ginnel_testkit::script::ast::{BackendKind, IpVersion, Script};
+use ginnel_testkit::script::suite::{self, Case, Outcome};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: ginnel-script [options] [FILES or directories]   (default: all of tests/scripts)
+  --backend kernel|ginnel   only this stack
+  --ip v4|v6                only this IP version
+  --repeat N                run everything N times
+  --jobs N                  kernel cases at once (default 32)
+  --quiet                   report failures only
+  --differences             print docs/tcp-differences.md and exit";
+
+struct Arguments {
+    backend: Option<BackendKind>,
+    ip: Option<IpVersion>,
+    repeat: u32,
+    jobs: usize,
+    quiet: bool,
+    differences: bool,
+    files: Vec<PathBuf>,
+}
+
+fn arguments() -> Result<Arguments, String> {
+    let mut parsed = Arguments {
+        backend: None,
+        ip: None,
+        repeat: 1,
+        jobs: suite::KERNEL_JOBS,
+        quiet: false,
+        differences: false,
+        files: Vec::new(),
+    };
+    let mut rest = std::env::args().skip(1);
+    while let Some(argument) = rest.next() {
+        let mut value = || rest.next().ok_or(format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--backend" => {
+                parsed.backend = Some(match value()?.as_str() {
+                    "kernel" => BackendKind::Kernel,
+                    "ginnel" => BackendKind::Ginnel,
+                    other => return Err(format!("`{other}` is neither kernel nor ginnel")),
+                });
+            }
+            "--ip" => {
+                parsed.ip = Some(match value()?.as_str() {
+                    "v4" => IpVersion::V4,
+                    "v6" => IpVersion::V6,
+                    other => return Err(format!("`{other}` is neither v4 nor v6")),
+                });
+            }
+            "--repeat" => parsed.repeat = value()?.parse().map_err(|e| format!("--repeat: {e}"))?,
+            "--jobs" => parsed.jobs = value()?.parse().map_err(|e| format!("--jobs: {e}"))?,
+            "--quiet" => parsed.quiet = true,
+            "--differences" => parsed.differences = true,
+            "--help" | "-h" => return Err(String::new()),
+            option if option.starts_with('-') => return Err(format!("unknown option {option}")),
+            file => parsed.files.push(file.into()),
+        }
+    }
+    if parsed.files.is_empty() {
+        parsed.files.push(suite::repository_scripts());
+    }
+    Ok(parsed)
+}
+
+fn load(files: &[PathBuf]) -> Result<Vec<Script>, String> {
+    let mut scripts = Vec::new();
+    for path in files {
+        for file in suite::find(path).map_err(|e| format!("{}: {e}", path.display()))? {
+            scripts.push(suite::load(&std::fs::canonicalize(&file).unwrap_or(file))?);
+        }
+    }
+    Ok(scripts)
+}
+
+fn main() -> ExitCode {
+    let arguments = match arguments() {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            eprintln!("{message}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let scripts = match load(&arguments.files) {
+        Ok(scripts) => scripts,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::from(2);
+        }
+    };
+    if arguments.differences {
+        print!("{}", suite::differences_listing(&scripts));
+        return ExitCode::SUCCESS;
+    }
+    let mut cases = Vec::new();
+    for script in &scripts {
+        for target in script.targets() {
+            let wanted = arguments.backend.is_none_or(|b| b == target.backend)
+                && arguments.ip.is_none_or(|ip| ip == target.ip);
+            if wanted {
+                cases.extend((0..arguments.repeat).map(|_| Case { script, target }));
+            }
+        }
+    }
+    let report = |case: Case<'_>, outcome: &Outcome| match outcome {
+        Outcome::Passed(1) if arguments.quiet => {}
+        Outcome::Passed(1) => println!("ok    {} ({})", case.script.path.display(), case.target),
+        Outcome::Passed(n) => {
+            println!("ok    {} ({}) at attempt {n}", case.script.path.display(), case.target)
+        }
+        Outcome::Failed(failure) => println!("FAIL  {failure}"),
+    };
+    let outcomes = suite::run_all(&cases, arguments.jobs, &report);
+    let failed = outcomes.iter().filter(|o| matches!(o, Outcome::Failed(_))).count();
+    println!("{} passed, {failed} failed", outcomes.len() - failed);
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

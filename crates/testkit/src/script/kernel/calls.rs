@@ -1,0 +1,234 @@
+//! Socket calls on the kernel.
+
+use super::sys;
+use crate::script::ast::IpVersion;
+use crate::script::calls::{Fd, Op, OptionValue, Returned};
+use crate::script::flow::SERVER_PORT;
+use crate::script::names::{Errno, PollEvents, QueueQuery, Shut};
+use crate::script::wire::addresses;
+use core::net::SocketAddr;
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Where the result of a blocking call goes.
+type Finish = Box<dyn FnOnce(Returned) + Send>;
+
+/// Sockets by the script's descriptors. A blocking call's thread holds one too.
+type Table = BTreeMap<Fd, Arc<OwnedFd>>;
+
+/// The script's sockets. They never block, but during a call that the script gives a time range.
+pub struct Sockets {
+    ip: IpVersion,
+    table: Arc<Mutex<Table>>,
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        // Threads still inside a blocking call leave it, so that namespace and device can go.
+        for socket in lock(&self.table).values() {
+            let _ = rustix::net::shutdown(socket.as_fd(), Shutdown::Both);
+        }
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> std::sync::MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn returned<T: TryInto<i64>>(result: io::Result<T>) -> Returned {
+    match result {
+        Ok(value) => Returned::value(value.try_into().unwrap_or(i64::MAX)),
+        Err(e) => Returned::error(Errno(e.raw_os_error().unwrap_or(0))),
+    }
+}
+
+fn done<E: Into<io::Error>>(result: Result<(), E>) -> Returned {
+    returned(result.map(|()| 0i64).map_err(Into::into))
+}
+
+impl Sockets {
+    /// No sockets yet.
+    pub fn new(ip: IpVersion) -> Self {
+        Self { ip, table: Arc::default() }
+    }
+
+    /// A call that does not block.
+    pub fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+        call(self.ip, &self.table, op, new_fd, data)
+    }
+
+    /// A call that may block, in a thread of its own.
+    pub fn call_blocking(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8], finish: Finish) {
+        let (ip, table, op, data) = (self.ip, Arc::clone(&self.table), op.clone(), data.to_vec());
+        let work = move || {
+            // Otherwise the time of return would be that of the next free moment of a busy machine.
+            let _ = sys::raise_priority();
+            let mut socket = fd_of(&op).and_then(|fd| lock(&table).get(&fd).cloned());
+            let set_blocking = |socket: &Option<Arc<OwnedFd>>, blocking: bool| {
+                if let Some(socket) = socket {
+                    let _ = rustix::io::ioctl_fionbio(socket.as_fd(), !blocking);
+                }
+            };
+            set_blocking(&socket, true);
+            if let Op::Close { .. } = op {
+                // Only the last owner's close lingers.
+                socket = None;
+            }
+            let result = call(ip, &table, &op, new_fd, &data);
+            set_blocking(&socket, false);
+            finish(result);
+        };
+        // A thread that cannot be started shows as a call that never returns.
+        let _ = std::thread::Builder::new().stack_size(256 * 1024).spawn(work);
+    }
+
+    /// `struct tcp_info` as far as this kernel fills it.
+    pub fn tcp_info(&self, fd: Fd) -> io::Result<Vec<u8>> {
+        let Some(socket) = lock(&self.table).get(&fd).cloned() else {
+            return Err(io::Error::from_raw_os_error(libc::EBADF));
+        };
+        let mut bytes = vec![0; 512];
+        let len = sys::socket_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+}
+
+fn fd_of(op: &Op) -> Option<Fd> {
+    match op {
+        Op::Socket | Op::Poll { .. } => None,
+        Op::Bind { fd, .. }
+        | Op::Listen { fd, .. }
+        | Op::Accept { fd }
+        | Op::Connect { fd }
+        | Op::Receive { fd, .. }
+        | Op::Send { fd, .. }
+        | Op::Close { fd }
+        | Op::Shutdown { fd, .. }
+        | Op::SetOption { fd, .. }
+        | Op::GetOption { fd, .. }
+        | Op::Fcntl { fd }
+        | Op::Queued { fd, .. } => Some(*fd),
+    }
+}
+
+fn call(ip: IpVersion, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+    let bad = || Returned::error(Errno(libc::EBADF));
+    let insert = |socket: OwnedFd| {
+        if let Some(fd) = new_fd {
+            lock(table).insert(fd, Arc::new(socket));
+        }
+        Returned::value(new_fd.map_or(0, Into::into))
+    };
+    let find = |fd: &Fd| lock(table).get(fd).cloned();
+    if let Op::Socket = op {
+        let family = if ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        return match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
+            // Not by sysctl: in a namespace that may only name algorithms which the host allows to everyone.
+            Ok(socket) => match sys::set_socket_option(
+                socket.as_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_CONGESTION,
+                b"cubic",
+            ) {
+                Ok(()) => insert(socket),
+                Err(e) => returned::<i64>(Err(e)),
+            },
+            Err(e) => returned::<i64>(Err(e.into())),
+        };
+    }
+    if let Op::Poll { entries, timeout_ms } = op {
+        let sockets: Option<Vec<_>> = entries.iter().map(|e| find(&e.fd)).collect();
+        let Some(sockets) = sockets else { return bad() };
+        let with_socket = entries.iter().zip(&sockets);
+        let mut fds: Vec<_> = with_socket
+            .map(|(e, s)| libc::pollfd { fd: s.as_raw_fd(), events: e.events.0, revents: 0 })
+            .collect();
+        let mut result = returned(sys::poll(&mut fds, *timeout_ms));
+        result.revents = fds.iter().map(|f| PollEvents(f.revents)).collect();
+        return result;
+    }
+    if let Op::Close { fd } = op {
+        let Some(socket) = lock(table).remove(fd) else { return bad() };
+        return match Arc::try_unwrap(socket) {
+            Ok(socket) => done(sys::close(socket)),
+            // A blocking call still uses it; the close takes place when that returns.
+            Err(_) => Returned::value(0),
+        };
+    }
+    let Some(socket) = fd_of(op).as_ref().and_then(find) else { return bad() };
+    match op {
+        Op::Accept { .. } => {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            match rustix::net::accept_with(socket.as_fd(), flags) {
+                Ok(accepted) => insert(accepted),
+                Err(e) => returned::<i64>(Err(e.into())),
+            }
+        }
+        _ => call_on(ip, &socket, op, data),
+    }
+}
+
+fn call_on(ip: IpVersion, socket: &OwnedFd, op: &Op, data: &[u8]) -> Returned {
+    let (local, remote) = addresses(ip);
+    let fd = socket.as_fd();
+    match op {
+        Op::Bind { port, .. } => {
+            done(rustix::net::bind(fd, &SocketAddr::new(local, port.unwrap_or(SERVER_PORT))))
+        }
+        Op::Listen { backlog, .. } => done(rustix::net::listen(fd, *backlog)),
+        Op::Connect { .. } => done(rustix::net::connect(fd, &SocketAddr::new(remote, SERVER_PORT))),
+        Op::Receive { len, flags, .. } => {
+            let mut buffer = vec![0; *len];
+            let got = sys::receive(fd, &mut buffer, flags.0);
+            buffer.truncate(*got.as_ref().unwrap_or(&0));
+            Returned { data: buffer, ..returned(got) }
+        }
+        Op::Send { flags, .. } => returned(sys::send(fd, data, flags.0)),
+        Op::Shutdown { how, .. } => done(rustix::net::shutdown(
+            fd,
+            match how {
+                Shut::Read => Shutdown::Read,
+                Shut::Write => Shutdown::Write,
+                Shut::Both => Shutdown::Both,
+            },
+        )),
+        Op::SetOption { option, value, .. } => {
+            let bytes = match value {
+                OptionValue::Int(value) => value.to_ne_bytes().to_vec(),
+                OptionValue::Linger { on, seconds } => [on.to_ne_bytes(), seconds.to_ne_bytes()].concat(),
+                OptionValue::Text(text) => text.as_bytes().to_vec(),
+            };
+            done(sys::set_socket_option(fd, option.level_number, option.number, &bytes))
+        }
+        Op::GetOption { option, .. } => {
+            let mut bytes = [0; 4];
+            let result = sys::socket_option(fd, option.level_number, option.number, &mut bytes);
+            let detail = result.is_ok().then(|| i32::from_ne_bytes(bytes).into());
+            Returned { detail, ..returned(result.map(|_| 0i64)) }
+        }
+        Op::Queued { query, .. } => {
+            let code = match query {
+                QueueQuery::Unread => libc::FIONREAD,
+                QueueQuery::Unacknowledged => libc::TIOCOUTQ,
+                QueueQuery::Unsent => SIOCOUTQNSD,
+                QueueQuery::AtMark => SIOCATMARK,
+            };
+            let result = sys::ioctl_int(fd, code);
+            let detail = result.as_ref().ok().map(|v| i64::from(*v));
+            Returned { detail, ..returned(result.map(|_| 0i64)) }
+        }
+        Op::Fcntl { .. } | Op::Socket | Op::Poll { .. } | Op::Close { .. } | Op::Accept { .. } => {
+            Returned::value(0)
+        }
+    }
+}
+
+/// From `linux/sockios.h`.
+const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+/// From `asm-generic/sockios.h`.
+const SIOCATMARK: libc::Ioctl = 0x8905;

@@ -1,0 +1,149 @@
+//! Runs scripts against the Linux kernel, in real time: a TUN device in a network namespace of its own, whose other end is the script.
+
+mod calls;
+mod namespace;
+mod sys;
+mod tcp_info;
+
+use super::assertion::Info;
+use super::ast::{Directives, Target};
+use super::backend::{Backend, Finished, Sent};
+use super::calls::{Fd, Op, Returned};
+use calls::Sockets;
+use core::time::Duration;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc;
+use std::time::Instant;
+
+/// Length of a tick of the kernel's timers (`CONFIG_HZ` = 250, the lowest of the usual values but 100).
+const TICK: Duration = Duration::from_millis(4);
+
+/// How late a packet's time may be read because this thread did not run, with real-time priority or without.
+const SCHEDULING: Duration = Duration::from_millis(4);
+
+/// Why the kernel cannot be used here, if it cannot.
+pub fn unavailable() -> Option<String> {
+    std::thread::spawn(|| {
+        let target = super::ast::IpVersion::V4;
+        namespace::create(target, &Directives::default())
+            .err()
+            .map(|e| format!("no network namespace with a TUN device: {e}"))
+    })
+    .join()
+    .unwrap_or_else(|_| Some("the check panicked".into()))
+}
+
+/// Runs `work` with a backend, in a thread of its own that alone lives in the namespace.
+pub fn with_backend<R: Send>(
+    target: Target,
+    directives: &Directives,
+    work: impl FnOnce(&mut dyn Backend) -> R + Send,
+) -> io::Result<R> {
+    let run = || {
+        let mut kernel = Kernel::new(target, directives)?;
+        Ok(work(&mut kernel))
+    };
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(512 * 1024).spawn_scoped(scope, run)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The kernel as a backend.
+struct Kernel {
+    start: Instant,
+    tun: OwnedFd,
+    sockets: Sockets,
+    buffer: Vec<u8>,
+    queue: VecDeque<Sent>,
+    done: mpsc::Receiver<Finished>,
+    report: mpsc::Sender<Finished>,
+}
+
+impl Kernel {
+    fn new(target: Target, directives: &Directives) -> io::Result<Self> {
+        let tun = namespace::create(target.ip, directives)?;
+        // Without the right to real-time priority, scripts run all the same, only more often late.
+        let _ = sys::raise_priority();
+        let (report, done) = mpsc::channel();
+        Ok(Self {
+            start: Instant::now(),
+            tun,
+            sockets: Sockets::new(target.ip),
+            buffer: vec![0; 1 << 16],
+            queue: VecDeque::new(),
+            done,
+            report,
+        })
+    }
+
+    /// Takes what the kernel has sent so far.
+    fn drain(&mut self) {
+        while let Ok(len) = rustix::io::read(&self.tun, &mut self.buffer[..]) {
+            let at = self.start.elapsed();
+            self.queue.push_back(Sent { at, packet: self.buffer[..len].to_vec() });
+        }
+    }
+}
+
+impl Backend for Kernel {
+    fn now(&mut self) -> Duration {
+        self.start.elapsed()
+    }
+
+    fn wait(&mut self, until: Duration) -> Option<Sent> {
+        loop {
+            self.drain();
+            if let Some(sent) = self.queue.pop_front() {
+                return Some(sent);
+            }
+            let left = until.checked_sub(self.start.elapsed()).filter(|left| !left.is_zero())?;
+            let nanos = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+            // An interrupted wait is simply taken up again.
+            let _ = sys::wait_readable(self.tun.as_fd(), nanos);
+        }
+    }
+
+    fn inject(&mut self, packet: &[u8]) {
+        // The kernel processes the packet within this call. It refuses only malformed ones, which it would have dropped anyway.
+        let _ = rustix::io::write(&self.tun, packet);
+        self.drain();
+    }
+
+    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+        let returned = self.sockets.call(op, new_fd, data);
+        self.drain();
+        returned
+    }
+
+    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
+        let (report, start) = (self.report.clone(), self.start);
+        let finish = move |returned| {
+            // The receiver is gone only when the script has failed already.
+            let _ = report.send(Finished { ticket, at: start.elapsed(), returned });
+        };
+        self.sockets.call_blocking(op, new_fd, data, Box::new(finish));
+        self.drain();
+    }
+
+    fn finished(&mut self) -> Option<Finished> {
+        self.done.try_recv().ok()
+    }
+
+    fn info(&mut self, fd: Fd) -> Result<Info, String> {
+        let bytes = self.sockets.tcp_info(fd).map_err(|e| format!("tcp_info of descriptor {fd}: {e}"))?;
+        Ok(tcp_info::parse(&bytes))
+    }
+
+    fn lateness(&self, after: Duration) -> Duration {
+        // A timer is armed for the tick after next and rounded up to its wheel level's granularity, an eighth of its length
+        // at the most (kernel/time/timer.c).
+        2 * TICK + SCHEDULING + after / 8
+    }
+
+    fn settle_time(&self) -> Duration {
+        Duration::from_millis(2)
+    }
+}

@@ -1,0 +1,107 @@
+//! A network namespace with one TUN device and explicit settings.
+
+use super::sys;
+use crate::script::ast::{Directives, IpVersion};
+use crate::script::wire::addresses;
+use core::net::IpAddr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+const DEVICE: &str = "script0";
+
+/// Every setting that scripts depend on, so that a host's or distribution's choice does not matter. They are Linux's own
+/// defaults, but for `tcp_no_metrics_save` (no memory of earlier runs), `tcp_comp_sack_nr` (duplicate ACKs leave at once,
+/// RFC 5681 §4.2) and `icmp_ratelimit`.
+const SYSCTLS: &[(&str, &str)] = &[
+    ("net.ipv4.tcp_timestamps", "1"),
+    ("net.ipv4.tcp_sack", "1"),
+    ("net.ipv4.tcp_dsack", "1"),
+    ("net.ipv4.tcp_window_scaling", "1"),
+    ("net.ipv4.tcp_ecn", "2"),
+    ("net.ipv4.tcp_ecn_fallback", "1"),
+    ("net.ipv4.tcp_fastopen", "0"),
+    ("net.ipv4.tcp_rmem", "4096 131072 6291456"),
+    ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
+    ("net.ipv4.tcp_moderate_rcvbuf", "1"),
+    ("net.ipv4.tcp_adv_win_scale", "1"),
+    ("net.ipv4.tcp_shrink_window", "0"),
+    ("net.ipv4.tcp_no_metrics_save", "1"),
+    ("net.ipv4.tcp_comp_sack_nr", "0"),
+    ("net.ipv4.tcp_recovery", "1"),
+    ("net.ipv4.tcp_early_retrans", "3"),
+    ("net.ipv4.tcp_frto", "2"),
+    ("net.ipv4.tcp_reordering", "3"),
+    ("net.ipv4.tcp_slow_start_after_idle", "1"),
+    ("net.ipv4.tcp_syn_retries", "6"),
+    ("net.ipv4.tcp_synack_retries", "5"),
+    ("net.ipv4.tcp_syncookies", "1"),
+    ("net.ipv4.tcp_max_syn_backlog", "512"),
+    ("net.ipv4.tcp_abort_on_overflow", "0"),
+    ("net.ipv4.tcp_fin_timeout", "60"),
+    ("net.ipv4.tcp_retries1", "3"),
+    ("net.ipv4.tcp_retries2", "15"),
+    ("net.ipv4.tcp_orphan_retries", "0"),
+    ("net.ipv4.tcp_keepalive_time", "7200"),
+    ("net.ipv4.tcp_keepalive_intvl", "75"),
+    ("net.ipv4.tcp_keepalive_probes", "9"),
+    ("net.ipv4.tcp_tw_reuse", "2"),
+    ("net.ipv4.tcp_rfc1337", "0"),
+    ("net.ipv4.tcp_stdurg", "0"),
+    ("net.ipv4.tcp_mtu_probing", "0"),
+    ("net.ipv4.tcp_invalid_ratelimit", "500"),
+    ("net.ipv4.tcp_autocorking", "1"),
+    ("net.ipv4.tcp_thin_linear_timeouts", "0"),
+    ("net.ipv4.ip_no_pmtu_disc", "0"),
+    ("net.ipv4.ip_default_ttl", "64"),
+    ("net.ipv4.ip_local_port_range", "32768 60999"),
+    ("net.ipv4.icmp_ratelimit", "0"),
+    ("net.core.somaxconn", "4096"),
+];
+
+/// Settings that only some kernels have.
+const OPTIONAL_SYSCTLS: &[(&str, &str)] =
+    &[("net.ipv4.tcp_syn_linear_timeouts", "4"), ("net.ipv4.tcp_rto_min_us", "200000")];
+
+fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
+    // A dot inside a path component (an interface name) cannot occur: the device's name has none.
+    let path = format!("/proc/sys/{}", name.replace('.', "/"));
+    std::fs::write(&path, value).map_err(|e| io::Error::new(e.kind(), format!("{path} = {value}: {e}")))
+}
+
+/// Moves the calling thread into a new namespace and returns its TUN device, up and with our address.
+pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
+    sys::enter_new_network_namespace()?;
+    for (name, value) in SYSCTLS {
+        set_sysctl(name, value)?;
+    }
+    for (name, value) in OPTIONAL_SYSCTLS {
+        match set_sysctl(name, value) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+    }
+    for (name, value) in &directives.sysctls {
+        set_sysctl(name, value)?;
+    }
+    let tun = sys::open_tun(DEVICE)?;
+    let family = if ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+    let control = socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sys::set_mtu(control.as_fd(), DEVICE, directives.mtu)?;
+    if ip == IpVersion::V6 {
+        // No link-local address, hence no router solicitations or listener reports among the packets.
+        set_sysctl(&format!("net.ipv6.conf.{DEVICE}.addr_gen_mode"), "1")?;
+        set_sysctl(&format!("net.ipv6.conf.{DEVICE}.accept_dad"), "0")?;
+    }
+    match addresses(ip).0 {
+        IpAddr::V4(address) => {
+            sys::add_ipv4(control.as_fd(), DEVICE, address)?;
+            sys::set_up(control.as_fd(), DEVICE)?;
+        }
+        IpAddr::V6(address) => {
+            sys::set_up(control.as_fd(), DEVICE)?;
+            sys::add_ipv6(control.as_fd(), DEVICE, address)?;
+        }
+    }
+    Ok(tun)
+}

@@ -1,0 +1,20 @@
+//! Packet scripts: what goes over the wire and what the application calls, with times, in one readable text.
+//!
+//! The syntax follows packetdrill's, so that engineers who know it feel at home (`docs/scripts.md` describes it). Every script runs
+//! against the Linux kernel in real time, in a network namespace of its own, and against Ginnel's engine in virtual time. A script
+//! is written from the RFCs and validated by the kernel, never from our own output.
+
+pub mod assertion;
+pub mod ast;
+pub mod backend;
+pub mod calls;
+mod display;
+pub mod flow;
+pub mod kernel;
+pub mod names;
+pub mod parser;
+pub mod report;
+pub mod runner;
+pub mod scanner;
+pub mod suite;
+pub mod wire;

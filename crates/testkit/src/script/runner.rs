@@ -1,0 +1,463 @@
+//! Runs the events of a script against a backend.
+
+use super::assertion::Assertion;
+use super::ast::{Body, Event, EventKind, Flags, Packet, Script, Segment, Target, Time};
+use super::backend::Backend;
+use super::calls::{Call, Fd, Op, Returned};
+use super::flow::{Flow, local_byte, options_fit, remote_byte};
+use super::report::{Failure, History};
+use super::wire::{Spoil, WireIcmp, WireSegment, addresses};
+use core::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+
+/// How long after the latest permitted time a packet is waited for, so that the report can say how late it was.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Runs one script against one stack.
+pub fn run(script: &Script, target: Target, backend: &mut dyn Backend) -> Result<(), Failure> {
+    let mut runner = Runner {
+        script,
+        target,
+        backend,
+        flows: BTreeMap::new(),
+        waiting: VecDeque::new(),
+        history: History::default(),
+        last: Duration::ZERO,
+        nominal: Duration::ZERO,
+        streams: BTreeMap::new(),
+        newest: None,
+        pending: Vec::new(),
+    };
+    let mut line = 0;
+    let mut result = Ok(());
+    for event in script.events(target) {
+        line = event.line;
+        result = runner.event(&event);
+        if result.is_err() {
+            break;
+        }
+    }
+    if result.is_ok() {
+        result = runner.finish();
+    }
+    result.map_err(|message| Failure {
+        path: script.path.clone(),
+        line,
+        target,
+        message,
+        history: runner.history.lines(),
+    })
+}
+
+/// A blocking call that has not returned.
+struct Pending {
+    ticket: usize,
+    call: Call,
+    line: u32,
+    /// When it may return.
+    from: Duration,
+    until: Duration,
+}
+
+/// Bytes of a descriptor's streams so far.
+#[derive(Clone, Copy, Default)]
+struct Streams {
+    read: u64,
+    written: u64,
+}
+
+struct Runner<'a> {
+    script: &'a Script,
+    target: Target,
+    backend: &'a mut dyn Backend,
+    flows: BTreeMap<u16, Flow>,
+    /// Segments of the stack that no event has matched yet.
+    waiting: VecDeque<(Duration, WireSegment)>,
+    history: History,
+    /// When the last event really happened.
+    last: Duration,
+    /// When it should have happened.
+    nominal: Duration,
+    streams: BTreeMap<Fd, Streams>,
+    /// The descriptor connected or accepted last.
+    newest: Option<Fd>,
+    pending: Vec<Pending>,
+}
+
+type Step = Result<(), String>;
+
+impl Runner<'_> {
+    fn event(&mut self, event: &Event) -> Step {
+        let (earliest, latest) = match event.time {
+            Time::Relative { from, to } => {
+                let nominal = self.nominal;
+                self.nominal = nominal + from;
+                (self.last + from, self.last + to.unwrap_or(from))
+            }
+            Time::Absolute { from, to } => {
+                self.nominal = from;
+                (from, to.unwrap_or(from))
+            }
+            Time::Any => (Duration::ZERO, Duration::MAX),
+        };
+        if let EventKind::Outbound(packet) = &event.kind {
+            return self.outbound(packet, earliest, latest);
+        }
+        self.pass_time(earliest)?;
+        self.last = self.backend.now();
+        match &event.kind {
+            EventKind::Inbound(packet) => self.inbound(packet),
+            EventKind::Call(call) => match event.until {
+                Some(until) => {
+                    let base =
+                        if matches!(event.time, Time::Relative { .. }) { self.last } else { Duration::ZERO };
+                    let start = match event.time {
+                        Time::Relative { from, .. } => from,
+                        _ => Duration::ZERO,
+                    };
+                    self.call_blocking(call, event.line, base + until - start);
+                    Ok(())
+                }
+                None => self.call(call),
+            },
+            EventKind::Assert(assertion) => self.assert(assertion),
+            EventKind::Outbound(_) => Ok(()),
+        }
+    }
+
+    /// Waits until `until`; a packet that comes long before it is one that the script does not expect.
+    fn pass_time(&mut self, until: Duration) -> Step {
+        while self.receive(until)? {}
+        self.harvest()?;
+        let tolerance = self.script.directives.tolerance;
+        match self.waiting.front() {
+            Some((at, _)) if *at + tolerance < until => self.unexpected(),
+            _ => Ok(()),
+        }
+    }
+
+    fn unexpected(&mut self) -> Step {
+        let Some((at, segment)) = self.waiting.pop_front() else { return Ok(()) };
+        let text = self.actual_text(&segment);
+        self.history.add(at, &format!(">{text}"));
+        Err(format!("the stack sent a packet that is not expected: >{text}"))
+    }
+
+    /// Waits for one segment until `until`; whether one came.
+    fn receive(&mut self, until: Duration) -> Result<bool, String> {
+        let (local, remote) = addresses(self.target.ip);
+        while let Some(sent) = self.backend.wait(until) {
+            match WireSegment::from_bytes(&sent.packet, local, remote) {
+                Ok(Some(segment)) => {
+                    self.waiting.push_back((sent.at, segment));
+                    return Ok(true);
+                }
+                Ok(None) => {}
+                Err(problem) => return Err(format!("the stack sent a malformed packet: {problem}")),
+            }
+        }
+        Ok(false)
+    }
+
+    /// A segment of the stack, with its flow's number, in the script's numbers.
+    fn actual_text(&self, segment: &WireSegment) -> String {
+        match self.flows.iter().find(|(_, flow)| flow.owns(segment)) {
+            Some((number, flow)) => {
+                let body = Body::Tcp(flow.to_script(segment));
+                Packet { flow: *number, body }.to_string()
+            }
+            None => {
+                let flow = Flow::active(segment.src_port, segment.dst_port, 0);
+                format!(" {} (ports {} to {})", flow.to_script(segment), segment.src_port, segment.dst_port)
+            }
+        }
+    }
+
+    fn outbound(&mut self, packet: &Packet, earliest: Duration, latest: Duration) -> Step {
+        let Body::Tcp(expected) = &packet.body else { return Err("only TCP can be expected".into()) };
+        let tolerance = self.script.directives.tolerance;
+        let since_last = earliest.saturating_sub(self.last);
+        let bound = latest.saturating_add(tolerance + self.backend.lateness(since_last));
+        if self.waiting.is_empty() {
+            let limit =
+                if latest == Duration::MAX { self.last + Duration::from_secs(150) } else { bound + GRACE };
+            self.receive(limit)?;
+        }
+        self.harvest()?;
+        let Some((at, segment)) = self.waiting.pop_front() else {
+            return Err(format!("no packet came until {:.6}; expected >{packet}", bound.as_secs_f64()));
+        };
+        let number = packet.flow;
+        if expected.flags.has(Flags::SYN)
+            && !expected.flags.has(Flags::ACK)
+            && segment.flags == expected.flags
+        {
+            let (src, dst, isn) = (segment.src_port, segment.dst_port, self.script.directives.remote_isn);
+            self.flows.entry(number).or_insert_with(|| Flow::active(src, dst, isn));
+        }
+        if let Some(flow) = self.flows.get_mut(&number).filter(|flow| flow.owns(&segment)) {
+            flow.learn(expected, &segment);
+        }
+        let text = self.actual_text(&segment);
+        self.history.add(at, &format!(">{text}"));
+        let Some(flow) = self.flows.get(&number).filter(|flow| flow.owns(&segment)) else {
+            return Err(format!("packet of another connection\n  expected >{packet}\n  actual   >{text}"));
+        };
+        let drift = at.abs_diff(self.nominal);
+        let differences = self.compare(flow, expected, &segment, tolerance + drift);
+        if !differences.is_empty() {
+            let fields = differences.join(", ");
+            return Err(format!("packet differs in {fields}\n  expected >{packet}\n  actual   >{text}"));
+        }
+        let nanos = |d: Duration| d.as_secs_f64();
+        if at + tolerance < earliest || at > bound {
+            let range = format!("{:.6} … {:.6}", nanos(earliest), nanos(latest));
+            let slack = nanos(bound.saturating_sub(latest));
+            return Err(format!(
+                "packet came at {:.6}, expected {range} (late by {slack:.6} at the most)\n  >{text}",
+                nanos(at)
+            ));
+        }
+        if latest == Duration::MAX {
+            self.nominal = at;
+        }
+        self.last = at;
+        Ok(())
+    }
+
+    /// Names of the fields in which a segment is not as expected.
+    fn compare(
+        &self,
+        flow: &Flow,
+        expected: &Segment,
+        wire: &WireSegment,
+        slack: Duration,
+    ) -> Vec<&'static str> {
+        use super::ast::Ecn;
+        let actual = flow.to_script(wire);
+        let mss = self.script.directives.mtu.saturating_sub(self.target.ip.header_bytes()) as u16;
+        let ecn_fits = match expected.ecn {
+            None => true,
+            Some(Ecn::AnyEct) => matches!(wire.ecn, Ecn::Ect0 | Ecn::Ect1),
+            Some(ecn) => wire.ecn == ecn,
+        };
+        let options_fit = match (&expected.options, &actual.options) {
+            (Some(expected), Some(actual)) => options_fit(expected, actual, mss, slack),
+            _ => true,
+        };
+        let syn = wire.flags.has(Flags::SYN);
+        let payload = || flow.expected_payload(expected.seq, wire.payload.len(), syn);
+        let checks = [
+            ("flags", expected.flags == actual.flags),
+            ("sequence number", expected.seq == actual.seq),
+            ("length", expected.len == actual.len),
+            ("acknowledgement number", expected.ack == actual.ack),
+            ("window", expected.window.is_none() || expected.window == actual.window),
+            ("urgent pointer", expected.urgent == actual.urgent),
+            ("ECN field", ecn_fits),
+            ("TTL", expected.ttl.is_none() || expected.ttl == actual.ttl),
+            ("options", options_fit),
+            (
+                "payload",
+                !self.script.directives.check_payload
+                    || expected.seq != actual.seq
+                    || payload() == wire.payload,
+            ),
+        ];
+        checks.into_iter().filter(|(_, fits)| !fits).map(|(name, _)| name).collect()
+    }
+
+    fn inbound(&mut self, packet: &Packet) -> Step {
+        let (local, remote) = addresses(self.target.ip);
+        let isn = self.script.directives.remote_isn;
+        let flow = self.flows.entry(packet.flow).or_insert_with(|| Flow::passive(packet.flow, isn));
+        let bytes = match &packet.body {
+            Body::Tcp(segment) => {
+                let spoil = Spoil { checksum: segment.bad_checksum, data_offset: segment.data_offset };
+                let mut wire = flow.to_wire(segment);
+                let mss = self.script.directives.mtu.saturating_sub(self.target.ip.header_bytes()) as u16;
+                resolve_mss(&mut wire, mss);
+                wire.to_bytes(remote, local, spoil)
+            }
+            Body::Icmp(icmp) => {
+                let error = WireIcmp {
+                    kind: icmp.kind,
+                    mtu: icmp.mtu,
+                    local_port: flow.local_port,
+                    remote_port: flow.remote_port,
+                    seq: flow.local_seq(icmp.seq),
+                    flags: icmp.flags,
+                    len: icmp.len as u16,
+                };
+                error.to_bytes(local, remote)
+            }
+        };
+        self.history.add(self.last, &format!("<{packet}"));
+        self.backend.inject(&bytes);
+        Ok(())
+    }
+
+    fn call(&mut self, call: &Call) -> Step {
+        let (new_fd, data) = self.prepare(call);
+        let returned = self.backend.call(&call.op, new_fd, &data);
+        self.history.add(self.last, &format!("{} = {}", call.text, returned_text(&returned)));
+        self.check_returned(call, &returned)
+    }
+
+    /// The descriptor that the call makes and the bytes that it sends.
+    fn prepare(&mut self, call: &Call) -> (Option<Fd>, Vec<u8>) {
+        if let Op::Connect { .. } = call.op {
+            self.flows.values_mut().for_each(Flow::expect_new_connection);
+        }
+        let makes_fd = matches!(call.op, Op::Socket | Op::Accept { .. });
+        let new_fd = call.expect.value.filter(|v| makes_fd && *v >= 0).map(|v| v as Fd);
+        let data = match call.op {
+            Op::Send { fd, len, .. } => {
+                let start = self.streams.entry(fd).or_default().written;
+                (0..len as u64).map(|i| local_byte(start + i)).collect()
+            }
+            _ => Vec::new(),
+        };
+        (new_fd, data)
+    }
+
+    fn call_blocking(&mut self, call: &Call, line: u32, until: Duration) {
+        let (new_fd, data) = self.prepare(call);
+        self.history.add(self.last, &format!("{} …", call.text));
+        let ticket = line as usize;
+        self.pending.push(Pending { ticket, call: call.clone(), line, from: self.last, until });
+        self.backend.call_blocking(ticket, &call.op, new_fd, &data);
+    }
+
+    /// Checks the blocking calls that returned.
+    fn harvest(&mut self) -> Step {
+        while let Some(done) = self.backend.finished() {
+            let Some(index) = self.pending.iter().position(|p| p.ticket == done.ticket) else { continue };
+            let pending = self.pending.remove(index);
+            let text = returned_text(&done.returned);
+            self.history.add(done.at, &format!("{} = {text} (of line {})", pending.call.text, pending.line));
+            self.check_returned(&pending.call, &done.returned)
+                .map_err(|message| format!("line {}: {message}", pending.line))?;
+            let tolerance = self.script.directives.tolerance;
+            let late = tolerance + self.backend.lateness(pending.until - pending.from);
+            if done.at + tolerance < pending.until || done.at > pending.until + late {
+                let (at, until) = (done.at.as_secs_f64(), pending.until.as_secs_f64());
+                return Err(format!(
+                    "line {}: the call returned at {at:.6}, expected {until:.6}",
+                    pending.line
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_returned(&mut self, call: &Call, returned: &Returned) -> Step {
+        let expect = call.expect;
+        let fits = expect.value.is_none_or(|v| match call.op {
+            // The number of a new descriptor is the script's own.
+            Op::Socket | Op::Accept { .. } if v >= 0 => returned.value >= 0,
+            _ => v == returned.value && (v != -1 || expect.errno == returned.errno),
+        });
+        let text = returned_text(returned);
+        if !fits {
+            let wanted = match (expect.value, expect.errno) {
+                (Some(v), Some(errno)) => format!("{v} {errno}"),
+                (v, _) => v.map_or("*".into(), |v| v.to_string()),
+            };
+            return Err(format!("{} returned {text}, expected {wanted}", call.text));
+        }
+        self.newest = match call.op {
+            Op::Accept { .. } if returned.value >= 0 => expect.value.map(|v| v as Fd),
+            Op::Connect { fd } => Some(fd),
+            _ => self.newest,
+        };
+        self.check_detail(call, returned)
+    }
+
+    /// What came back beside the return value.
+    fn check_detail(&mut self, call: &Call, returned: &Returned) -> Step {
+        let done = u64::try_from(returned.value).unwrap_or(0);
+        match &call.op {
+            Op::Send { fd, .. } => self.streams.entry(*fd).or_default().written += done,
+            Op::Close { fd } => {
+                self.streams.remove(fd);
+            }
+            Op::Receive { fd, flags, .. } if !flags.has(libc::MSG_OOB) => {
+                let start = self.streams.entry(*fd).or_default().read;
+                let fits = (0..).zip(&returned.data).all(|(i, b)| *b == remote_byte(start + i));
+                if !fits && self.script.directives.check_payload && !flags.has(libc::MSG_TRUNC) {
+                    return Err(format!("{} delivered other bytes than were sent", call.text));
+                }
+                if !flags.has(libc::MSG_PEEK) {
+                    self.streams.entry(*fd).or_default().read += done;
+                }
+            }
+            Op::GetOption { expected, .. } | Op::Queued { expected, .. }
+                if returned.value == 0 && returned.detail != Some(*expected) =>
+            {
+                let got = returned.detail.map_or("nothing".into(), |v| v.to_string());
+                return Err(format!("{} gave {got}, expected {expected}", call.text));
+            }
+            Op::Poll { entries, .. } => {
+                let wanted: Vec<_> = entries.iter().map(|e| e.revents).collect();
+                if wanted != returned.revents {
+                    let list = |v: &[super::names::PollEvents]| {
+                        v.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                    };
+                    let (got, wanted) = (list(&returned.revents), list(&wanted));
+                    return Err(format!("poll({}) gave {got}, expected {wanted}", call.text));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn assert(&mut self, assertion: &Assertion) -> Step {
+        let Some(fd) = assertion.fd.or(self.newest) else {
+            return Err("there is no connection to ask about".into());
+        };
+        let mut info = self.backend.info(fd)?;
+        let mss = self.script.directives.mtu.saturating_sub(self.target.ip.header_bytes());
+        info.insert("MSS", mss.into());
+        for (condition, text) in &assertion.conditions {
+            if condition.evaluate(&info).map_err(|e| format!("%{{ {text} }}%: {e}"))? == 0 {
+                let mut fields = Vec::new();
+                condition.fields(&mut fields);
+                let values: Vec<_> = fields.iter().map(|f| format!("{f} = {}", info[f])).collect();
+                return Err(format!("%{{ {text} }}% does not hold: {}", values.join(", ")));
+            }
+        }
+        Ok(())
+    }
+
+    /// After the last event: nothing more may come, and every call must have returned.
+    fn finish(&mut self) -> Step {
+        let mut until = self.backend.now() + self.backend.settle_time();
+        for pending in &self.pending {
+            until = until.max(pending.until + GRACE);
+        }
+        while self.receive(until)? {}
+        self.harvest()?;
+        if let Some(pending) = self.pending.first() {
+            return Err(format!("line {}: {} has not returned", pending.line, pending.call.text));
+        }
+        self.unexpected()
+    }
+}
+
+fn resolve_mss(segment: &mut WireSegment, link: u16) {
+    use super::ast::{MssValue, TcpOpt};
+    for option in &mut segment.options {
+        if *option == TcpOpt::Mss(Some(MssValue::Link)) {
+            *option = TcpOpt::Mss(Some(MssValue::Number(link)));
+        }
+    }
+}
+
+fn returned_text(returned: &Returned) -> String {
+    match returned.errno {
+        Some(errno) => format!("{} {errno}", returned.value),
+        None => returned.value.to_string(),
+    }
+}

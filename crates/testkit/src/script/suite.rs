@@ -1,0 +1,160 @@
+//! Finds scripts, runs many of them, and lists the differences that they declare.
+
+use super::ast::{BackendKind, Script, Target};
+use super::kernel;
+use super::parser;
+use super::report::Failure;
+use super::runner;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How often a case runs against the kernel before it counts as failed: real time on a shared machine stumbles now and then.
+const KERNEL_ATTEMPTS: u32 = 3;
+
+/// Kernel cases that run at once. They mostly sleep.
+pub const KERNEL_JOBS: usize = 32;
+
+/// One script and one run of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// The script.
+    pub script: &'a Script,
+    /// The run.
+    pub target: Target,
+}
+
+/// How a case ended.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// It passed, at this attempt.
+    Passed(u32),
+    /// It failed, the last time so.
+    Failed(Box<Failure>),
+}
+
+/// The scripts of the repository.
+pub fn repository_scripts() -> PathBuf {
+    // From crates/testkit to the root.
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(".")).join("tests/scripts")
+}
+
+/// All `.pkt` files below a directory, or the file itself, in order of their names.
+pub fn find(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if path.is_file() {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            found.extend(find(&path)?);
+        } else if path.extension().is_some_and(|e| e == "pkt") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Reads and parses one script. The path in it is shortened to the repository's where it can be.
+pub fn load(path: &Path) -> Result<Script, String> {
+    let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let root = repository_scripts();
+    let root = root.ancestors().nth(2).unwrap_or(Path::new("."));
+    let short = path.strip_prefix(root).unwrap_or(path);
+    parser::parse(short, &text).map_err(|e| format!("{}:{}: {}", short.display(), e.line, e.message))
+}
+
+/// Runs one case.
+pub fn run_case(case: Case<'_>) -> Outcome {
+    let attempts = if case.target.backend == BackendKind::Kernel { KERNEL_ATTEMPTS } else { 1 };
+    let mut attempt = 1;
+    loop {
+        match run_once(case) {
+            Ok(()) => return Outcome::Passed(attempt),
+            Err(failure) if attempt == attempts => return Outcome::Failed(Box::new(failure)),
+            Err(_) => attempt += 1,
+        }
+    }
+}
+
+/// Runs one case, without a second chance.
+pub fn run_once(case: Case<'_>) -> Result<(), Failure> {
+    let Case { script, target } = case;
+    match target.backend {
+        BackendKind::Kernel => {
+            let work = |backend: &mut dyn super::backend::Backend| runner::run(script, target, backend);
+            kernel::with_backend(target, &script.directives, work)
+                .unwrap_or_else(|e| Err(cannot_start(case, &e)))
+        }
+        BackendKind::Ginnel => Err(cannot_start(case, &"the engine has no TCP yet")),
+    }
+}
+
+fn cannot_start(case: Case<'_>, error: &dyn std::fmt::Display) -> Failure {
+    Failure {
+        path: case.script.path.clone(),
+        line: 1,
+        target: case.target,
+        message: format!("the backend cannot start: {error}"),
+        history: Vec::new(),
+    }
+}
+
+/// Runs cases in parallel, the longest first, and calls `report` after each.
+pub fn run_all(
+    cases: &[Case<'_>],
+    jobs: usize,
+    report: &(dyn Fn(Case<'_>, &Outcome) + Sync),
+) -> Vec<Outcome> {
+    let mut order: Vec<usize> = (0..cases.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(cases[i].script.nominal_duration(cases[i].target)));
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(BTreeMap::new());
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.min(cases.len()) {
+            scope.spawn(|| {
+                while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let outcome = run_case(cases[index]);
+                    report(cases[index], &outcome);
+                    results.lock().unwrap_or_else(PoisonError::into_inner).insert(index, outcome);
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
+}
+
+/// The text of `docs/tcp-differences.md`.
+pub fn differences_listing(scripts: &[Script]) -> String {
+    let mut text = String::from(
+        "# Where Ginnel and Linux differ\n\n\
+         Generated from the `differs:` and `only:` directives of `tests/scripts` by `ginnel-script --differences`; a test keeps it current.\n\
+         Everything else in those scripts both stacks do alike.\n",
+    );
+    for (title, only) in [("Differences", false), ("What only one of them has", true)] {
+        let mut rows = Vec::new();
+        for script in scripts {
+            let chosen: Vec<_> = if only {
+                script.directives.only.iter().collect()
+            } else {
+                script.directives.differs.iter().collect()
+            };
+            let name = script.path.strip_prefix("tests/scripts").unwrap_or(&script.path).display();
+            rows.extend(chosen.iter().map(|d| format!("| {name} | {} | {} |", d.who.name(), d.reason)));
+        }
+        if !rows.is_empty() {
+            let _ = write!(
+                text,
+                "\n## {title}\n\n| Script | Who | What, and the section that decides |\n|---|---|---|\n"
+            );
+            let _ = writeln!(text, "{}", rows.join("\n"));
+        }
+    }
+    text
+}
