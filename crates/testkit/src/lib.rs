@@ -1,5 +1,6 @@
 //! What tests stand on: simulated clock, hosts and links, packet checkers, and a runner for packet scripts.
 
+pub mod alloc_counter;
 pub mod script;
 mod skip;
 

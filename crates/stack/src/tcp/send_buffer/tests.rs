@@ -226,7 +226,7 @@ proptest! {
     fn agrees_with_a_list_of_bytes(steps in steps()) {
         let mut bench = Bench::new();
         let contents: Vec<Vec<u8>> =
-            (1..4u32).map(|n| (0..n * 1000).map(|i| (i * i * n >> 3) as u8).collect()).collect();
+            (1..4u32).map(|n| (0..n * 1000).map(|i| ((i * i * n) >> 3) as u8).collect()).collect();
         let mut ids: Vec<SourceId> = contents.iter().map(|bytes| bench.source(bytes)).collect();
         let mut oracle: Vec<u8> = Vec::new();
         let mut counter = 0u8;
