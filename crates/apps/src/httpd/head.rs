@@ -43,6 +43,9 @@ pub struct Scanner {
 }
 
 impl Scanner {
+    /// At the start of a head.
+    pub const NEW: Self = Self { line_start: 0, scanned: 0, leading_lines: 0, request_line_done: false };
+
     /// Bytes of the head including the empty line at its end, or `None` if more must arrive. `bytes` begins with the head and holds at least what it held
     /// in the call before.
     pub fn find_end(&mut self, bytes: &[u8], limits: &Limits) -> Result<Option<usize>, Status> {

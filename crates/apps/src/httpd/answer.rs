@@ -1,0 +1,165 @@
+//! Which response a request gets.
+
+use super::busy::{Payload, Stream};
+use super::conditional::{self, Outcome, Validators};
+use super::head::{Method, Request};
+use super::path;
+use super::range::Selection;
+use super::response::{ALLOW, DateText, HeadWriter, Persistence, write_plain};
+use super::server::{Answer, Server};
+use super::site::{Body, Entry, FileId, Meta, OpenFile, Target};
+use super::status::Status;
+use rustix::io::Errno;
+use std::io;
+
+impl Server {
+    /// Decides, and writes the head of the response to `self.head` unless a prepared one fits.
+    pub(super) fn answer(&mut self, request: &Request<'_, '_>, persistence: Persistence) -> Answer {
+        self.head.clear();
+        match request.method {
+            Method::Get | Method::Head => {}
+            Method::Options => {
+                return self.plain(Status::Ok, Some(("Allow", ALLOW.as_bytes())), request, persistence);
+            }
+            Method::Other => return self.plain(Status::MethodNotAllowed, None, request, persistence),
+        }
+        let mut scratch = core::mem::take(&mut self.path);
+        let answer = match path::normalise(request.path, &mut scratch) {
+            Ok(path) => match self.site.find(path) {
+                Some(Target::File(file)) => self.file(file, request, persistence),
+                Some(Target::Directory) => self.redirect(path, request, persistence),
+                None => self.plain(Status::NotFound, None, request, persistence),
+            },
+            Err(status) => self.plain(status, None, request, persistence),
+        };
+        self.path = scratch;
+        answer
+    }
+
+    fn plain(
+        &mut self,
+        status: Status,
+        field: Option<(&str, &[u8])>,
+        request: &Request<'_, '_>,
+        persistence: Persistence,
+    ) -> Answer {
+        let date = *self.date();
+        let is_head = request.method == Method::Head;
+        write_plain(&mut self.head, status, &date, field, persistence, is_head);
+        Answer {
+            prepared: None,
+            payload: Payload::None,
+            close: persistence == Persistence::Close,
+            is_error: status.code() >= 400,
+        }
+    }
+
+    /// A directory was named without the slash at its end: relative links in its index would lead astray.
+    fn redirect(&mut self, path: &[u8], request: &Request<'_, '_>, persistence: Persistence) -> Answer {
+        let mut location = Vec::with_capacity(path.len() + 16);
+        path::encode(path, &mut location);
+        location.push(b'/');
+        if let Some(query) = request.query {
+            location.push(b'?');
+            location.extend_from_slice(query);
+        }
+        self.plain(Status::MovedPermanently, Some(("Location", &location)), request, persistence)
+    }
+
+    fn file(&mut self, file: FileId, request: &Request<'_, '_>, persistence: Persistence) -> Answer {
+        let entry = self.site.entry(file);
+        if let Body::Loaded(body) = &entry.body {
+            if !request.is_conditional && persistence != Persistence::KeepAloud {
+                let is_head = request.method == Method::Head;
+                let len = if is_head || entry.inline_body().is_some() { 0 } else { body.len() as u64 };
+                return Answer {
+                    prepared: Some((file, is_head)),
+                    payload: if len == 0 { Payload::None } else { Payload::File { file, offset: 0, len } },
+                    close: persistence == Persistence::Close,
+                    is_error: false,
+                };
+            }
+            return self.version(file, None, request, persistence);
+        }
+        match self.site.open(file) {
+            Ok(open) => self.version(file, Some(open), request, persistence),
+            Err(error) => {
+                let status = match error.raw_os_error().map(Errno::from_raw_os_error) {
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Status::Unavailable,
+                    Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::ACCESS) => {
+                        Status::NotFound
+                    }
+                    _ if error.kind() == io::ErrorKind::InvalidInput => Status::NotFound,
+                    _ => Status::InternalError,
+                };
+                self.plain(status, None, request, persistence)
+            }
+        }
+    }
+
+    /// Answers with one version of a file: the loaded one, or the one that is open.
+    fn version(
+        &mut self,
+        file: FileId,
+        open: Option<OpenFile>,
+        request: &Request<'_, '_>,
+        persistence: Persistence,
+    ) -> Answer {
+        let date = *self.date();
+        let entry = self.site.entry(file);
+        let meta = open.as_ref().map_or(&entry.meta, |o| &o.meta);
+        let outcome = if request.is_conditional {
+            let validators = Validators { etag: &meta.etag, modified: meta.modified };
+            conditional::evaluate(request, &validators, meta.size, date.second())
+        } else {
+            Outcome::Send(Selection::Whole)
+        };
+        let part = match outcome {
+            Outcome::Send(Selection::Whole) => None,
+            Outcome::Send(Selection::Part { start, len }) => Some((start, len)),
+            Outcome::Send(Selection::Unsatisfiable) => {
+                let range = format!("bytes */{}", meta.size);
+                let field = Some(("Content-Range", range.as_bytes()));
+                return self.plain(Status::RangeNotSatisfiable, field, request, persistence);
+            }
+            Outcome::NotModified => {
+                write_not_modified(&mut self.head, meta, &date, persistence);
+                let close = persistence == Persistence::Close;
+                return Answer { prepared: None, payload: Payload::None, close, is_error: false };
+            }
+            Outcome::Failed => return self.plain(Status::PreconditionFailed, None, request, persistence),
+        };
+        meta.write_head(&mut self.head, entry.content_type, part, &date, persistence);
+        let (offset, len) = part.unwrap_or((0, meta.size));
+        let is_empty = request.method == Method::Head || len == 0;
+        let payload =
+            if is_empty { Payload::None } else { payload(&mut self.head, entry, file, open, offset, len) };
+        Answer { prepared: None, payload, close: persistence == Persistence::Close, is_error: false }
+    }
+}
+
+/// What follows the head in `head`; a small body is put right behind it.
+fn payload(
+    head: &mut Vec<u8>,
+    entry: &Entry,
+    file: FileId,
+    open: Option<OpenFile>,
+    offset: u64,
+    len: u64,
+) -> Payload {
+    match (open, entry.inline_body()) {
+        (Some(open), _) => Payload::Stream(Stream::new(open.fd, offset, len)),
+        (None, Some(body)) => {
+            head.extend_from_slice(&body[offset as usize..(offset + len) as usize]);
+            Payload::None
+        }
+        (None, None) => Payload::File { file, offset, len },
+    }
+}
+
+/// RFC 9110 §15.4.5: a 304 repeats the validators and has no body.
+fn write_not_modified(out: &mut Vec<u8>, meta: &Meta, date: &DateText, persistence: Persistence) {
+    let mut head = HeadWriter::new(out, Status::NotModified, date);
+    meta.write_validators(&mut head);
+    head.end(persistence);
+}

@@ -1,0 +1,242 @@
+//! Heads of responses.
+
+use super::status::Status;
+use crate::date::{self, DATE_BYTES};
+
+/// Methods a file has, for the Allow field.
+pub const ALLOW: &str = "GET, HEAD, OPTIONS";
+
+/// Every head begins with a status line and the date, so that in a prepared head the date can be found and renewed.
+const DATE_FIELD: &[u8] = b"\r\nDate: ";
+
+/// What happens to the connection after the response, and how it is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persistence {
+    /// HTTP/1.1 stays open without a word.
+    Keep,
+    /// HTTP/1.0 stays open because both sides say so.
+    KeepAloud,
+    /// The server closes.
+    Close,
+}
+
+/// The time of day as the Date field has it, renewed once per second.
+#[derive(Clone, Copy, Debug)]
+pub struct DateText {
+    second: u64,
+    text: [u8; DATE_BYTES],
+}
+
+impl DateText {
+    /// The text for a second since 1970.
+    pub fn new(second: u64) -> Self {
+        Self { second, text: date::format(second) }
+    }
+
+    /// The second since 1970.
+    pub const fn second(&self) -> u64 {
+        self.second
+    }
+}
+
+/// Writes one head to the end of a buffer.
+pub struct HeadWriter<'a> {
+    out: &'a mut Vec<u8>,
+}
+
+impl<'a> HeadWriter<'a> {
+    /// Begins a head with its status line, Date and Server.
+    pub fn new(out: &'a mut Vec<u8>, status: Status, date: &DateText) -> Self {
+        out.extend_from_slice(b"HTTP/1.1 ");
+        out.extend_from_slice(status.line().as_bytes());
+        out.extend_from_slice(DATE_FIELD);
+        out.extend_from_slice(&date.text);
+        out.extend_from_slice(b"\r\nServer: ginnel\r\n");
+        Self { out }
+    }
+
+    /// Adds a field. `value` must hold no control characters.
+    pub fn field(&mut self, name: &str, value: &[u8]) -> &mut Self {
+        self.out.extend_from_slice(name.as_bytes());
+        self.out.extend_from_slice(b": ");
+        self.out.extend_from_slice(value);
+        self.out.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// Adds Content-Length.
+    pub fn length(&mut self, bytes: u64) -> &mut Self {
+        self.out.extend_from_slice(b"Content-Length: ");
+        decimal(bytes, self.out);
+        self.out.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// Adds Content-Range for `len` bytes from `start` of a file of `size` bytes.
+    pub fn content_range(&mut self, start: u64, len: u64, size: u64) -> &mut Self {
+        self.out.extend_from_slice(b"Content-Range: bytes ");
+        decimal(start, self.out);
+        self.out.push(b'-');
+        decimal(start + len - 1, self.out);
+        self.out.push(b'/');
+        decimal(size, self.out);
+        self.out.extend_from_slice(b"\r\n");
+        self
+    }
+
+    /// Adds the Connection field, if one is needed, and the empty line.
+    pub fn end(&mut self, persistence: Persistence) {
+        self.out.extend_from_slice(match persistence {
+            Persistence::Keep => b"\r\n",
+            Persistence::KeepAloud => b"Connection: keep-alive\r\n\r\n".as_slice(),
+            Persistence::Close => b"Connection: close\r\n\r\n",
+        });
+    }
+}
+
+/// Appends `value` in decimal digits.
+pub fn decimal(mut value: u64, out: &mut Vec<u8>) {
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (value % 10) as u8;
+        value /= 10;
+        if value == 0 {
+            return out.extend_from_slice(&digits[start..]);
+        }
+    }
+}
+
+/// Appends a response that has no file behind it: its body is the status line again, or empty for a 200. `field` is one more field.
+pub fn write_plain(
+    out: &mut Vec<u8>,
+    status: Status,
+    date: &DateText,
+    field: Option<(&str, &[u8])>,
+    persistence: Persistence,
+    is_head: bool,
+) {
+    let body = if status == Status::Ok { "" } else { status.line() };
+    let mut head = HeadWriter::new(out, status, date);
+    if let Some((name, value)) = field {
+        head.field(name, value);
+    }
+    if status == Status::MethodNotAllowed {
+        head.field("Allow", ALLOW.as_bytes());
+    }
+    if body.is_empty() {
+        head.length(0).end(persistence);
+        return;
+    }
+    head.field("Content-Type", b"text/plain; charset=utf-8").length(body.len() as u64 + 1).end(persistence);
+    if !is_head {
+        out.extend_from_slice(body.as_bytes());
+        out.push(b'\n');
+    }
+}
+
+/// A whole response made ready in advance: the head and, for a small file, the body behind it.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    bytes: Box<[u8]>,
+    head_bytes: u32,
+    /// The second the date in it shows.
+    second: u64,
+}
+
+impl Prepared {
+    /// Where the date stands in a 200.
+    const DATE_AT: usize = "HTTP/1.1 200 OK\r\nDate: ".len();
+
+    /// Takes a head of a 200, as [`HeadWriter`] wrote it for `date`, and what follows it.
+    pub fn new(mut head: Vec<u8>, body: &[u8], date: &DateText) -> Self {
+        debug_assert_eq!(&head[Self::DATE_AT..Self::DATE_AT + DATE_BYTES], &date.text);
+        let head_bytes = head.len() as u32;
+        head.extend_from_slice(body);
+        Self { bytes: head.into(), head_bytes, second: date.second }
+    }
+
+    /// Head and body with the date renewed.
+    pub fn whole(&mut self, date: &DateText) -> &[u8] {
+        self.renew(date);
+        &self.bytes
+    }
+
+    /// The head alone, with the date renewed.
+    pub fn head(&mut self, date: &DateText) -> &[u8] {
+        self.renew(date);
+        &self.bytes[..self.head_bytes as usize]
+    }
+
+    fn renew(&mut self, date: &DateText) {
+        if self.second != date.second {
+            self.second = date.second;
+            self.bytes[Self::DATE_AT..Self::DATE_AT + DATE_BYTES].copy_from_slice(&date.text);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plain(
+        status: Status,
+        field: Option<(&str, &[u8])>,
+        persistence: Persistence,
+        is_head: bool,
+    ) -> String {
+        let mut out = Vec::new();
+        write_plain(&mut out, status, &DateText::new(0), field, persistence, is_head);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn plain_responses_have_exact_framing() {
+        assert_eq!(
+            plain(Status::NotFound, None, Persistence::Keep, false),
+            "HTTP/1.1 404 Not Found\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: ginnel\r\n\
+             Content-Type: text/plain; charset=utf-8\r\nContent-Length: 14\r\n\r\n404 Not Found\n"
+        );
+        assert_eq!(
+            plain(Status::MethodNotAllowed, None, Persistence::KeepAloud, false),
+            "HTTP/1.1 405 Method Not Allowed\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: ginnel\r\n\
+             Allow: GET, HEAD, OPTIONS\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: 23\r\n\
+             Connection: keep-alive\r\n\r\n405 Method Not Allowed\n"
+        );
+        assert_eq!(
+            plain(Status::Ok, Some(("Allow", b"GET")), Persistence::Close, false),
+            "HTTP/1.1 200 OK\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: ginnel\r\n\
+             Allow: GET\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn a_response_to_head_ends_with_its_head() {
+        for status in Status::ALL {
+            assert!(plain(status, None, Persistence::Keep, true).ends_with("\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn numbers_are_decimal() {
+        for value in [0, 9, 10, 1234567890, u64::MAX] {
+            let mut out = Vec::new();
+            decimal(value, &mut out);
+            assert_eq!(out, value.to_string().into_bytes());
+        }
+    }
+
+    #[test]
+    fn a_prepared_response_is_renewed_with_the_date() {
+        let (old, new) = (DateText::new(0), DateText::new(86_400));
+        let mut head = Vec::new();
+        HeadWriter::new(&mut head, Status::Ok, &old).length(2).end(Persistence::Keep);
+        let mut prepared = Prepared::new(head.clone(), b"ab", &old);
+        assert_eq!(prepared.head(&old), head);
+        let renewed = String::from_utf8(prepared.whole(&new).to_vec()).unwrap();
+        assert!(renewed.contains("\r\nDate: Fri, 02 Jan 1970 00:00:00 GMT\r\n"));
+        assert!(renewed.ends_with("Content-Length: 2\r\n\r\nab"));
+    }
+}

@@ -1,0 +1,687 @@
+//! The server without its network: bytes and times go in, calls on a [`Transport`] come out.
+//!
+//! A connection is always in one [`Phase`]. Requests are taken one after the other: while a response waits for room to be sent, further
+//! requests stay with the transport, unread, so that a client that pipelines without reading is held back by its own window, and
+//! responses keep the order of their requests.
+
+use super::body::BodyReader;
+use super::busy::{self, Payload, Piece, Pool};
+use super::head::{self, HEADERS_MAX, HeaderRoom, Limits, Scanner};
+use super::response::{DateText, Persistence, write_plain};
+use super::site::{FileId, Site};
+use super::status::Status;
+use crate::sweep::Sweep;
+use core::mem::MaybeUninit;
+use core::time::Duration;
+use ginnel::{Conn, Instant};
+
+/// Bytes read from a file at once: what a shard's other work may have to wait for.
+const PIECE_BYTES: usize = 64 << 10;
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// What the server asks of the network. A call on a connection that is gone does nothing.
+pub trait Transport {
+    /// Queues a copy of as many bytes as there is room for; returns how many. After less than all, [`Server::writable`] must follow.
+    fn send(&mut self, conn: Conn, bytes: &[u8]) -> usize;
+    /// Queues a range of a loaded file, all or nothing. After `false`, [`Server::writable`] must follow.
+    fn send_file(&mut self, conn: Conn, file: FileId, offset: u64, len: u64) -> bool;
+    /// Sends FIN behind what is queued; receiving goes on.
+    fn finish(&mut self, conn: Conn);
+    /// Closes; what is queued is still sent. [`Server::closed`] follows.
+    fn close(&mut self, conn: Conn);
+    /// Resets. [`Server::closed`] follows.
+    fn abort(&mut self, conn: Conn);
+    /// Asks for data that were left unread to be shown again.
+    fn resume_reading(&mut self, conn: Conn);
+}
+
+/// How long a connection may stay in a phase, in whole seconds ≥ 1.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// From the first byte of a request, or from the start of the connection, to the end of the head. Then 408.
+    pub head: u32,
+    /// Between two requests. Then the connection is closed.
+    pub idle: u32,
+    /// Without a byte of a request's body. Then 408.
+    pub body: u32,
+    /// Without room for a byte of the response. Then the connection is reset.
+    pub send: u32,
+    /// For the client to close after us, while what it sends is dropped.
+    pub linger: u32,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { head: 10, idle: 60, body: 30, send: 60, linger: 5 }
+    }
+}
+
+/// How the server behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerOptions {
+    /// Limits on requests.
+    pub limits: Limits,
+    /// Time-outs.
+    pub timeouts: Timeouts,
+    /// Keep connections open when the client wants it.
+    pub keep_alive: bool,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        Self { limits: Limits::default(), timeouts: Timeouts::default(), keep_alive: true }
+    }
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// Connections accepted.
+    pub connections: u64,
+    /// Requests answered, with whatever status.
+    pub responses: u64,
+    /// Those that were answered with an error (status ≥ 400).
+    pub errors: u64,
+    /// Connections ended by a time-out.
+    pub timeouts: u64,
+}
+
+/// Where a connection stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No connection.
+    Vacant,
+    /// Between requests.
+    Idle,
+    /// A head has come in part.
+    Head,
+    /// A body is being skipped; its response is ready.
+    Body,
+    /// A response waits for room.
+    Sending,
+    /// Everything was said and FIN sent: what comes is dropped until the client closes too, because closing with unread data
+    /// would be a reset that can destroy the response on its way (RFC 9112 §9.6).
+    Draining,
+    /// Closed or reset; only the transport's last word is missing.
+    Closed,
+}
+
+/// 16 bytes for each slot of the transport's connection table.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    generation: u32,
+    /// Second at which the phase ends.
+    deadline: u32,
+    /// Index of its record, if it is in the middle of something.
+    busy: u32,
+    phase: Phase,
+    /// The client has closed its side.
+    half_closed: bool,
+    /// The sweep has an entry for the slot.
+    in_sweep: bool,
+}
+
+impl Connection {
+    const VACANT: Self = Self {
+        generation: 0,
+        deadline: 0,
+        busy: busy::NONE,
+        phase: Phase::Vacant,
+        half_closed: false,
+        in_sweep: false,
+    };
+}
+
+/// A server of static files for any number of connections.
+pub struct Server {
+    pub(super) site: Site,
+    options: ServerOptions,
+    connections: Vec<Connection>,
+    pool: Pool,
+    sweep: Sweep,
+    clock: Clock,
+    counters: Counters,
+    /// Connections whose next piece is not in memory yet.
+    waiting_for_disk: Vec<Conn>,
+    /// Scratch: a head being written, a path being normalised, a piece of a file.
+    pub(super) head: Vec<u8>,
+    pub(super) path: Vec<u8>,
+    piece: Box<[u8]>,
+}
+
+/// What a request is answered with. The head, and perhaps a small body, stand in [`Server::head`], unless it is a prepared one.
+pub(super) struct Answer {
+    /// A prepared response of this file, and whether only its head is wanted.
+    pub prepared: Option<(FileId, bool)>,
+    /// What follows.
+    pub payload: Payload,
+    /// Close afterwards.
+    pub close: bool,
+    /// Status ≥ 400.
+    pub is_error: bool,
+}
+
+impl Server {
+    /// A server of `site`. `now` is the transport's time, `unix` the time of day.
+    pub fn new(site: Site, options: ServerOptions, now: Instant, unix: Duration) -> Self {
+        let t = options.timeouts;
+        let timeout_min = t.head.min(t.idle).min(t.body).min(t.send).min(t.linger);
+        let clock = Clock::new(now, unix);
+        Self {
+            site,
+            options,
+            connections: Vec::new(),
+            pool: Pool::default(),
+            sweep: Sweep::new(timeout_min, clock.second),
+            clock,
+            counters: Counters::default(),
+            waiting_for_disk: Vec::new(),
+            head: Vec::with_capacity(1 << 10),
+            path: Vec::with_capacity(1 << 10),
+            piece: vec![0; PIECE_BYTES].into(),
+        }
+    }
+
+    /// What was done so far.
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The site.
+    pub const fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// The time of day as the Date field has it.
+    pub(super) const fn date(&self) -> &DateText {
+        &self.clock.date
+    }
+
+    /// Sets the time of day again, to follow a clock that is adjusted.
+    pub fn set_clock(&mut self, now: Instant, unix: Duration) {
+        self.clock = Clock::new(now, unix);
+    }
+
+    /// A connection was accepted.
+    pub fn accepted(&mut self, now: Instant, conn: Conn) {
+        self.clock.turn(now);
+        let index = conn.index() as usize;
+        if index >= self.connections.len() {
+            self.connections.resize(index + 1, Connection::VACANT);
+        }
+        let deadline = self.clock.second + self.options.timeouts.head;
+        let slot = &mut self.connections[index];
+        if !slot.in_sweep {
+            self.sweep.enter(conn.index(), deadline);
+        }
+        let generation = conn.generation();
+        *slot = Connection { generation, deadline, phase: Phase::Idle, in_sweep: true, ..Connection::VACANT };
+        self.counters.connections += 1;
+    }
+
+    fn slot(&mut self, conn: Conn) -> Option<&mut Connection> {
+        self.connections
+            .get_mut(conn.index() as usize)
+            .filter(|c| c.generation == conn.generation() && c.phase != Phase::Vacant)
+    }
+
+    /// Bytes arrived; returns how many were taken. The rest must be shown again after [`Transport::resume_reading`].
+    pub fn data(&mut self, now: Instant, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        self.clock.turn(now);
+        let mut used = 0;
+        while used < bytes.len() {
+            let rest = &bytes[used..];
+            used += match self.slot(conn).map(|c| c.phase) {
+                Some(Phase::Idle) => self.fresh(conn, rest, net),
+                Some(Phase::Head) => self.more_of_head(conn, rest, net),
+                Some(Phase::Body) => self.more_of_body(conn, rest, net),
+                Some(Phase::Sending) => break,
+                Some(Phase::Draining | Phase::Closed | Phase::Vacant) | None => rest.len(),
+            };
+        }
+        used
+    }
+
+    /// There is room again.
+    pub fn writable(&mut self, now: Instant, conn: Conn, net: &mut impl Transport) {
+        self.clock.turn(now);
+        if self.slot(conn).is_some_and(|c| c.phase == Phase::Sending) {
+            self.flush(conn, net);
+        }
+    }
+
+    /// The client closed its side, and all it sent was taken.
+    pub fn peer_closed(&mut self, conn: Conn, net: &mut impl Transport) {
+        let Some(slot) = self.slot(conn) else { return };
+        slot.half_closed = true;
+        match slot.phase {
+            // Nothing is owed: a request that will never be complete gets no answer.
+            Phase::Idle | Phase::Head | Phase::Body | Phase::Draining => self.close(conn, net),
+            Phase::Sending | Phase::Closed | Phase::Vacant => {}
+        }
+    }
+
+    /// The connection is gone.
+    pub fn closed(&mut self, conn: Conn) {
+        if let Some(slot) = self.slot(conn) {
+            let (busy, in_sweep) = (slot.busy, slot.in_sweep);
+            *slot = Connection { in_sweep, ..Connection::VACANT };
+            if busy != busy::NONE {
+                self.pool.give_back(busy);
+            }
+        }
+    }
+
+    /// Once per second: ends what has waited too long.
+    pub fn tick(&mut self, now: Instant, net: &mut impl Transport) {
+        self.clock.turn(now);
+        let second = self.clock.second;
+        while let Some(index) = self.sweep.take_due(second) {
+            let slot = self.connections[index as usize];
+            if slot.phase != Phase::Vacant && slot.deadline <= second {
+                self.expire(Conn::new(index, slot.generation), slot.phase, net);
+            }
+            let slot = &mut self.connections[index as usize];
+            slot.in_sweep = slot.phase != Phase::Vacant;
+            if slot.in_sweep {
+                self.sweep.enter(index, slot.deadline);
+            }
+        }
+    }
+
+    fn expire(&mut self, conn: Conn, phase: Phase, net: &mut impl Transport) {
+        self.counters.timeouts += 1;
+        match phase {
+            Phase::Idle => self.finish(conn, net),
+            Phase::Head | Phase::Body => self.refuse(conn, Status::RequestTimeout, false, net),
+            Phase::Sending => {
+                net.abort(conn);
+                self.set_phase(conn, Phase::Closed);
+            }
+            Phase::Draining => self.close(conn, net),
+            Phase::Closed | Phase::Vacant => {}
+        }
+    }
+
+    /// True if [`Server::read_disk`] should be called again in a millisecond.
+    pub const fn waits_for_disk(&self) -> bool {
+        !self.waiting_for_disk.is_empty()
+    }
+
+    /// Goes on with connections whose file was not in memory.
+    pub fn read_disk(&mut self, now: Instant, net: &mut impl Transport) {
+        let mut waiting = core::mem::take(&mut self.waiting_for_disk);
+        waiting.sort_unstable();
+        waiting.dedup(); // room to send may have led to a second try meanwhile
+        for conn in waiting {
+            self.writable(now, conn, net);
+        }
+    }
+
+    fn set_phase(&mut self, conn: Conn, phase: Phase) {
+        let t = self.options.timeouts;
+        let deadline = match phase {
+            Phase::Idle => self.clock.second + t.idle,
+            Phase::Head => self.clock.second + t.head,
+            Phase::Body => self.clock.second + t.body,
+            Phase::Sending => self.clock.second + t.send,
+            Phase::Draining => self.clock.second + t.linger,
+            Phase::Closed | Phase::Vacant => u32::MAX,
+        };
+        if let Some(slot) = self.slot(conn) {
+            (slot.phase, slot.deadline) = (phase, deadline);
+        }
+    }
+
+    /// The connection's record, taken from the pool if it has none.
+    fn busy(&mut self, conn: Conn) -> &mut busy::Busy {
+        let slot = &mut self.connections[conn.index() as usize];
+        if slot.busy == busy::NONE {
+            slot.busy = self.pool.take();
+        }
+        self.pool.get(slot.busy)
+    }
+
+    fn give_back_busy(&mut self, conn: Conn) {
+        let slot = &mut self.connections[conn.index() as usize];
+        let busy = core::mem::replace(&mut slot.busy, busy::NONE);
+        if busy != busy::NONE {
+            self.pool.give_back(busy);
+        }
+    }
+
+    /// Bytes at the start of a request. Usually it is there as a whole and is read where it lies.
+    fn fresh(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        let mut scanner = Scanner::NEW;
+        match scanner.find_end(bytes, &self.options.limits) {
+            Ok(Some(end)) => {
+                self.request(conn, &bytes[..end], net);
+                end
+            }
+            Ok(None) => {
+                let busy = self.busy(conn);
+                busy.input.extend_from_slice(bytes);
+                busy.scanner = scanner;
+                self.set_phase(conn, Phase::Head);
+                bytes.len()
+            }
+            Err(status) => {
+                self.refuse(conn, status, bytes.starts_with(b"HEAD "), net);
+                bytes.len()
+            }
+        }
+    }
+
+    fn more_of_head(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        let limits = self.options.limits;
+        let busy = self.busy(conn);
+        let before = busy.input.len();
+        // One byte beyond the limit is enough to know that it is exceeded.
+        let room = (limits.head_bytes_max + 1).saturating_sub(before);
+        let taken = bytes.len().min(room);
+        busy.input.extend_from_slice(&bytes[..taken]);
+        match busy.scanner.find_end(&busy.input, &limits) {
+            Ok(Some(end)) => {
+                let mut input = core::mem::take(&mut busy.input);
+                let record = self.connections[conn.index() as usize].busy;
+                self.request(conn, &input[..end], net);
+                // The record still waits for the response, or is back in the pool already: the buffer belongs to it either way.
+                input.clear();
+                let busy = self.pool.get(record);
+                (busy.input, busy.scanner) = (input, Scanner::NEW);
+                end - before
+            }
+            Ok(None) => taken,
+            Err(status) => {
+                let is_head = busy.input.starts_with(b"HEAD ");
+                self.refuse(conn, status, is_head, net);
+                bytes.len()
+            }
+        }
+    }
+
+    fn more_of_body(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        let busy = self.busy(conn);
+        let Some(body) = &mut busy.body else { return bytes.len() };
+        match body.read(bytes) {
+            Ok(used) => {
+                if body.is_done() {
+                    self.set_phase(conn, Phase::Sending);
+                    self.flush(conn, net);
+                } else {
+                    self.set_phase(conn, Phase::Body);
+                }
+                used
+            }
+            Err(status) => {
+                self.refuse(conn, status, false, net);
+                bytes.len()
+            }
+        }
+    }
+
+    /// A whole head is there.
+    fn request(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) {
+        let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        let parsed = head::parse(bytes, &mut room).and_then(|request| {
+            let body = BodyReader::new(request.body, self.options.limits.body_bytes_max)?;
+            Ok((request, body))
+        });
+        let (request, body) = match parsed {
+            Ok(parsed) => parsed,
+            Err(status) => return self.refuse(conn, status, bytes.starts_with(b"HEAD "), net),
+        };
+        let persistence = match (request.keep_alive && self.options.keep_alive, request.version) {
+            (false, _) => Persistence::Close,
+            (true, head::Version::Http10) => Persistence::KeepAloud,
+            (true, head::Version::Http11) => Persistence::Keep,
+        };
+        let answer = self.answer(&request, persistence);
+        self.counters.responses += 1;
+        self.counters.errors += u64::from(answer.is_error);
+        if body.is_done() {
+            return self.respond(conn, answer, net);
+        }
+        // RFC 9110 §10.1.1: a client that waits learns of an error before it sends the body. Whether it then still sends it is its
+        // choice, so the connection cannot go on.
+        let decided = request.expects_continue && answer.is_error;
+        self.defer(conn, answer, body);
+        if decided {
+            let busy = self.busy(conn);
+            if !busy.close {
+                busy.close = true;
+                mark_closing(&mut busy.output);
+            }
+            self.set_phase(conn, Phase::Sending);
+            self.flush(conn, net);
+        } else if request.expects_continue {
+            self.send_continue(conn, net);
+        }
+    }
+
+    /// Keeps an answer until the body of its request was read.
+    fn defer(&mut self, conn: Conn, answer: Answer, body: BodyReader) {
+        let mut head = core::mem::take(&mut self.head);
+        if let Some((file, is_head)) = answer.prepared {
+            head.clear();
+            let date = self.clock.date;
+            head.extend_from_slice(prepared(&mut self.site, file, is_head, answer.close, &date));
+        }
+        let busy = self.busy(conn);
+        busy.output.clear();
+        busy.output.extend_from_slice(&head);
+        (busy.sent, busy.interim) = (0, 0);
+        (busy.payload, busy.close, busy.body) = (answer.payload, answer.close, Some(body));
+        self.head = head;
+        self.set_phase(conn, Phase::Body);
+    }
+
+    /// Tells the client to go on. If only a part fits, the rest leads the response; if nothing fits, the client goes on by itself after a while.
+    fn send_continue(&mut self, conn: Conn, net: &mut impl Transport) {
+        let sent = net.send(conn, CONTINUE);
+        if sent > 0 && sent < CONTINUE.len() {
+            let busy = self.busy(conn);
+            busy.interim = CONTINUE.len() - sent;
+            busy.output.splice(0..0, CONTINUE[sent..].iter().copied());
+        }
+    }
+
+    /// Sends an answer: in the usual case in one or two calls, without touching a record.
+    fn respond(&mut self, conn: Conn, answer: Answer, net: &mut impl Transport) {
+        let Answer { payload, close, .. } = answer;
+        let date = self.clock.date;
+        let bytes = match answer.prepared {
+            Some((file, is_head)) => prepared(&mut self.site, file, is_head, close, &date),
+            None => &self.head,
+        };
+        let sent = net.send(conn, bytes);
+        let is_complete = sent == bytes.len();
+        if is_complete {
+            let rest = match payload {
+                Payload::None => Payload::None,
+                Payload::File { file, offset, len } if net.send_file(conn, file, offset, len) => {
+                    Payload::None
+                }
+                other => other,
+            };
+            if matches!(rest, Payload::None) {
+                return self.responded(conn, close, net);
+            }
+            let busy = self.busy(conn);
+            (busy.payload, busy.close) = (rest, close);
+        } else {
+            let slot = &mut self.connections[conn.index() as usize];
+            if slot.busy == busy::NONE {
+                slot.busy = self.pool.take();
+            }
+            let busy = self.pool.get(slot.busy);
+            busy.output.clear();
+            busy.output.extend_from_slice(&bytes[sent..]);
+            (busy.sent, busy.interim, busy.payload, busy.close) = (0, 0, payload, close);
+        }
+        let is_stream = matches!(self.busy(conn).payload, Payload::Stream(_));
+        self.set_phase(conn, Phase::Sending);
+        if is_stream && is_complete {
+            self.flush(conn, net);
+        }
+    }
+
+    /// Sends what there is room for of the response in the connection's record.
+    fn flush(&mut self, conn: Conn, net: &mut impl Transport) {
+        let slot = self.connections[conn.index() as usize];
+        let busy = self.pool.get(slot.busy);
+        let mut progress = 0;
+        if busy.sent < busy.output.len() {
+            progress = net.send(conn, &busy.output[busy.sent..]);
+            busy.sent += progress;
+        }
+        let mut done = busy.sent == busy.output.len();
+        let mut broken = false;
+        if done {
+            match &mut busy.payload {
+                Payload::None => {}
+                Payload::File { file, offset, len } => done = net.send_file(conn, *file, *offset, *len),
+                Payload::Stream(stream) => {
+                    while stream.left() > 0 && !broken {
+                        match stream.read(&mut self.piece) {
+                            Piece::Bytes(n) => {
+                                let sent = net.send(conn, &self.piece[..n]);
+                                stream.advance(sent);
+                                progress += sent;
+                                if sent < n {
+                                    break;
+                                }
+                            }
+                            Piece::NotYet => {
+                                self.waiting_for_disk.push(conn);
+                                break;
+                            }
+                            Piece::Broken => broken = true,
+                        }
+                    }
+                    done = stream.left() == 0;
+                }
+            }
+        }
+        if broken {
+            // The length was promised already; only a reset says that it does not hold.
+            net.abort(conn);
+            self.set_phase(conn, Phase::Closed);
+        } else if done {
+            let close = busy.close;
+            self.responded(conn, close, net);
+        } else if progress > 0 {
+            self.set_phase(conn, Phase::Sending);
+        }
+    }
+
+    /// A response was handed over as a whole.
+    fn responded(&mut self, conn: Conn, close: bool, net: &mut impl Transport) {
+        self.give_back_busy(conn);
+        let slot = &mut self.connections[conn.index() as usize];
+        let (was_sending, half_closed) = (slot.phase == Phase::Sending, slot.half_closed);
+        if close {
+            self.finish(conn, net);
+        } else if half_closed {
+            self.close(conn, net);
+        } else {
+            self.set_phase(conn, Phase::Idle);
+            if was_sending {
+                net.resume_reading(conn);
+            }
+        }
+    }
+
+    /// Ends our side and waits for the client's end.
+    fn finish(&mut self, conn: Conn, net: &mut impl Transport) {
+        self.give_back_busy(conn);
+        if self.connections[conn.index() as usize].half_closed {
+            return self.close(conn, net);
+        }
+        net.finish(conn);
+        let was_sending = self.connections[conn.index() as usize].phase == Phase::Sending;
+        self.set_phase(conn, Phase::Draining);
+        if was_sending {
+            net.resume_reading(conn); // what was left unread must go, or the close becomes a reset
+        }
+    }
+
+    fn close(&mut self, conn: Conn, net: &mut impl Transport) {
+        self.give_back_busy(conn);
+        net.close(conn);
+        self.set_phase(conn, Phase::Closed);
+    }
+
+    /// Answers with an error after which the connection cannot go on. What the client still sends is dropped.
+    fn refuse(&mut self, conn: Conn, status: Status, is_head: bool, net: &mut impl Transport) {
+        let mut head = core::mem::take(&mut self.head);
+        head.clear();
+        write_plain(&mut head, status, &self.clock.date, None, Persistence::Close, is_head);
+        let in_body = self.connections[conn.index() as usize].phase == Phase::Body;
+        self.counters.responses += u64::from(!in_body); // the request in whose body the error is was counted already
+        self.counters.errors += 1;
+        let busy = self.busy(conn);
+        // An interim response that was sent in part is completed first.
+        busy.output.truncate(busy.interim);
+        busy.output.extend_from_slice(&head);
+        (busy.sent, busy.payload, busy.close) = (0, Payload::None, true);
+        self.head = head;
+        self.set_phase(conn, Phase::Sending);
+        self.flush(conn, net);
+    }
+}
+
+fn prepared<'a>(site: &'a mut Site, file: FileId, is_head: bool, close: bool, date: &DateText) -> &'a [u8] {
+    match &mut site.entry_mut(file).prepared {
+        Some(pair) => {
+            let response = if close { &mut pair.1 } else { &mut pair.0 };
+            if is_head { response.head(date) } else { response.whole(date) }
+        }
+        None => &[],
+    }
+}
+
+/// Adds `Connection: close` to a head that was written without.
+fn mark_closing(output: &mut Vec<u8>) {
+    if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
+        output.splice(end + 2..end + 2, *b"Connection: close\r\n");
+    }
+}
+
+/// Seconds for the time-outs and the date, both renewed only when a second begins.
+struct Clock {
+    start: Instant,
+    unix_at_start: Duration,
+    /// Seconds of the transport's time.
+    second: u32,
+    date: DateText,
+    /// When either changes.
+    next: Instant,
+}
+
+impl Clock {
+    fn new(now: Instant, unix: Duration) -> Self {
+        let date = DateText::new(unix.as_secs());
+        let mut clock = Self { start: now, unix_at_start: unix, second: 0, date, next: Instant::ZERO };
+        clock.turn(now);
+        clock
+    }
+
+    fn turn(&mut self, now: Instant) {
+        if now < self.next {
+            return;
+        }
+        const SECOND: u64 = 1_000_000_000;
+        self.second = (now.as_nanos() / SECOND) as u32;
+        let unix = self.unix_at_start + now.saturating_since(self.start);
+        if unix.as_secs() != self.date.second() {
+            self.date = DateText::new(unix.as_secs());
+        }
+        let to_date = SECOND - u64::from(unix.subsec_nanos());
+        let to_second = SECOND - now.as_nanos() % SECOND;
+        self.next = now + Duration::from_nanos(to_date.min(to_second));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,173 @@
+use super::*;
+use crate::httpd::site::{Body, SiteOptions};
+use proptest::prelude::*;
+use std::fs;
+use std::path::Path;
+
+mod framing;
+mod lifecycle;
+
+const UNIX: u64 = 784_111_777; // Sun, 06 Nov 1994 08:49:37 GMT
+const CONN: Conn = Conn::new(3, 7);
+
+/// What happened to one connection.
+#[derive(Default)]
+struct Net {
+    /// Everything that was sent.
+    output: Vec<u8>,
+    /// Bytes there is room for.
+    room: usize,
+    /// Contents of the loaded files.
+    files: Vec<Vec<u8>>,
+    finished: bool,
+    closed: bool,
+    aborted: bool,
+    resumed: bool,
+}
+
+impl Transport for Net {
+    fn send(&mut self, _: Conn, bytes: &[u8]) -> usize {
+        assert!(!self.finished && !self.closed && !self.aborted, "nothing is sent after the end");
+        let n = bytes.len().min(self.room);
+        self.output.extend_from_slice(&bytes[..n]);
+        self.room -= n;
+        n
+    }
+
+    fn send_file(&mut self, _: Conn, file: FileId, offset: u64, len: u64) -> bool {
+        assert!(!self.finished && !self.closed && !self.aborted);
+        if self.room == 0 {
+            return false;
+        }
+        // Like the engine: a source is taken as a whole, and uses up the room.
+        let bytes = &self.files[file.0 as usize][offset as usize..(offset + len) as usize];
+        self.output.extend_from_slice(bytes);
+        self.room = self.room.saturating_sub(bytes.len());
+        true
+    }
+
+    fn finish(&mut self, _: Conn) {
+        assert!(!core::mem::replace(&mut self.finished, true), "finished twice");
+    }
+
+    fn close(&mut self, _: Conn) {
+        assert!(!core::mem::replace(&mut self.closed, true), "closed twice");
+    }
+
+    fn abort(&mut self, _: Conn) {
+        assert!(!core::mem::replace(&mut self.aborted, true), "aborted twice");
+    }
+
+    fn resume_reading(&mut self, _: Conn) {
+        self.resumed = true;
+    }
+}
+
+/// A server with one connection.
+struct Rig {
+    server: Server,
+    net: Net,
+    now: Instant,
+    /// Bytes that arrived and were not taken yet.
+    unread: Vec<u8>,
+}
+
+impl Rig {
+    fn new(root: &Path, site: &SiteOptions, options: ServerOptions) -> Self {
+        let date = DateText::new(UNIX);
+        let site = Site::read(root, site, &date).unwrap();
+        let bytes_of = |body: &Body| match body {
+            Body::Loaded(bytes) => bytes.to_vec(),
+            Body::Streamed(_) => Vec::new(),
+        };
+        let files = site.entries().iter().map(|e| bytes_of(&e.body)).collect();
+        let now = Instant::from_millis(5_000);
+        let mut server = Server::new(site, options, now, Duration::from_secs(UNIX));
+        server.accepted(now, CONN);
+        let net = Net { files, room: usize::MAX, ..Net::default() };
+        Self { server, net, now, unread: Vec::new() }
+    }
+
+    /// More bytes arrive.
+    fn feed(&mut self, bytes: &[u8]) {
+        self.unread.extend_from_slice(bytes);
+        self.show();
+    }
+
+    /// Shows the server what it has not taken, as a transport does.
+    fn show(&mut self) {
+        loop {
+            self.net.resumed = false;
+            let taken = self.server.data(self.now, CONN, &self.unread, &mut self.net);
+            self.unread.drain(..taken);
+            if !self.net.resumed || self.unread.is_empty() {
+                return;
+            }
+        }
+    }
+
+    /// Room for `bytes` more.
+    fn make_room(&mut self, bytes: usize) {
+        self.net.room += bytes;
+        self.server.writable(self.now, CONN, &mut self.net);
+        self.server.read_disk(self.now, &mut self.net);
+        if self.net.resumed {
+            self.show();
+        }
+    }
+
+    /// The client closes its side.
+    fn peer_closes(&mut self) {
+        assert!(self.unread.is_empty(), "only told when everything was taken");
+        self.server.peer_closed(CONN, &mut self.net);
+    }
+
+    fn pass(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.now += Duration::from_secs(1);
+            self.server.tick(self.now, &mut self.net);
+        }
+    }
+
+    fn take(&mut self) -> String {
+        String::from_utf8(core::mem::take(&mut self.net.output)).unwrap()
+    }
+
+    fn ended(&self) -> bool {
+        self.net.finished || self.net.closed || self.net.aborted
+    }
+}
+
+/// A site with a small page, a file too large to stand behind its head, an empty one, and a directory.
+fn tree() -> tempfile::TempDir {
+    let outer = tempfile::tempdir().unwrap();
+    let root = outer.path().join("root");
+    fs::create_dir_all(root.join("dir with space/sub")).unwrap();
+    fs::write(outer.path().join("secret.txt"), "secret").unwrap();
+    fs::write(root.join("index.html"), "<p>home</p>").unwrap();
+    fs::write(root.join("dir with space/index.html"), "dir").unwrap();
+    fs::write(root.join("empty.txt"), "").unwrap();
+    fs::write(root.join("large.bin"), large()).unwrap();
+    std::os::unix::fs::symlink("../secret.txt", root.join("leak.txt")).unwrap();
+    for name in ["index.html", "dir with space/index.html", "empty.txt", "large.bin"] {
+        let file = fs::File::open(root.join(name)).unwrap();
+        file.set_modified(std::time::UNIX_EPOCH + Duration::from_secs(UNIX - 1000)).unwrap();
+    }
+    outer
+}
+
+fn large() -> Vec<u8> {
+    (0..200_000u32).map(|i| (i * 31 % 251) as u8).collect()
+}
+
+fn rig(outer: &tempfile::TempDir) -> Rig {
+    Rig::new(&outer.path().join("root"), &SiteOptions::default(), ServerOptions::default())
+}
+
+fn rig_streamed(outer: &tempfile::TempDir) -> Rig {
+    let site = SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() };
+    Rig::new(&outer.path().join("root"), &site, ServerOptions::default())
+}
+
+const HEAD_200: &str = "HTTP/1.1 200 OK\r\nDate: Sun, 06 Nov 1994 08:49:37 GMT\r\nServer: ginnel\r\n";
+const VALIDATORS_11: &str = "Last-Modified: Sun, 06 Nov 1994 08:32:57 GMT\r\nETag: \"ae1b898e7a3fa00-b\"\r\n";

@@ -1,0 +1,492 @@
+//! The catalogue of a site: everything under its root, read once at start.
+//!
+//! A request can only name what is in the catalogue, so no path leads out of the root. Links are followed when the catalogue is made, if they
+//! stay inside the root; a file that is read later is opened by its real path, beneath the root and without following links.
+
+use super::response::{DateText, HeadWriter, Persistence, Prepared};
+use super::status::Status;
+use super::types;
+use crate::date;
+use core::hash::{BuildHasherDefault, Hasher};
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use std::collections::HashMap;
+use std::fs;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A body up to so many bytes stands behind its prepared head and is copied when it is sent: that costs less than the
+/// bookkeeping of a source.
+pub const INLINE_BYTES_MAX: usize = 1024;
+/// Directories nested deeper than this are not read.
+const DEPTH_MAX: usize = 64;
+/// Files in a catalogue; the rest is skipped, and said to be.
+const FILES_MAX: usize = 1 << 22;
+
+/// How a site is read.
+#[derive(Clone, Debug)]
+pub struct SiteOptions {
+    /// Name of the file that stands for its directory.
+    pub index: String,
+    /// Bytes of bodies that may be held in memory; files beyond are streamed. The smallest files are loaded first.
+    pub memory_bytes_max: u64,
+    /// Serve files and directories whose names begin with a dot.
+    pub dotfiles: bool,
+}
+
+impl Default for SiteOptions {
+    fn default() -> Self {
+        Self { index: "index.html".to_owned(), memory_bytes_max: 1 << 30, dotfiles: false }
+    }
+}
+
+/// A file of the site: its place in the catalogue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId(pub u32);
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A file, or the index of a directory.
+    File(FileId),
+    /// A directory whose path lacks the slash at its end.
+    Directory,
+}
+
+/// What is said about one version of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// Bytes.
+    pub size: u64,
+    /// Last modification in seconds since 1970.
+    pub modified: u64,
+    /// Entity tag with its quotation marks: modification time in nanoseconds and size.
+    pub etag: Box<[u8]>,
+}
+
+impl Meta {
+    fn new(size: u64, modified: i64, nanos: i64) -> Self {
+        let modified = u64::try_from(modified).unwrap_or(0);
+        let etag =
+            format!("\"{:x}-{size:x}\"", u128::from(modified) * 1_000_000_000 + nanos.unsigned_abs() as u128);
+        Self { size, modified, etag: etag.into_bytes().into() }
+    }
+
+    /// Appends the head of a 200, or of a 206 if `part` is (start, length).
+    pub fn write_head(
+        &self,
+        out: &mut Vec<u8>,
+        content_type: &str,
+        part: Option<(u64, u64)>,
+        date: &DateText,
+        persistence: Persistence,
+    ) {
+        let status = if part.is_some() { Status::PartialContent } else { Status::Ok };
+        let mut head = HeadWriter::new(out, status, date);
+        head.field("Content-Type", content_type.as_bytes());
+        match part {
+            Some((start, len)) => head.content_range(start, len, self.size).length(len),
+            None => head.length(self.size),
+        };
+        self.write_validators(&mut head);
+        head.field("Accept-Ranges", b"bytes").end(persistence);
+    }
+
+    /// Appends Last-Modified and ETag.
+    pub fn write_validators(&self, head: &mut HeadWriter<'_>) {
+        head.field("Last-Modified", &date::format(self.modified)).field("ETag", &self.etag);
+    }
+}
+
+/// Where the bytes of a file are.
+#[derive(Clone, Debug)]
+pub enum Body {
+    /// In memory, since the start.
+    Loaded(Arc<[u8]>),
+    /// In the file, by its real path relative to the root.
+    Streamed(PathBuf),
+}
+
+/// A file of the catalogue.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// As it was at start.
+    pub meta: Meta,
+    /// Content type.
+    pub content_type: &'static str,
+    /// Its bytes.
+    pub body: Body,
+    /// Responses to a plain GET, made ready: (connection stays open, connection closes). Only for a loaded file.
+    pub prepared: Option<Box<(Prepared, Prepared)>>,
+}
+
+/// A file opened to be streamed.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// Its descriptor.
+    pub fd: OwnedFd,
+    /// As it is now.
+    pub meta: Meta,
+}
+
+/// The catalogue.
+#[derive(Debug)]
+pub struct Site {
+    root: OwnedFd,
+    entries: Vec<Entry>,
+    paths: HashMap<Box<[u8]>, Target, BuildHasherDefault<PathHasher>>,
+    /// What is under the root and not served, with the reason.
+    pub skipped: Vec<(PathBuf, String)>,
+}
+
+/// Hashes paths of the catalogue. It need not resist an adversary: requests only look up, they never insert.
+#[derive(Debug, Default)]
+pub struct PathHasher(u64);
+
+impl Hasher for PathHasher {
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 29)
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(23) ^ word).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn write_usize(&mut self, n: usize) {
+        self.write_u64(n as u64);
+    }
+}
+
+/// A file found under the root, before it is loaded.
+struct Found {
+    entry: usize,
+    real: PathBuf,
+}
+
+impl Site {
+    /// Reads what lies under `root`. `date` goes into the prepared responses and is renewed later.
+    pub fn read(root: &Path, options: &SiteOptions, date: &DateText) -> io::Result<Self> {
+        let root = root.canonicalize()?;
+        let fd =
+            rustix::fs::open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let mut site = Self { root: fd, entries: Vec::new(), paths: HashMap::default(), skipped: Vec::new() };
+        let mut found = Vec::new();
+        site.read_directory(&root, &mut vec![root.clone()], b"/", options, &mut found)?;
+        site.load(&root, options, found, date);
+        Ok(site)
+    }
+
+    /// The target of a normalised path.
+    pub fn find(&self, path: &[u8]) -> Option<Target> {
+        self.paths.get(path).copied()
+    }
+
+    /// A file's entry.
+    pub fn entry(&self, file: FileId) -> &Entry {
+        &self.entries[file.0 as usize]
+    }
+
+    /// A file's entry, to renew the dates of its prepared responses.
+    pub fn entry_mut(&mut self, file: FileId) -> &mut Entry {
+        &mut self.entries[file.0 as usize]
+    }
+
+    /// All files, in order of their ids.
+    pub fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// (files in memory, their bytes, files to be streamed)
+    pub fn summary(&self) -> (usize, u64, usize) {
+        let loaded = self.entries.iter().filter(|e| matches!(e.body, Body::Loaded(_)));
+        let (files, bytes) = loaded.fold((0, 0), |(files, bytes), e| (files + 1, bytes + e.meta.size));
+        (files, bytes, self.entries.len() - files)
+    }
+
+    /// Opens a streamed file, beneath the root and following no link. Fails if it is gone, or not a file any more.
+    pub fn open(&self, file: FileId) -> io::Result<OpenFile> {
+        let Body::Streamed(path) = &self.entry(file).body else {
+            return Err(io::Error::from(io::ErrorKind::Unsupported));
+        };
+        // NONBLOCK: should a FIFO have taken its place, open must not wait.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let fd = rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let meta =
+            Meta::new(u64::try_from(stat.st_size).unwrap_or(0), stat.st_mtime, stat.st_mtime_nsec as i64);
+        Ok(OpenFile { fd, meta })
+    }
+
+    /// Enters a directory, `url` being its path with the slash at the end. `chain` holds the real paths of the directories it is in.
+    fn read_directory(
+        &mut self,
+        root: &Path,
+        chain: &mut Vec<PathBuf>,
+        url: &[u8],
+        options: &SiteOptions,
+        found: &mut Vec<Found>,
+    ) -> io::Result<()> {
+        let directory = chain[chain.len() - 1].clone();
+        let mut names: Vec<_> = fs::read_dir(&directory)?.collect::<io::Result<Vec<_>>>()?;
+        names.sort_by_key(fs::DirEntry::file_name);
+        for name in names {
+            let (path, name) = (name.path(), name.file_name());
+            let bytes = name.as_bytes();
+            if bytes.starts_with(b".") && !options.dotfiles && bytes != b".well-known" {
+                self.skipped.push((path, "its name begins with a dot".to_owned()));
+                continue;
+            }
+            if let Err(reason) = self.read_name(root, chain, url, &path, bytes, options, found) {
+                self.skipped.push((path, reason));
+            }
+        }
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one step of a recursion")]
+    fn read_name(
+        &mut self,
+        root: &Path,
+        chain: &mut Vec<PathBuf>,
+        url: &[u8],
+        path: &Path,
+        name: &[u8],
+        options: &SiteOptions,
+        found: &mut Vec<Found>,
+    ) -> Result<(), String> {
+        if name.iter().any(|b| matches!(b, b'\\' | 0..=0x1f | 0x7f)) {
+            return Err("no request can name it".to_owned());
+        }
+        let real = path.canonicalize().map_err(|e| e.to_string())?;
+        if !real.starts_with(root) {
+            return Err("a link out of the root".to_owned());
+        }
+        let stat = fs::metadata(&real).map_err(|e| e.to_string())?;
+        let key = [url, name].concat();
+        if stat.is_dir() {
+            if chain.contains(&real) {
+                return Err("a link to a directory it is in".to_owned());
+            }
+            if chain.len() > DEPTH_MAX {
+                return Err("nested too deeply".to_owned());
+            }
+            self.paths.insert(key.clone().into(), Target::Directory);
+            chain.push(real);
+            let result = self.read_directory(root, chain, &[&key, &b"/"[..]].concat(), options, found);
+            chain.pop();
+            return result.map_err(|e| e.to_string());
+        }
+        if !stat.is_file() {
+            return Err("neither a file nor a directory".to_owned());
+        }
+        let entry = self.entries.len();
+        if entry == FILES_MAX {
+            return Err("too many files".to_owned());
+        }
+        let target = Target::File(FileId(entry as u32));
+        if name == options.index.as_bytes() {
+            self.paths.insert(url.into(), target);
+        }
+        self.paths.insert(key.into(), target);
+        let relative = real.strip_prefix(root).map_err(|e| e.to_string())?.to_owned();
+        self.entries.push(Entry {
+            meta: Meta::new(stat.len(), stat.mtime(), stat.mtime_nsec()),
+            content_type: types::of_name(name),
+            body: Body::Streamed(relative),
+            prepared: None,
+        });
+        found.push(Found { entry, real });
+        Ok(())
+    }
+
+    /// Loads as many files as the budget permits, the smallest first.
+    fn load(&mut self, root: &Path, options: &SiteOptions, mut found: Vec<Found>, date: &DateText) {
+        let mut left = options.memory_bytes_max;
+        found.sort_by_key(|f| (self.entries[f.entry].meta.size, f.entry));
+        for Found { entry, real } in found {
+            let entry = &mut self.entries[entry];
+            if entry.meta.size > left {
+                break;
+            }
+            match load_file(&real, left) {
+                Ok(Some((bytes, meta))) => {
+                    left -= bytes.len() as u64;
+                    entry.meta = meta;
+                    entry.prepare(&bytes, date);
+                    entry.body = Body::Loaded(bytes.into());
+                }
+                Ok(None) => {} // it has grown beyond the budget
+                Err(error) => {
+                    let shown = real.strip_prefix(root).unwrap_or(&real).to_owned();
+                    self.skipped.push((shown, error.to_string()));
+                }
+            }
+        }
+    }
+}
+
+/// Reads a whole file of at most `bytes_max` bytes.
+fn load_file(path: &Path, bytes_max: u64) -> io::Result<Option<(Vec<u8>, Meta)>> {
+    let file = fs::File::open(path)?;
+    let stat = file.metadata()?;
+    let mut bytes = Vec::with_capacity(usize::try_from(stat.len().min(bytes_max)).unwrap_or(0));
+    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > bytes_max {
+        return Ok(None);
+    }
+    let meta = Meta::new(bytes.len() as u64, stat.mtime(), stat.mtime_nsec());
+    Ok(Some((bytes, meta)))
+}
+
+impl Entry {
+    fn prepare(&mut self, body: &[u8], date: &DateText) {
+        let inline = if body.len() <= INLINE_BYTES_MAX { body } else { &[] };
+        let response = |persistence| {
+            let mut head = Vec::new();
+            self.meta.write_head(&mut head, self.content_type, None, date, persistence);
+            Prepared::new(head, inline, date)
+        };
+        self.prepared = Some(Box::new((response(Persistence::Keep), response(Persistence::Close))));
+    }
+
+    /// The body, if it is small enough to be sent by copying.
+    pub fn inline_body(&self) -> Option<&[u8]> {
+        match &self.body {
+            Body::Loaded(bytes) if bytes.len() <= INLINE_BYTES_MAX => Some(bytes),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn site(root: &Path, options: &SiteOptions) -> Site {
+        Site::read(root, options, &DateText::new(0)).unwrap()
+    }
+
+    fn tree() -> tempfile::TempDir {
+        let outer = tempfile::tempdir().unwrap();
+        let root = outer.path().join("root");
+        fs::create_dir_all(root.join("a/b")).unwrap();
+        fs::create_dir(root.join(".git")).unwrap();
+        fs::write(root.join("index.html"), "home").unwrap();
+        fs::write(root.join("a/index.html"), "a").unwrap();
+        fs::write(root.join("a/b/big.bin"), vec![7; 5000]).unwrap();
+        fs::write(root.join(".git/config"), "secret").unwrap();
+        fs::write(outer.path().join("outside.txt"), "secret").unwrap();
+        symlink("../outside.txt", root.join("leak.txt")).unwrap();
+        symlink(outer.path(), root.join("up")).unwrap();
+        symlink("a", root.join("alias")).unwrap();
+        symlink("..", root.join("a/loop")).unwrap();
+        symlink("nowhere", root.join("dangling")).unwrap();
+        outer
+    }
+
+    #[test]
+    fn the_catalogue_holds_what_is_under_the_root_and_nothing_else() {
+        let outer = tree();
+        let site = site(&outer.path().join("root"), &SiteOptions::default());
+        let is_file = |path: &str| matches!(site.find(path.as_bytes()), Some(Target::File(_)));
+        for path in
+            ["/", "/index.html", "/a/", "/a/index.html", "/a/b/big.bin", "/alias/", "/alias/b/big.bin"]
+        {
+            assert!(is_file(path), "{path}");
+        }
+        for path in ["/a", "/a/b", "/alias"] {
+            assert_eq!(site.find(path.as_bytes()), Some(Target::Directory), "{path}");
+        }
+        for path in [
+            "",
+            "/a/b/",
+            "/leak.txt",
+            "/up",
+            "/up/outside.txt",
+            "/a/loop",
+            "/dangling",
+            "/.git",
+            "/.git/config",
+            "/../outside.txt",
+            "/a/../index.html",
+            "/index.html/",
+        ] {
+            assert_eq!(site.find(path.as_bytes()), None, "{path}");
+        }
+        assert_eq!(site.skipped.len(), 6); // a/loop is met twice
+    }
+
+    #[test]
+    fn dotfiles_are_served_if_asked_for() {
+        let outer = tree();
+        let site =
+            site(&outer.path().join("root"), &SiteOptions { dotfiles: true, ..SiteOptions::default() });
+        assert!(site.find(b"/.git/config").is_some());
+    }
+
+    #[test]
+    fn the_budget_goes_to_the_smallest_files() {
+        let outer = tree();
+        let root = outer.path().join("root");
+        let site = site(&root, &SiteOptions { memory_bytes_max: 5000, ..SiteOptions::default() });
+        let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
+        let Some(Target::File(home)) = site.find(b"/") else { panic!() };
+        assert!(matches!(&site.entry(big).body, Body::Streamed(path) if path == Path::new("a/b/big.bin")));
+        assert!(matches!(&site.entry(home).body, Body::Loaded(bytes) if **bytes == *b"home"));
+        assert_eq!(site.summary(), (3, 6, 2)); // /alias/ holds the same files once more
+    }
+
+    #[test]
+    fn a_streamed_file_is_opened_beneath_the_root_only() {
+        let outer = tree();
+        let root = outer.path().join("root");
+        let site = site(&root, &SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() });
+        let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
+        assert_eq!(site.open(big).unwrap().meta, site.entry(big).meta);
+        // Somebody swaps the file, then its directory, for a link that leaves the root.
+        fs::remove_file(root.join("a/b/big.bin")).unwrap();
+        assert!(site.open(big).is_err());
+        symlink(outer.path().join("outside.txt"), root.join("a/b/big.bin")).unwrap();
+        assert!(site.open(big).is_err());
+        fs::remove_dir_all(root.join("a/b")).unwrap();
+        symlink(outer.path(), root.join("a/b")).unwrap();
+        fs::write(outer.path().join("big.bin"), "secret").unwrap();
+        assert!(site.open(big).is_err());
+        // A FIFO in its place does not hold up the shard.
+        fs::remove_file(root.join("a/b")).unwrap();
+        fs::create_dir(root.join("a/b")).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            root.join("a/b/big.bin"),
+            rustix::fs::FileType::Fifo,
+            Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        assert!(site.open(big).is_err());
+    }
+
+    #[test]
+    fn an_etag_changes_with_size_and_time() {
+        assert_eq!(&*Meta::new(16, 1, 0).etag, b"\"3b9aca00-10\"");
+        assert_ne!(Meta::new(16, 1, 0).etag, Meta::new(17, 1, 0).etag);
+        assert_ne!(Meta::new(16, 1, 0).etag, Meta::new(16, 1, 1).etag);
+        assert_eq!(Meta::new(16, -5, 0).modified, 0);
+    }
+}
