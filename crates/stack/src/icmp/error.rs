@@ -1,0 +1,106 @@
+//! Errors about packets of ours, as transports see them.
+
+use crate::wire::{ipv4, ipv6, protocol};
+use core::net::{IpAddr, SocketAddr};
+
+/// What went wrong with a packet of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum IcmpErrorKind {
+    /// No route to the network (`ENETUNREACH`). Soft: it may pass.
+    NetUnreachable,
+    /// The host does not answer (`EHOSTUNREACH`). Soft.
+    HostUnreachable,
+    /// The host does not speak the protocol (`ENOPROTOOPT`). Hard.
+    ProtocolUnreachable,
+    /// Nobody has the port (`ECONNREFUSED`). Hard.
+    PortUnreachable,
+    /// The packet was larger than a link of the path takes (`EMSGSIZE`). `mtu` is what the router reported, not checked in any way.
+    PacketTooBig {
+        /// Bytes of the largest IP packet that fits.
+        mtu: u16,
+    },
+    /// Administratively prohibited (`EHOSTUNREACH`; `EACCES` for IPv6). Hard.
+    Prohibited,
+    /// Other codes of "destination unreachable" that are final.
+    Unreachable,
+    /// The hop limit was used up on the way, or fragments did not arrive in time (`EHOSTUNREACH`). Soft.
+    TimeExceeded,
+    /// Somebody did not understand our header (`EPROTO`). Hard.
+    ParameterProblem,
+}
+
+impl IcmpErrorKind {
+    /// True if the error ends a connection attempt at once (RFC 1122 §4.2.3.9 as Linux reads it); false if it may pass.
+    pub const fn is_hard(self) -> bool {
+        match self {
+            Self::ProtocolUnreachable
+            | Self::PortUnreachable
+            | Self::Prohibited
+            | Self::Unreachable
+            | Self::ParameterProblem => true,
+            Self::NetUnreachable | Self::HostUnreachable | Self::PacketTooBig { .. } | Self::TimeExceeded => {
+                false
+            }
+        }
+    }
+}
+
+/// An error about a packet of ours. That the quoted packet has our address as its source is checked; anybody can know that much, so
+/// the transport must check what else it can (RFC 5927 §4: for TCP, that the sequence number is in flight) before it believes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransportError {
+    /// Protocol of the packet.
+    pub protocol: u8,
+    /// Our end.
+    pub local: SocketAddr,
+    /// The end the packet was for.
+    pub remote: SocketAddr,
+    /// TCP's sequence number.
+    pub seq: Option<u32>,
+    /// What went wrong.
+    pub kind: IcmpErrorKind,
+}
+
+/// Reads who sent a packet to whom, from its IP header on: a quote in an ICMP error, or a packet of ours that never left. It may be cut
+/// off after 8 bytes of transport header (RFC 792), and its lengths and checksums need not be right. The kind of the result is
+/// a placeholder.
+pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
+    let (src, dst, protocol, transport) = match packet.first()? >> 4 {
+        4 => describe_v4(packet)?,
+        6 => describe_v6(packet)?,
+        _ => return None,
+    };
+    let word = |at: usize| Some([*transport.get(at)?, *transport.get(at + 1)?]);
+    let (mut ports, mut seq) = ((0, 0), None);
+    if matches!(protocol, protocol::TCP | protocol::UDP) {
+        ports = (u16::from_be_bytes(word(0)?), u16::from_be_bytes(word(2)?));
+    }
+    if protocol == protocol::TCP {
+        let ([a, b], [c, d]) = (word(4)?, word(6)?);
+        seq = Some(u32::from_be_bytes([a, b, c, d]));
+    }
+    Some(TransportError {
+        protocol,
+        local: SocketAddr::new(src, ports.0),
+        remote: SocketAddr::new(dst, ports.1),
+        seq,
+        kind: IcmpErrorKind::HostUnreachable,
+    })
+}
+
+type Described<'a> = (IpAddr, IpAddr, u8, &'a [u8]);
+
+fn describe_v4(packet: &[u8]) -> Option<Described<'_>> {
+    let (header, rest) = ipv4::Header::parse_quoted(packet).ok()?;
+    // Only the first fragment has the transport's header.
+    (header.fragment_offset == 0).then_some((header.src.into(), header.dst.into(), header.protocol, rest))
+}
+
+fn describe_v6(packet: &[u8]) -> Option<Described<'_>> {
+    let header = ipv6::Header::parse_quoted(packet).ok()?;
+    let chain = ipv6::walk(packet, &header).ok()?;
+    if chain.fragment.is_some_and(|fragment| fragment.header.offset != 0) {
+        return None;
+    }
+    Some((header.src.into(), header.dst.into(), chain.protocol, packet.get(chain.offset..)?))
+}

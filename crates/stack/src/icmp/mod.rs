@@ -1,0 +1,3 @@
+//! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443).
+
+pub mod error;

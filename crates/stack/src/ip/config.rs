@@ -1,0 +1,184 @@
+//! Keys of the `[network]` table.
+
+use crate::error::ConfigError;
+use core::fmt::Display;
+use core::ops::RangeInclusive;
+use core::time::Duration;
+use serde::Deserialize;
+
+/// Parameters of ARP, NDP, ICMP, fragments, path MTU and UDP. The defaults are Linux's, where Linux has the parameter.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkConfig {
+    /// Neighbours at the most, over all links (a neighbour takes about 160 bytes). At the limit the one not used for
+    /// longest goes. 16 … 1,048,575, default 16,384.
+    pub neighbours_max: u32,
+    /// Bytes of packets that wait for one neighbour's answer; beyond it the oldest packet goes. 2,048 … 2^30, default 212,992.
+    pub neighbour_pending_bytes: u32,
+    /// The same over all neighbours; beyond it new packets are dropped. 2,048 … 2^32-1, default 4 MiB.
+    pub neighbour_pending_total_bytes: u32,
+    /// How long an answer is believed, in milliseconds (RFC 4861 §10; drawn anew between half and one and a half of it).
+    /// 100 … 3,600,000, default 30,000.
+    pub neighbour_reachable_ms: u32,
+    /// How long a stale neighbour is used before it is probed, in milliseconds. 1 … 3,600,000, default 5,000.
+    pub neighbour_delay_probe_ms: u32,
+    /// Time between solicitations, in milliseconds. 1 … 60,000, default 1,000.
+    pub neighbour_retransmit_ms: u32,
+    /// Unicast solicitations to a known neighbour before it counts as gone. 1 … 20, default 3.
+    pub neighbour_unicast_probes: u8,
+    /// Broadcast or multicast solicitations before an unknown neighbour counts as absent. 1 … 20, default 3.
+    pub neighbour_multicast_probes: u8,
+    /// After an ARP update, another MAC address for the same neighbour is refused for this time, in milliseconds, so that
+    /// the first of several answers wins. 0 … 60,000, default 1,000.
+    pub neighbour_lock_ms: u32,
+    /// Bytes of fragments that wait for their rest, with 64 bytes added per fragment; beyond it the oldest datagram goes.
+    /// 65,536 … 2^32-1, default 4 MiB.
+    pub fragment_bytes: u32,
+    /// How long IPv4 fragments wait, in seconds. 1 … 120, default 30.
+    pub fragment_timeout_v4_seconds: u32,
+    /// How long IPv6 fragments wait, in seconds (RFC 8200 §4.5). 1 … 120, default 60.
+    pub fragment_timeout_v6_seconds: u32,
+    /// Destinations whose path MTU is remembered; beyond it the oldest goes. 1 … 1,048,576, default 4,096.
+    pub path_mtu_entries: u32,
+    /// How long a path MTU is remembered, in seconds (RFC 1191 §6.3). 60 … 86,400, default 600.
+    pub path_mtu_seconds: u32,
+    /// Smallest IPv4 path MTU that an ICMP message can set, in bytes (an attacker could ask for less). 68 … 1,500, default 552.
+    pub path_mtu_floor_bytes: u16,
+    /// ICMP errors sent per second, over all destinations. 0 … 1,000,000, default 1,000.
+    pub icmp_errors_per_second: u32,
+    /// ICMP errors that may leave at once. 1 … 1,000,000, default 50.
+    pub icmp_errors_burst: u32,
+    /// One destination gets an ICMP error each so many milliseconds (and six at once after silence). 0 … 3,600,000, default 1,000.
+    pub icmp_error_interval_ms: u32,
+    /// Answer ICMP echo requests. Default true.
+    pub icmp_echo: bool,
+    /// Errors about packets of ours (no neighbour answered) that wait to be fetched; beyond it new ones are dropped.
+    /// 1 … 1,048,576, default 1,024.
+    pub errors_max: u32,
+    /// Neighbour solicitations that find out whether an IPv6 address is taken; 0 trusts the configuration (RFC 4862 §5.1).
+    /// 0 … 10, default 1.
+    pub dad_transmits: u8,
+    /// Router solicitations at start (RFC 4861 §10). 0 … 10, default 3.
+    pub router_solicitations: u8,
+    /// Addresses that router advertisements may create on a link. 0 … 256, default 16.
+    pub autoconf_addresses_max: u16,
+    /// Default routers, and on-link prefixes, that router advertisements may create on a link. 0 … 256, default 16.
+    pub autoconf_routes_max: u16,
+    /// Hop limit (TTL) of ICMP and UDP packets. 1 … 255, default 64.
+    pub hop_limit: u8,
+    /// UDP sockets at the most. 1 … 1,048,576, default 16,384.
+    pub udp_sockets_max: u32,
+    /// Receive queue of a UDP socket in bytes, with 64 bytes added per datagram. 2,048 … 2^30, default 212,992.
+    pub udp_receive_bytes: u32,
+    /// The same over all UDP sockets. 65,536 … 2^40, default 64 MiB.
+    pub udp_receive_total_bytes: u64,
+    /// First local port that is chosen for a UDP socket (RFC 6056). 1 … 65,535, default 32,768.
+    pub udp_port_first: u16,
+    /// Last local port that is chosen for a UDP socket. 1 … 65,535, default 60,999.
+    pub udp_port_last: u16,
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        Self {
+            neighbours_max: 16_384,
+            neighbour_pending_bytes: 212_992,
+            neighbour_pending_total_bytes: 4 << 20,
+            neighbour_reachable_ms: 30_000,
+            neighbour_delay_probe_ms: 5_000,
+            neighbour_retransmit_ms: 1_000,
+            neighbour_unicast_probes: 3,
+            neighbour_multicast_probes: 3,
+            neighbour_lock_ms: 1_000,
+            fragment_bytes: 4 << 20,
+            fragment_timeout_v4_seconds: 30,
+            fragment_timeout_v6_seconds: 60,
+            path_mtu_entries: 4_096,
+            path_mtu_seconds: 600,
+            path_mtu_floor_bytes: 552,
+            icmp_errors_per_second: 1_000,
+            icmp_errors_burst: 50,
+            icmp_error_interval_ms: 1_000,
+            icmp_echo: true,
+            errors_max: 1_024,
+            dad_transmits: 1,
+            router_solicitations: 3,
+            autoconf_addresses_max: 16,
+            autoconf_routes_max: 16,
+            hop_limit: 64,
+            udp_sockets_max: 16_384,
+            udp_receive_bytes: 212_992,
+            udp_receive_total_bytes: 64 << 20,
+            udp_port_first: 32_768,
+            udp_port_last: 60_999,
+        }
+    }
+}
+
+impl NetworkConfig {
+    /// Checks every range. The error names the key.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        within("neighbours_max", self.neighbours_max, 16..=1_048_575)?;
+        within("neighbour_pending_bytes", self.neighbour_pending_bytes, 2_048..=1 << 30)?;
+        within("neighbour_pending_total_bytes", self.neighbour_pending_total_bytes, 2_048..=u32::MAX)?;
+        within("neighbour_reachable_ms", self.neighbour_reachable_ms, 100..=3_600_000)?;
+        within("neighbour_delay_probe_ms", self.neighbour_delay_probe_ms, 1..=3_600_000)?;
+        within("neighbour_retransmit_ms", self.neighbour_retransmit_ms, 1..=60_000)?;
+        within("neighbour_unicast_probes", self.neighbour_unicast_probes, 1..=20)?;
+        within("neighbour_multicast_probes", self.neighbour_multicast_probes, 1..=20)?;
+        within("neighbour_lock_ms", self.neighbour_lock_ms, 0..=60_000)?;
+        within("fragment_bytes", self.fragment_bytes, 65_536..=u32::MAX)?;
+        within("fragment_timeout_v4_seconds", self.fragment_timeout_v4_seconds, 1..=120)?;
+        within("fragment_timeout_v6_seconds", self.fragment_timeout_v6_seconds, 1..=120)?;
+        within("path_mtu_entries", self.path_mtu_entries, 1..=1 << 20)?;
+        within("path_mtu_seconds", self.path_mtu_seconds, 60..=86_400)?;
+        within("path_mtu_floor_bytes", self.path_mtu_floor_bytes, 68..=1_500)?;
+        within("icmp_errors_per_second", self.icmp_errors_per_second, 0..=1_000_000)?;
+        within("icmp_errors_burst", self.icmp_errors_burst, 1..=1_000_000)?;
+        within("icmp_error_interval_ms", self.icmp_error_interval_ms, 0..=3_600_000)?;
+        within("errors_max", self.errors_max, 1..=1 << 20)?;
+        within("dad_transmits", self.dad_transmits, 0..=10)?;
+        within("router_solicitations", self.router_solicitations, 0..=10)?;
+        within("autoconf_addresses_max", self.autoconf_addresses_max, 0..=256)?;
+        within("autoconf_routes_max", self.autoconf_routes_max, 0..=256)?;
+        within("hop_limit", self.hop_limit, 1..=255)?;
+        within("udp_sockets_max", self.udp_sockets_max, 1..=1 << 20)?;
+        within("udp_receive_bytes", self.udp_receive_bytes, 2_048..=1 << 30)?;
+        within("udp_receive_total_bytes", self.udp_receive_total_bytes, 65_536..=1 << 40)?;
+        within("udp_port_first", self.udp_port_first, 1..=u16::MAX)?;
+        if self.udp_port_last < self.udp_port_first {
+            return Err(ConfigError::new("network.udp_port_last", "is below network.udp_port_first"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn retransmit_interval(&self) -> Duration {
+        Duration::from_millis(self.neighbour_retransmit_ms.into())
+    }
+}
+
+fn within<T: PartialOrd + Display>(key: &str, value: T, range: RangeInclusive<T>) -> Result<(), ConfigError> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let problem = format!("{value} is outside {} to {}", range.start(), range.end());
+    Err(ConfigError::new(format!("network.{key}"), problem))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_valid() {
+        assert_eq!(NetworkConfig::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_refused_with_its_key() {
+        let config = NetworkConfig { neighbours_max: 1, ..NetworkConfig::default() };
+        assert_eq!(config.validate().unwrap_err().key, "network.neighbours_max");
+        let config = NetworkConfig { udp_port_first: 5, udp_port_last: 4, ..NetworkConfig::default() };
+        assert_eq!(config.validate().unwrap_err().key, "network.udp_port_last");
+    }
+}

@@ -1,0 +1,150 @@
+//! Setting up links, addresses and routes.
+
+use super::Network;
+use super::route::{RouteConfig, RouteEntry, RouteOrigin};
+use crate::error::ConfigError;
+use crate::handle::{LinkId, PortId};
+use crate::link::neighbour::NeighbourState;
+use crate::link::{Address, AddressState, Link, LinkConfig};
+use crate::time::Instant;
+use core::net::{IpAddr, Ipv6Addr};
+use core::time::Duration;
+
+impl Network {
+    /// Adds a link to a device. Several links may share a device if their VLANs differ.
+    ///
+    /// # Errors
+    /// If the configuration contradicts itself, the device or another link; the error names the key.
+    pub fn add_link(&mut self, port: PortId, config: &LinkConfig) -> Result<LinkId, ConfigError> {
+        let key = |suffix: &str| format!("link.{}.{suffix}", config.name);
+        let Some(device) = self.ports.get(usize::from(port.0)).map(|port| port.capabilities) else {
+            return Err(ConfigError::new(key("port"), "no such device"));
+        };
+        if self.links.iter().any(|link| link.name == config.name) {
+            return Err(ConfigError::new(key("name"), "another link has this name"));
+        }
+        if self.links.iter().any(|link| link.port == port && link.vlan == config.vlan) {
+            return Err(ConfigError::new(key("vlan"), "another link of the device has this VLAN"));
+        }
+        let Ok(id) = u16::try_from(self.links.len()).map(LinkId) else {
+            return Err(ConfigError::new(key("name"), "too many links"));
+        };
+        for (at, &(address, _)) in config.addresses.iter().enumerate() {
+            let twice = config.addresses[..at].iter().any(|&(earlier, _)| earlier == address);
+            if twice || self.links.iter().any(|link| link.address(address).is_some()) {
+                return Err(ConfigError::new(key("addresses"), format!("{address} is there already")));
+            }
+        }
+        let reachable = self.draw_reachable(Duration::from_millis(self.config.neighbour_reachable_ms.into()));
+        let link = Link::new(config, port, &device, &self.config, reachable)?;
+        self.links.push(link);
+        let port = &mut self.ports[usize::from(port.0)];
+        match config.vlan {
+            None => port.untagged = Some(id),
+            Some(vlan) => {
+                let at = port.tagged.partition_point(|&(known, _)| known < vlan);
+                port.tagged.insert(at, (vlan, id));
+            }
+        }
+        for &(address, prefix) in &config.addresses {
+            self.add_configured_address(id, address, prefix);
+        }
+        self.start_ipv6(id);
+        for &(address, mac) in &config.static_neighbours {
+            if self.add_neighbour(id, address, mac, NeighbourState::Static).is_none() {
+                return Err(ConfigError::new(key("static_neighbours"), "more than network.neighbours_max"));
+            }
+        }
+        self.bump_epoch();
+        Ok(id)
+    }
+
+    /// RFC 4861 §6.3.2: a random factor between half and one and a half, so that hosts do not probe in step.
+    pub(crate) fn draw_reachable(&mut self, base: Duration) -> Duration {
+        // Cannot overflow: 500 … 1,500.
+        let per_mille = 500 + self.entropy.below(1001);
+        base.saturating_mul(per_mille) / 1000
+    }
+
+    fn add_configured_address(&mut self, link: LinkId, address: IpAddr, prefix: u8) {
+        match address {
+            IpAddr::V4(v4) => {
+                self.link_mut(link).add_address(Address::permanent(address, prefix, AddressState::Valid));
+                self.local.insert_v4(v4, link);
+                if prefix < 32 {
+                    self.add_connected_route(link, address, prefix);
+                }
+            }
+            IpAddr::V6(v6) => {
+                if prefix < 128 && !v6.is_unicast_link_local() {
+                    self.add_connected_route(link, address, prefix);
+                }
+                self.add_ipv6_address(
+                    link,
+                    Address::permanent(address, prefix, AddressState::Tentative { probes: 0 }),
+                );
+            }
+        }
+    }
+
+    fn add_connected_route(&mut self, link: LinkId, address: IpAddr, prefix: u8) {
+        let entry = RouteEntry {
+            gateway: None,
+            link,
+            metric: 0,
+            origin: RouteOrigin::Connected,
+            expires: Instant::MAX,
+        };
+        self.routes.add(address, prefix, entry);
+    }
+
+    /// Adds a route.
+    ///
+    /// # Errors
+    /// If the link does not exist, the prefix is too long, families are mixed, or the gateway is no host on the link.
+    pub fn add_route(&mut self, route: RouteConfig) -> Result<(), ConfigError> {
+        let error = |problem: &str| {
+            Err(ConfigError::new(format!("route.{}/{}", route.destination, route.prefix), problem))
+        };
+        if usize::from(route.link.0) >= self.links.len() {
+            return error("no such link");
+        }
+        if route.prefix > if route.destination.is_ipv4() { 32 } else { 128 } {
+            return error("the prefix is longer than the address");
+        }
+        if let Some(gateway) = route.gateway {
+            if gateway.is_ipv4() != route.destination.is_ipv4() {
+                return error("destination and gateway are of different families");
+            }
+            if self.local.link_of(gateway).is_some() || !crate::link::is_unicast(gateway) {
+                return error("the gateway is not another host");
+            }
+            let on_link = |entry: &RouteEntry| entry.gateway.is_none() && entry.link == route.link;
+            let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
+            if !link_local && self.routes.lookup(gateway, on_link).is_none() {
+                return error("the gateway is not on the link");
+            }
+        }
+        let entry = RouteEntry {
+            gateway: route.gateway,
+            link: route.link,
+            metric: route.metric,
+            origin: RouteOrigin::Static,
+            expires: Instant::MAX,
+        };
+        self.routes.add(route.destination, route.prefix, entry);
+        self.bump_epoch();
+        Ok(())
+    }
+
+    /// Addresses of a link, in the order they were added.
+    pub fn addresses(&self, link: LinkId) -> &[Address] {
+        self.links.get(usize::from(link.0)).map_or(&[], |link| &link.addresses)
+    }
+
+    /// Takes an IPv6 address into use.
+    pub(crate) fn activate_ipv6_address(&mut self, link: LinkId, address: Ipv6Addr) {
+        self.local.insert_v6(address, link);
+        self.bump_epoch();
+    }
+}

@@ -1,0 +1,109 @@
+//! Which addresses are ours. Looked up for every received packet, so: the most likely answer first, then a search in a
+//! sorted array.
+
+use crate::handle::LinkId;
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+/// Addresses of one family as integers, each with its link.
+#[derive(Debug)]
+pub(crate) struct AddressSet<T> {
+    /// The first address that was added: on most hosts the only one.
+    primary: Option<(T, LinkId)>,
+    sorted: Vec<(T, LinkId)>,
+}
+
+impl<T: Copy + Ord> AddressSet<T> {
+    const fn new() -> Self {
+        Self { primary: None, sorted: Vec::new() }
+    }
+
+    /// The link an address belongs to, if it is ours.
+    #[inline]
+    pub(crate) fn link_of(&self, address: T) -> Option<LinkId> {
+        match self.primary {
+            Some((primary, link)) if primary == address => Some(link),
+            _ => self.search(address),
+        }
+    }
+
+    fn search(&self, address: T) -> Option<LinkId> {
+        let at = self.sorted.binary_search_by_key(&address, |&(known, _)| known).ok()?;
+        Some(self.sorted[at].1)
+    }
+
+    fn insert(&mut self, address: T, link: LinkId) {
+        if let Err(at) = self.sorted.binary_search_by_key(&address, |&(known, _)| known) {
+            self.sorted.insert(at, (address, link));
+            self.primary = self.primary.or(Some((address, link)));
+        }
+    }
+
+    fn remove(&mut self, address: T) {
+        self.sorted.retain(|&(known, _)| known != address);
+        if self.primary.is_some_and(|(primary, _)| primary == address) {
+            self.primary = self.sorted.first().copied();
+        }
+    }
+}
+
+/// Addresses that packets may be sent to and from. Tentative ones (RFC 4862 §5.4) are not among them.
+#[derive(Debug)]
+pub(crate) struct LocalAddresses {
+    pub v4: AddressSet<u32>,
+    pub v6: AddressSet<u128>,
+}
+
+impl LocalAddresses {
+    pub(crate) const fn new() -> Self {
+        Self { v4: AddressSet::new(), v6: AddressSet::new() }
+    }
+
+    /// The link an address belongs to, if it is ours.
+    pub(crate) fn link_of(&self, address: core::net::IpAddr) -> Option<LinkId> {
+        match address {
+            core::net::IpAddr::V4(address) => self.v4.link_of(address.to_bits()),
+            core::net::IpAddr::V6(address) => self.v6.link_of(address.to_bits()),
+        }
+    }
+
+    pub(crate) fn insert_v4(&mut self, address: Ipv4Addr, link: LinkId) {
+        self.v4.insert(address.to_bits(), link);
+    }
+
+    pub(crate) fn insert_v6(&mut self, address: Ipv6Addr, link: LinkId) {
+        self.v6.insert(address.to_bits(), link);
+    }
+
+    pub(crate) fn remove_v6(&mut self, address: Ipv6Addr) {
+        self.v6.remove(address.to_bits());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_added_address_is_found_and_no_other() {
+        let mut set = AddressSet::new();
+        for address in [50_u32, 10, 30, 10] {
+            set.insert(address, LinkId(address as u16));
+        }
+        for address in 0..60 {
+            let expected = [10, 30, 50].contains(&address).then_some(LinkId(address as u16));
+            assert_eq!(set.link_of(address), expected);
+        }
+    }
+
+    #[test]
+    fn removing_the_first_address_makes_another_the_first() {
+        let mut set = AddressSet::new();
+        set.insert(5_u32, LinkId(0));
+        set.insert(6, LinkId(0));
+        set.remove(5);
+        assert_eq!((set.link_of(5), set.link_of(6)), (None, Some(LinkId(0))));
+        assert_eq!(set.primary, Some((6, LinkId(0))));
+        set.remove(6);
+        assert_eq!(set.link_of(6), None);
+    }
+}

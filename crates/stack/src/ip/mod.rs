@@ -1,0 +1,232 @@
+//! The network layer: links, addresses, routes, neighbours, fragments and path MTU, for IPv4 and IPv6.
+//!
+//! ```text
+//! frame ─► parse ─► Tcp / Udp ─────────────► the transport
+//!             └──► Other ─► input ─► ARP, NDP, ICMP, fragments ─► errors and reassembled packets for the transport
+//!
+//! transport ─► route ─► Hop (kept) ─► begin ─► seal ─► commit ─► device
+//! ```
+
+pub mod config;
+pub(crate) mod entropy;
+mod input;
+mod links;
+pub(crate) mod local;
+mod output;
+mod parse;
+pub mod path_mtu;
+pub(crate) mod route;
+mod routing;
+pub mod stats;
+pub(crate) mod timers;
+
+pub use config::NetworkConfig;
+pub use input::Input;
+pub use output::{Checksum, IpHeader, PacketOut, Sealed, TxError};
+pub use parse::{L4, Other, Parsed};
+pub use route::RouteConfig;
+pub use routing::{Hop, Route, RouteError};
+pub use stats::{DropReason, DropStats, NetworkStats};
+
+use crate::device::{Capabilities, TxQueue};
+use crate::error::ConfigError;
+use crate::handle::{LinkId, PortId};
+use crate::icmp::error::TransportError;
+use crate::ip::entropy::{Entropy, KeyedHash};
+use crate::ip::local::LocalAddresses;
+use crate::ip::path_mtu::PathMtuCache;
+use crate::ip::route::RouteTable;
+use crate::ip::timers::{Timer, Timers};
+use crate::link::neighbour::NeighbourTable;
+use crate::link::{Link, Port};
+use crate::time::Instant;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// The network layer of one shard.
+pub struct Network {
+    pub(crate) config: NetworkConfig,
+    pub(crate) stats: NetworkStats,
+    drops: DropStats,
+    pub(crate) entropy: Entropy,
+    pub(crate) hash: KeyedHash,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) links: Vec<Link>,
+    pub(crate) local: LocalAddresses,
+    pub(crate) neighbours: NeighbourTable,
+    pub(crate) routes: RouteTable,
+    pub(crate) path_mtu: PathMtuCache,
+    pub(crate) timers: Timers,
+    /// Changes with every change of links, addresses and routes, which makes cached hops stale.
+    pub(crate) epoch: u16,
+    /// Where packets are built that cannot be built in the device's room: those that wait for a neighbour and those that
+    /// are to be cut. Grows to the longest packet once.
+    scratch: Vec<u8>,
+    /// Neighbours whose waiting packets a full device refused.
+    pub(crate) backlog: Vec<u32>,
+    errors: VecDeque<TransportError>,
+    /// Identifications of IPv4 packets that may be fragmented.
+    idents: Box<[u16; output::IDENTS]>,
+}
+
+impl Network {
+    /// A network layer without links. Everything unpredictable in it follows from `seed`.
+    ///
+    /// # Errors
+    /// If a key of the configuration is out of range.
+    pub fn new(config: NetworkConfig, seed: &[u8; 32]) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let hash = KeyedHash::new(seed);
+        let path_mtu = PathMtuCache::new(
+            config.path_mtu_entries as usize,
+            Duration::from_secs(config.path_mtu_seconds.into()),
+            config.path_mtu_floor_bytes,
+        );
+        let mut entropy = Entropy::new(seed);
+        let mut idents = Box::new([0; output::IDENTS]);
+        idents.fill_with(|| entropy.next_u64() as u16);
+        Ok(Self {
+            stats: NetworkStats::default(),
+            drops: DropStats::default(),
+            entropy,
+            hash,
+            ports: Vec::new(),
+            links: Vec::new(),
+            local: LocalAddresses::new(),
+            neighbours: NeighbourTable::new(&config, hash),
+            routes: RouteTable::default(),
+            path_mtu,
+            timers: Timers::default(),
+            // Not 0, so that a default hop is stale.
+            epoch: 1,
+            scratch: Vec::new(),
+            backlog: Vec::new(),
+            errors: VecDeque::new(),
+            idents,
+            config,
+        })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &NetworkConfig {
+        &self.config
+    }
+
+    /// Counters of events.
+    pub fn stats(&self) -> &NetworkStats {
+        &self.stats
+    }
+
+    /// Counters of dropped frames by reason.
+    pub fn drops(&self) -> &DropStats {
+        &self.drops
+    }
+
+    /// Counts a received frame. Separate from [`Network::parse`], which changes nothing.
+    #[inline]
+    pub fn account(&mut self, parsed: &Parsed<'_>) {
+        match parsed {
+            Parsed::Tcp(_) => self.stats.rx_tcp += 1,
+            Parsed::Udp(_) => self.stats.rx_udp += 1,
+            Parsed::Other(_) => self.stats.rx_other += 1,
+            Parsed::Drop(reason) => self.count_drop(*reason),
+        }
+    }
+
+    /// Counts a frame that is dropped.
+    #[cold]
+    pub(crate) fn count_drop(&mut self, reason: DropReason) {
+        self.stats.rx_dropped += 1;
+        self.drops.count(reason);
+    }
+
+    /// What a link can do: the device's capabilities with the link's own MTU.
+    pub fn capabilities(&self, link: LinkId) -> Option<Capabilities> {
+        let link = self.links.get(usize::from(link.0))?;
+        let device = self.port(link.port).capabilities;
+        // An IP packet's length field ends at 65,535, however large a frame the device takes.
+        let longest = usize::from(u16::MAX) + link.header_len();
+        Some(Capabilities {
+            mtu: link.mtu.into(),
+            gso_bytes_max: device.gso_bytes_max.min(longest),
+            ..device
+        })
+    }
+
+    /// Hands everything that was committed to the devices.
+    pub fn flush(&mut self, now: Instant) {
+        for port in &mut self.ports {
+            if core::mem::take(&mut port.dirty) || port.tx.next_deadline().is_some_and(|at| at <= now) {
+                port.tx.flush(now);
+            }
+        }
+    }
+
+    /// When [`Network::timers`] and [`Network::flush`] must be called again, if no frame comes before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let devices = self.ports.iter().filter_map(|port| port.tx.next_deadline());
+        devices.chain(self.timers.next_deadline()).min()
+    }
+
+    /// Does everything that is due.
+    pub fn timers(&mut self, now: Instant) {
+        while let Some(timer) = self.timers.pop_due(now) {
+            match timer {
+                Timer::Neighbour(slot) => self.on_neighbour_timer(now, slot),
+                Timer::DuplicateCheckStart(link, address) => {
+                    self.on_duplicate_check_start(now, link, address);
+                }
+                Timer::DuplicateCheck(link, address) => self.on_duplicate_check(now, link, address),
+                Timer::Lifetimes(link) => self.on_lifetimes(now, link),
+                Timer::RouterSolicitation(link) => self.on_router_solicitation(now, link),
+                Timer::ListenerReport(link) => self.on_listener_report(now, link),
+                Timer::Reassembly(_) => {}
+                Timer::Backlog => self.retry_backlog(now),
+            }
+        }
+    }
+
+    /// The next error about a packet of ours that no ICMP message brought: its neighbour did not answer.
+    pub fn poll_errors(&mut self) -> Option<TransportError> {
+        self.errors.pop_front()
+    }
+
+    pub(crate) fn push_error(&mut self, error: TransportError) {
+        if self.errors.len() < self.config.errors_max as usize {
+            self.errors.push_back(error);
+        } else {
+            self.stats.errors_overflow += 1;
+        }
+    }
+
+    pub(crate) fn link(&self, link: LinkId) -> &Link {
+        &self.links[usize::from(link.0)]
+    }
+
+    pub(crate) fn link_mut(&mut self, link: LinkId) -> &mut Link {
+        &mut self.links[usize::from(link.0)]
+    }
+
+    pub(crate) fn port(&self, port: PortId) -> &Port {
+        &self.ports[usize::from(port.0)]
+    }
+
+    /// Makes every cached hop stale.
+    pub(crate) fn bump_epoch(&mut self) {
+        // 0 is what a default hop has.
+        self.epoch = self.epoch.checked_add(1).unwrap_or(1);
+    }
+
+    /// Adds a device.
+    ///
+    /// # Panics
+    /// If there are 65,535 already.
+    pub fn add_port(&mut self, tx: Box<dyn TxQueue + Send>) -> PortId {
+        let id = u16::try_from(self.ports.len()).expect("at most 65,535 devices");
+        self.ports.push(Port::new(tx));
+        PortId(id)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testbench;

@@ -1,0 +1,336 @@
+//! The way out: headers in front of a transport segment, built in place in the device's room for one frame.
+//!
+//! ```text
+//! begin ──► PacketOut: write the segment into l4() ──► seal: checksum and lengths ──► Network::commit
+//! ```
+//!
+//! A packet whose neighbour is not known yet is built in a scratch buffer instead and waits there for the answer, so the
+//! caller sees no difference.
+
+use super::{Hop, Network};
+use crate::device::{Gso, GsoKind, TxMeta};
+use crate::link::neighbour::PendingFrame;
+use crate::time::Instant;
+use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use crate::wire::{ipv4, ipv6, protocol};
+use core::fmt;
+use core::net::IpAddr;
+
+/// What the IP header of a packet is to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IpHeader {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address, of the same family.
+    pub dst: IpAddr,
+    /// Protocol, or next header.
+    pub protocol: u8,
+    /// Type of service, or traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub tos: u8,
+    /// Time to live, or hop limit.
+    pub hop_limit: u8,
+    /// Routers must not fragment it (IPv4; in IPv6 they never do).
+    pub dont_fragment: bool,
+}
+
+/// Where the transport checksum stands and what is known about the bytes it covers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checksum {
+    /// Byte offset of the checksum field in the segment. The field must be 0 when the packet is sealed.
+    pub offset: u16,
+    /// If the sum of the bytes from `.0` to the end of the segment is known, it is `.1` and they are not read again.
+    pub payload: Option<(usize, Sum)>,
+}
+
+/// Why a packet could not be begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TxError {
+    /// The device has no room now: try again after [`Network::flush`], or drop the packet (`ENOBUFS`).
+    Full,
+    /// The hop is out of date: ask [`Network::route`] for another.
+    Stale,
+    /// Larger than the link can take (`EMSGSIZE`).
+    TooBig,
+    /// The addresses do not fit the hop's family (`EHOSTUNREACH`).
+    Unreachable,
+}
+
+impl fmt::Display for TxError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "no room in the device's queue",
+            Self::Stale => "route has changed",
+            Self::TooBig => "message too long",
+            Self::Unreachable => "no route to host",
+        })
+    }
+}
+
+impl std::error::Error for TxError {}
+
+/// Counters that identifications come from.
+pub(super) const IDENTS: usize = 256;
+
+/// Where a sealed packet goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Target {
+    /// Into the room that the device lent.
+    Device,
+    /// To what waits for the neighbour in this slot.
+    Pending(u32),
+}
+
+/// What [`PacketOut::seal`] needs to know besides the bytes.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    header: IpHeader,
+    port: u16,
+    target: Target,
+    /// Bytes of the link header.
+    link_header: usize,
+    /// Bytes in front of the segment.
+    l4_start: usize,
+    mtu: usize,
+    tx_checksum: bool,
+    gso_bytes_max: usize,
+    ident: u16,
+}
+
+/// A packet under construction. Dropping it sends nothing.
+#[must_use = "a packet leaves only when it is sealed and committed"]
+pub struct PacketOut<'a> {
+    room: &'a mut [u8],
+    plan: Plan,
+}
+
+/// A finished packet, to be given to [`Network::commit`] at once.
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a packet leaves only when it is committed"]
+pub struct Sealed {
+    port: u16,
+    target: Target,
+    len: usize,
+    meta: TxMeta,
+    too_big: bool,
+}
+
+impl PacketOut<'_> {
+    /// Room for the segment: as many bytes as were asked for. Their contents are undefined.
+    pub fn l4(&mut self) -> &mut [u8] {
+        &mut self.room[self.plan.l4_start..]
+    }
+
+    /// Finishes the packet with the first `l4_len` bytes of the segment. `gso_size` makes it a TCP super-frame with that many payload
+    /// bytes per segment; only if [`Network::capabilities`] says that the device takes it.
+    pub fn seal(self, l4_len: usize, checksum: Checksum, gso_size: Option<u16>) -> Sealed {
+        let plan = self.plan;
+        let at = usize::from(checksum.offset);
+        let l4 = &mut self.room[plan.l4_start..plan.l4_start + l4_len];
+        let pseudo = pseudo_header(&plan.header, l4_len);
+        let mut meta = TxMeta::default();
+        if plan.tx_checksum {
+            l4[at..at + 2].copy_from_slice(&pseudo.fold().to_be_bytes());
+            // Cannot truncate: the longest headers in front of a segment are 18 + 40 bytes.
+            meta.partial_checksum = Some((plan.l4_start as u16, checksum.offset));
+        } else {
+            debug_assert_eq!(l4[at..at + 2], [0, 0], "checksum field must be 0");
+            let sum = pseudo.add(segment_sum(l4, checksum.payload));
+            let value = match plan.header.protocol {
+                protocol::UDP => sum.finish_udp(),
+                _ => sum.finish(),
+            };
+            l4[at..at + 2].copy_from_slice(&value.to_be_bytes());
+        }
+        if let Some(size) = gso_size {
+            meta.gso = Some(tcp_gso(&plan, l4, size));
+        }
+        self.finish(l4_len, meta)
+    }
+
+    /// Finishes a packet whose segment is complete: ICMP, and fragments of anything.
+    pub(crate) fn seal_complete(self, l4_len: usize) -> Sealed {
+        self.finish(l4_len, TxMeta::default())
+    }
+
+    fn finish(self, l4_len: usize, meta: TxMeta) -> Sealed {
+        let plan = self.plan;
+        let len = plan.l4_start + l4_len;
+        let ip_len = len - plan.link_header;
+        let fits = match meta.gso {
+            None => ip_len <= plan.mtu,
+            Some(_) => {
+                debug_assert!(
+                    plan.gso_bytes_max > 0 && plan.tx_checksum,
+                    "super-frame for a device without GSO"
+                );
+                len <= plan.gso_bytes_max && ip_len <= usize::from(u16::MAX)
+            }
+        };
+        if fits {
+            write_ip_header(&plan, ip_len, l4_len, &mut self.room[plan.link_header..]);
+        }
+        Sealed { port: plan.port, target: plan.target, len, meta, too_big: !fits }
+    }
+}
+
+/// The transport's pseudo-header.
+fn pseudo_header(header: &IpHeader, l4_len: usize) -> Sum {
+    match (header.src, header.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, header.protocol, l4_len),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, header.protocol, l4_len),
+        // `begin` refuses mixed families.
+        _ => Sum::ZERO,
+    }
+}
+
+/// Sum of a segment, of whose end the sum may be known.
+fn segment_sum(l4: &[u8], known: Option<(usize, Sum)>) -> Sum {
+    match known {
+        Some((start, payload)) => Sum::of(&l4[..start]).add_at(start, payload),
+        None => Sum::of(l4),
+    }
+}
+
+fn tcp_gso(plan: &Plan, l4: &[u8], size: u16) -> Gso {
+    const CWR: u8 = 0x80;
+    let tcp_header = usize::from(l4[12] >> 4) * 4;
+    let kind = if plan.header.src.is_ipv4() { GsoKind::Tcp4 } else { GsoKind::Tcp6 };
+    // Cannot truncate: 58 bytes in front of at most 60.
+    let header_len = (plan.l4_start + tcp_header) as u16;
+    Gso { kind, size, header_len, ecn: l4[13] & CWR != 0 }
+}
+
+fn write_ip_header(plan: &Plan, ip_len: usize, l4_len: usize, out: &mut [u8]) {
+    let header = &plan.header;
+    match (header.src, header.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let header = ipv4::Header {
+                dscp: header.tos >> 2,
+                ecn: header.tos & 3,
+                // Cannot truncate: `finish` has compared it with 65,535 or the MTU.
+                total_len: ip_len as u16,
+                ident: plan.ident,
+                dont_fragment: header.dont_fragment,
+                more_fragments: false,
+                fragment_offset: 0,
+                ttl: header.hop_limit,
+                protocol: header.protocol,
+                src,
+                dst,
+                header_len: ipv4::Header::LEN as u8,
+            };
+            header.emit(out);
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            let header = ipv6::Header {
+                dscp: header.tos >> 2,
+                ecn: header.tos & 3,
+                flow_label: 0,
+                payload_len: l4_len as u16,
+                next_header: header.protocol,
+                hop_limit: header.hop_limit,
+                src,
+                dst,
+            };
+            header.emit(out);
+        }
+        _ => {}
+    }
+}
+
+impl Network {
+    /// Begins a packet with room for up to `l4_len_max` bytes of transport segment.
+    ///
+    /// # Errors
+    /// [`TxError::Stale`] if the hop is out of date, [`TxError::Full`] if the device has no room, [`TxError::TooBig`] if it
+    /// could never have that much.
+    #[inline]
+    pub fn begin(
+        &mut self,
+        now: Instant,
+        hop: &Hop,
+        header: &IpHeader,
+        l4_len_max: usize,
+    ) -> Result<PacketOut<'_>, TxError> {
+        if hop.epoch != self.epoch {
+            return Err(TxError::Stale);
+        }
+        let neighbour = self.neighbours.resolve(hop.neighbour).ok_or(TxError::Stale)?;
+        let ready = neighbour.is_ready(now);
+        neighbour.referenced = true;
+        let (link_header_bytes, link_header) = (neighbour.header, usize::from(neighbour.header_len));
+        let slot = hop.neighbour.slot();
+        let target = if ready || self.use_unready_neighbour(now, slot, header.src) {
+            Target::Device
+        } else {
+            Target::Pending(slot)
+        };
+        let ident = if header.dont_fragment { 0 } else { self.next_ident(header) };
+
+        let link = &self.links[usize::from(hop.link)];
+        let port = &mut self.ports[usize::from(link.port.0)];
+        let ip_header = match (header.src, header.dst) {
+            (IpAddr::V4(_), IpAddr::V4(_)) => ipv4::Header::LEN,
+            (IpAddr::V6(_), IpAddr::V6(_)) => ipv6::Header::LEN,
+            _ => return Err(TxError::Unreachable),
+        };
+        let l4_start = link_header + ip_header;
+        let len = l4_start + l4_len_max;
+        if len > port.frame_bytes_max() {
+            return Err(TxError::TooBig);
+        }
+        let plan = Plan {
+            header: *header,
+            port: link.port.0,
+            target,
+            link_header,
+            l4_start,
+            mtu: usize::from(link.mtu_for(header.src)),
+            tx_checksum: port.capabilities.tx_checksum,
+            gso_bytes_max: port.capabilities.gso_bytes_max,
+            ident,
+        };
+        let room = match target {
+            Target::Device => {
+                port.tx.reserve(len).and_then(|room| room.get_mut(..len)).ok_or(TxError::Full)?
+            }
+            Target::Pending(_) => {
+                if self.scratch.len() < len {
+                    self.scratch.resize(len, 0);
+                }
+                &mut self.scratch[..len]
+            }
+        };
+        // Copying all 18 bytes is one fixed-size move; the IP header overwrites what was too much.
+        room[..link_header_bytes.len()].copy_from_slice(&link_header_bytes);
+        Ok(PacketOut { room, plan })
+    }
+
+    /// Sends a sealed packet, or lets it wait for its neighbour. Nothing else may happen between [`Network::begin`] and this.
+    #[inline]
+    pub fn commit(&mut self, sealed: Sealed) {
+        if sealed.too_big {
+            self.stats.tx_too_big += 1;
+            return;
+        }
+        match sealed.target {
+            Target::Device => {
+                let port = &mut self.ports[usize::from(sealed.port)];
+                port.commit(sealed.len, sealed.meta, &mut self.stats);
+            }
+            Target::Pending(slot) => {
+                let bytes = self.scratch[..sealed.len].into();
+                self.push_pending(slot, PendingFrame { bytes, meta: sealed.meta });
+            }
+        }
+    }
+
+    /// Identification for a packet that may be fragmented (RFC 6864 §4.3): a counter that only packets with the same
+    /// addresses and protocol share, as far as its table is large enough, so that others cannot tell how much we send.
+    fn next_ident(&mut self, header: &IpHeader) -> u16 {
+        let at = self.hash.of((header.src, header.dst, header.protocol)) as usize % IDENTS;
+        let ident = &mut self.idents[at];
+        *ident = ident.wrapping_add(1);
+        *ident
+    }
+}

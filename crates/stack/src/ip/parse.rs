@@ -1,0 +1,381 @@
+//! What a received frame is. Pure: nothing changes, so that a whole burst can be parsed before its first packet is processed.
+
+use super::Network;
+use super::stats::DropReason;
+use crate::device::{Gso, RxChecksum, RxFrame};
+use crate::handle::{LinkId, PortId};
+use crate::link::{ALL_HOSTS_V4, Link, is_unicast};
+use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use crate::wire::ethernet::{self, EtherType};
+use crate::wire::{MacAddr, arp, ipv4, ipv6, protocol, tcp, udp};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A received frame, checked as far as the network layer can.
+#[derive(Clone, Copy, Debug)]
+pub enum Parsed<'b> {
+    /// A TCP segment for us with a correct checksum. Its header is not parsed.
+    Tcp(L4<'b>),
+    /// A UDP datagram for us with a correct length and checksum.
+    Udp(L4<'b>),
+    /// Work for [`Network::input`].
+    Other(Other<'b>),
+    /// To be dropped, and counted.
+    Drop(DropReason),
+}
+
+/// A transport segment and what the headers before it said.
+#[derive(Clone, Copy, Debug)]
+pub struct L4<'b> {
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address: one of ours, or a broadcast or multicast address.
+    pub dst: IpAddr,
+    /// Where it arrived.
+    pub link: LinkId,
+    /// Explicit congestion notification field (RFC 3168): 0 … 3.
+    pub ecn: u8,
+    /// Time to live, or hop limit.
+    pub hop_limit: u8,
+    /// From the TCP or UDP header on, without padding.
+    pub bytes: &'b [u8],
+    /// What the device said about the checksum. It has been verified if that was needed.
+    pub checksum: RxChecksum,
+    /// Set for a super-frame: several segments in one.
+    pub gso: Option<Gso>,
+    /// The packet from its IP header on, for quoting.
+    pub ip_packet: &'b [u8],
+    /// The destination is not one host: a broadcast or multicast address. Never so for TCP.
+    pub broadcast: bool,
+}
+
+/// A frame that is neither TCP nor UDP.
+#[derive(Clone, Copy, Debug)]
+pub struct Other<'b> {
+    pub(crate) link: LinkId,
+    /// Sender of the frame; zero for packets that were put together from fragments.
+    pub(crate) source_mac: MacAddr,
+    /// The frame was addressed to more than us.
+    pub(crate) group_frame: bool,
+    pub(crate) kind: OtherKind<'b>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OtherKind<'b> {
+    Arp(arp::Packet),
+    /// ICMP or another protocol, complete.
+    Ipv4(Packet4<'b>),
+    /// The same for IPv6, with the extension headers walked through.
+    Ipv6(Packet6<'b>),
+    Fragment4(Packet4<'b>),
+    Fragment6(Packet6<'b>),
+    /// IPv6 headers that we do not understand, and whose sender is to be told.
+    Problem6(Problem6<'b>),
+}
+
+/// An IPv4 packet without padding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet4<'b> {
+    pub header: ipv4::Header,
+    pub bytes: &'b [u8],
+    pub payload: &'b [u8],
+    /// The destination is a broadcast or multicast address.
+    pub broadcast: bool,
+}
+
+/// An IPv6 packet without padding.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packet6<'b> {
+    pub header: ipv6::Header,
+    pub bytes: &'b [u8],
+    pub chain: ipv6::Chain,
+    /// What follows the last extension header (of a fragment: what follows the fragment header).
+    pub payload: &'b [u8],
+}
+
+/// An IPv6 packet whose extension headers cannot be followed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Problem6<'b> {
+    pub header: ipv6::Header,
+    pub bytes: &'b [u8],
+    /// For the ICMPv6 parameter problem.
+    pub code: u8,
+    pub pointer: u32,
+    pub even_if_multicast: bool,
+}
+
+/// What the link layer says about a packet.
+#[derive(Clone, Copy)]
+struct Frame {
+    link: LinkId,
+    source_mac: MacAddr,
+    group_frame: bool,
+    checksum: RxChecksum,
+    gso: Option<Gso>,
+    /// Bytes in front of the IP header.
+    header_len: usize,
+}
+
+impl Frame {
+    fn other<'b>(&self, kind: OtherKind<'b>) -> Parsed<'b> {
+        Parsed::Other(Other {
+            link: self.link,
+            source_mac: self.source_mac,
+            group_frame: self.group_frame,
+            kind,
+        })
+    }
+}
+
+/// A transport segment before its own checks.
+struct Segment<'b> {
+    src: IpAddr,
+    dst: IpAddr,
+    ecn: u8,
+    hop_limit: u8,
+    packet: &'b [u8],
+    /// First byte of the segment within the packet.
+    at: usize,
+    broadcast: bool,
+}
+
+impl Network {
+    /// Says what a received frame is. Everything about it is checked here but the contents of TCP segments and of what
+    /// [`Network::input`] is for.
+    #[inline]
+    pub fn parse<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Parsed<'b> {
+        match self.parse_frame(port, frame) {
+            Ok(parsed) => parsed,
+            Err(reason) => Parsed::Drop(reason),
+        }
+    }
+
+    #[inline]
+    fn parse_frame<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Result<Parsed<'b>, DropReason> {
+        let ethernet = ethernet::Header::parse(frame.bytes).map_err(|_| DropReason::BadEthernet)?;
+        let port = self.ports.get(usize::from(port.0)).ok_or(DropReason::UnknownVlan)?;
+        let id = port.link_of(ethernet.vlan).ok_or(DropReason::UnknownVlan)?;
+        let link = self.link(id);
+        let group_frame = ethernet.dst.is_multicast();
+        if ethernet.dst != link.mac && !group_frame {
+            return Err(DropReason::OtherHost);
+        }
+        let header_len = usize::from(ethernet.len);
+        let meta = Frame {
+            link: id,
+            source_mac: ethernet.src,
+            group_frame,
+            checksum: frame.checksum,
+            gso: frame.gso,
+            header_len,
+        };
+        let packet = &frame.bytes[header_len..];
+        match ethernet.ethertype {
+            EtherType::IPV4 => self.parse_ipv4(link, &meta, packet),
+            EtherType::IPV6 => self.parse_ipv6(link, &meta, packet),
+            EtherType::ARP => {
+                let packet = arp::Packet::parse(packet).map_err(|_| DropReason::BadArp)?;
+                Ok(meta.other(OtherKind::Arp(packet)))
+            }
+            _ => Err(DropReason::UnknownEthertype),
+        }
+    }
+
+    #[inline]
+    fn parse_ipv4<'b>(&self, link: &Link, frame: &Frame, packet: &'b [u8]) -> Result<Parsed<'b>, DropReason> {
+        let header = ipv4::Header::parse(packet).map_err(|_| DropReason::BadIpHeader)?;
+        if !header.checksum_ok(packet) {
+            return Err(DropReason::BadIpChecksum);
+        }
+        let header_len = usize::from(header.header_len);
+        let packet = &packet[..usize::from(header.total_len)];
+        if header_len > ipv4::Header::LEN && has_source_route(&packet[ipv4::Header::LEN..header_len]) {
+            return Err(DropReason::BadIpOptions);
+        }
+        let broadcast = self.check_ipv4_destination(link, frame, header.dst)?;
+        // RFC 1122 §3.2.1.3. A source address of ours is a forgery or a loop.
+        if !is_unicast(header.src.into())
+            || self.local.v4.link_of(header.src.to_bits()).is_some()
+            || link.is_broadcast(header.src)
+        {
+            return Err(DropReason::MartianSource);
+        }
+        let other = Packet4 { header, bytes: packet, payload: &packet[header_len..], broadcast };
+        if header.is_fragment() {
+            return Ok(frame.other(OtherKind::Fragment4(other)));
+        }
+        let segment = Segment {
+            src: header.src.into(),
+            dst: header.dst.into(),
+            ecn: header.ecn,
+            hop_limit: header.ttl,
+            packet,
+            at: header_len,
+            broadcast,
+        };
+        match header.protocol {
+            protocol::TCP => segment.tcp(frame),
+            protocol::UDP => segment.udp(frame),
+            _ => Ok(frame.other(OtherKind::Ipv4(other))),
+        }
+    }
+
+    /// Returns whether the destination is a broadcast or multicast address.
+    #[inline]
+    fn check_ipv4_destination(&self, link: &Link, frame: &Frame, dst: Ipv4Addr) -> Result<bool, DropReason> {
+        // Any address of ours on any link: the weak host model (RFC 1122 §3.3.4.2), as on Linux.
+        if self.local.v4.link_of(dst.to_bits()).is_some() {
+            // RFC 1122 §3.3.6.
+            return if frame.group_frame { Err(DropReason::UnicastInBroadcast) } else { Ok(false) };
+        }
+        if dst == ALL_HOSTS_V4 || link.is_broadcast(dst) { Ok(true) } else { Err(DropReason::NotLocal) }
+    }
+
+    #[inline]
+    fn parse_ipv6<'b>(&self, link: &Link, frame: &Frame, packet: &'b [u8]) -> Result<Parsed<'b>, DropReason> {
+        if !link.ipv6 {
+            return Err(DropReason::FamilyDisabled);
+        }
+        let header = ipv6::Header::parse(packet).map_err(|_| DropReason::BadIpHeader)?;
+        let packet = &packet[..ipv6::Header::LEN + usize::from(header.payload_len)];
+        let broadcast = self.check_ipv6_destination(link, frame, header.dst)?;
+        let nameless = header.src.is_unspecified();
+        if !(nameless || is_unicast(header.src.into()))
+            || self.local.v6.link_of(header.src.to_bits()).is_some()
+        {
+            return Err(DropReason::MartianSource);
+        }
+        let chain = match ipv6::walk(packet, &header) {
+            Ok(chain) => chain,
+            Err(ipv6::ChainError::ParameterProblem { code, pointer, even_if_multicast }) if !nameless => {
+                let problem = Problem6 { header, bytes: packet, code, pointer, even_if_multicast };
+                return Ok(frame.other(OtherKind::Problem6(problem)));
+            }
+            Err(_) => return Err(DropReason::BadExtensionHeaders),
+        };
+        let payload = packet.get(chain.offset..).ok_or(DropReason::BadExtensionHeaders)?;
+        // Only a host without an address yet has none, and it speaks nothing but ICMPv6 (RFC 4862 §5.4).
+        if nameless && (chain.fragment.is_some() || chain.protocol != protocol::ICMPV6) {
+            return Err(DropReason::MartianSource);
+        }
+        let other = Packet6 { header, bytes: packet, chain, payload };
+        if chain.fragment.is_some() {
+            return Ok(frame.other(OtherKind::Fragment6(other)));
+        }
+        let segment = Segment {
+            src: header.src.into(),
+            dst: header.dst.into(),
+            ecn: header.ecn,
+            hop_limit: header.hop_limit,
+            packet,
+            at: chain.offset,
+            broadcast,
+        };
+        match chain.protocol {
+            protocol::TCP => segment.tcp(frame),
+            protocol::UDP => segment.udp(frame),
+            _ => Ok(frame.other(OtherKind::Ipv6(other))),
+        }
+    }
+
+    #[inline]
+    fn check_ipv6_destination(&self, link: &Link, frame: &Frame, dst: Ipv6Addr) -> Result<bool, DropReason> {
+        match self.local.v6.link_of(dst.to_bits()) {
+            // A link-local address means something on its own link only (RFC 4291 §2.5.6).
+            Some(owner) if owner != frame.link && dst.is_unicast_link_local() => Err(DropReason::NotLocal),
+            Some(_) if frame.group_frame => Err(DropReason::UnicastInBroadcast),
+            Some(_) => Ok(false),
+            None if dst.is_multicast() && link.is_member(dst) => Ok(true),
+            None => Err(DropReason::NotLocal),
+        }
+    }
+}
+
+impl<'b> Segment<'b> {
+    #[inline]
+    fn tcp(&self, frame: &Frame) -> Result<Parsed<'b>, DropReason> {
+        let bytes = &self.packet[self.at..];
+        if self.broadcast {
+            return Err(DropReason::TcpBroadcast);
+        }
+        if bytes.len() < tcp::TcpHeader::LEN {
+            return Err(DropReason::BadTransportLength);
+        }
+        if !self.is_trusted(frame) && !self.checksum_ok(protocol::TCP, bytes) {
+            return Err(DropReason::BadTransportChecksum);
+        }
+        Ok(Parsed::Tcp(self.l4(frame, bytes)))
+    }
+
+    #[inline]
+    fn udp(&self, frame: &Frame) -> Result<Parsed<'b>, DropReason> {
+        let bytes = &self.packet[self.at..];
+        let header = udp::Header::parse(bytes).map_err(|_| DropReason::BadTransportLength)?;
+        let bytes = header.datagram(bytes);
+        let ok = if header.checksum == 0 {
+            // RFC 768: the sender made none. RFC 8200 §8.1: not in IPv6.
+            self.src.is_ipv4()
+        } else {
+            self.is_trusted(frame) || self.checksum_ok(protocol::UDP, bytes)
+        };
+        if !ok {
+            return Err(DropReason::BadTransportChecksum);
+        }
+        Ok(Parsed::Udp(self.l4(frame, bytes)))
+    }
+
+    /// True if the device vouches for the checksum, and for that of this segment rather than of something inside it.
+    #[inline]
+    fn is_trusted(&self, frame: &Frame) -> bool {
+        match frame.checksum {
+            RxChecksum::Unverified => false,
+            RxChecksum::Verified => true,
+            RxChecksum::Partial { start, .. } => usize::from(start) == frame.header_len + self.at,
+        }
+    }
+
+    #[inline]
+    fn checksum_ok(&self, protocol: u8, bytes: &[u8]) -> bool {
+        let pseudo = match (self.src, self.dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, protocol, bytes.len()),
+            (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, protocol, bytes.len()),
+            // Both come out of the same header.
+            _ => return false,
+        };
+        pseudo.add(Sum::of(bytes)).is_valid()
+    }
+
+    #[inline]
+    fn l4(&self, frame: &Frame, bytes: &'b [u8]) -> L4<'b> {
+        L4 {
+            src: self.src,
+            dst: self.dst,
+            link: frame.link,
+            ecn: self.ecn,
+            hop_limit: self.hop_limit,
+            bytes,
+            checksum: frame.checksum,
+            gso: frame.gso,
+            ip_packet: self.packet,
+            broadcast: self.broadcast,
+        }
+    }
+}
+
+/// True if options that the parser found well-formed ask for source routing (loose or strict), which is a way round filters.
+#[cold]
+fn has_source_route(mut options: &[u8]) -> bool {
+    const LOOSE: u8 = 131;
+    const STRICT: u8 = 137;
+    while let Some((&kind, rest)) = options.split_first() {
+        match kind {
+            0 => return false,
+            1 => options = rest,
+            LOOSE | STRICT => return true,
+            _ => {
+                let len = rest.first().map_or(1, |&len| usize::from(len).max(2));
+                options = options.get(len..).unwrap_or(&[]);
+            }
+        }
+    }
+    false
+}

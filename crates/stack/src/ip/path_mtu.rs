@@ -1,0 +1,143 @@
+//! Path MTU of destinations whose path is narrower than our link (RFC 1191, RFC 8201).
+
+use crate::time::Instant;
+use core::net::IpAddr;
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Smallest MTU of an IPv6 link (RFC 8200 §5).
+pub const IPV6_MTU_MIN: u16 = 1280;
+
+/// What is known about one destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PathMtu {
+    /// Bytes of the largest IP packet.
+    pub mtu: u16,
+    /// The path asked for less than the floor: packets go with the floor and may be fragmented by routers.
+    pub locked: bool,
+    expires: Instant,
+}
+
+/// A bounded map; an entry goes when its time is over, or the oldest one when there is no room.
+#[derive(Debug)]
+pub(crate) struct PathMtuCache {
+    entries: BTreeMap<IpAddr, PathMtu>,
+    by_age: BTreeSet<(Instant, IpAddr)>,
+    entries_max: usize,
+    lifetime: Duration,
+    floor_v4: u16,
+}
+
+impl PathMtuCache {
+    pub(crate) fn new(entries_max: usize, lifetime: Duration, floor_v4: u16) -> Self {
+        Self { entries: BTreeMap::new(), by_age: BTreeSet::new(), entries_max, lifetime, floor_v4 }
+    }
+
+    /// What is known about `destination`, or nothing if the link's own MTU applies.
+    pub(crate) fn get(&self, now: Instant, destination: IpAddr) -> Option<PathMtu> {
+        // Hardly any stack ever learns one: no search in the common case.
+        if self.entries.is_empty() {
+            return None;
+        }
+        self.entries.get(&destination).copied().filter(|entry| now < entry.expires)
+    }
+
+    /// Takes over what a router reported. Returns false if it would not lower the MTU now in use (`current`): an ICMP
+    /// message never raises it (RFC 1191 §6.3).
+    pub(crate) fn learn(&mut self, now: Instant, destination: IpAddr, reported: u16, current: u16) -> bool {
+        // An IPv4 router of before RFC 1191 reports 0, which also ends at the floor, as on Linux.
+        let floor = if destination.is_ipv4() { self.floor_v4 } else { IPV6_MTU_MIN };
+        let mtu = reported.max(floor).min(current);
+        // RFC 8200 §5: IPv6 never needs less than 1,280, whatever is reported.
+        let locked = destination.is_ipv4() && reported < floor;
+        if reported >= current {
+            return false;
+        }
+        if let Some(known) = self.entries.get(&destination)
+            && now < known.expires
+            && known.mtu <= mtu
+            && known.locked >= locked
+        {
+            return false;
+        }
+        self.insert(destination, PathMtu { mtu, locked, expires: now + self.lifetime });
+        true
+    }
+
+    fn insert(&mut self, destination: IpAddr, entry: PathMtu) {
+        if let Some(before) = self.entries.insert(destination, entry) {
+            self.by_age.remove(&(before.expires, destination));
+        }
+        self.by_age.insert((entry.expires, destination));
+        if self.entries.len() > self.entries_max
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.entries.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::net::{Ipv4Addr, Ipv6Addr};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn cache(entries_max: usize) -> PathMtuCache {
+        PathMtuCache::new(entries_max, 600 * SECOND, 552)
+    }
+
+    fn v4(last: u8) -> IpAddr {
+        Ipv4Addr::new(192, 0, 2, last).into()
+    }
+
+    #[test]
+    fn a_reported_mtu_is_used_until_it_expires() {
+        let mut cache = cache(4);
+        assert!(cache.learn(Instant::ZERO, v4(1), 1400, 1500));
+        assert_eq!(cache.get(Instant::ZERO + 599 * SECOND, v4(1)).map(|e| e.mtu), Some(1400));
+        assert_eq!(cache.get(Instant::ZERO + 600 * SECOND, v4(1)), None);
+        assert_eq!(cache.get(Instant::ZERO, v4(2)), None);
+    }
+
+    #[test]
+    fn a_report_never_raises_the_mtu() {
+        let mut cache = cache(4);
+        assert!(!cache.learn(Instant::ZERO, v4(1), 1500, 1500));
+        assert!(!cache.learn(Instant::ZERO, v4(1), 9000, 1500));
+        assert!(cache.learn(Instant::ZERO, v4(1), 1000, 1500));
+        assert!(!cache.learn(Instant::ZERO, v4(1), 1200, 1500));
+        assert_eq!(cache.get(Instant::ZERO, v4(1)).map(|e| e.mtu), Some(1000));
+    }
+
+    #[test]
+    fn a_report_below_the_floor_gives_the_floor_and_allows_fragments() {
+        let mut cache = cache(4);
+        assert!(cache.learn(Instant::ZERO, v4(1), 0, 1500));
+        let entry = cache.get(Instant::ZERO, v4(1)).unwrap();
+        assert_eq!((entry.mtu, entry.locked), (552, true));
+        let v6: IpAddr = Ipv6Addr::LOCALHOST.into();
+        assert!(cache.learn(Instant::ZERO, v6, 1000, 1500));
+        let entry = cache.get(Instant::ZERO, v6).unwrap();
+        assert_eq!((entry.mtu, entry.locked), (1280, false));
+    }
+
+    #[test]
+    fn a_link_narrower_than_the_floor_keeps_its_own_mtu() {
+        let mut cache = cache(4);
+        cache.learn(Instant::ZERO, v4(1), 68, 128);
+        assert!(cache.get(Instant::ZERO, v4(1)).is_none_or(|entry| entry.mtu == 128));
+    }
+
+    #[test]
+    fn the_oldest_entry_makes_room() {
+        let mut cache = cache(2);
+        for last in 1..=3 {
+            cache.learn(Instant::from_millis(u64::from(last)), v4(last), 1400, 1500);
+        }
+        assert_eq!(cache.get(Instant::ZERO, v4(1)), None);
+        assert!(cache.get(Instant::ZERO, v4(2)).is_some() && cache.get(Instant::ZERO, v4(3)).is_some());
+        assert_eq!(cache.by_age.len(), 2);
+    }
+}

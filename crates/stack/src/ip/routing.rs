@@ -1,0 +1,280 @@
+//! From a destination to a hop: route, source address, neighbour, path MTU. Done once per connection; the hop is kept.
+
+use super::Network;
+use super::route::{RouteEntry, RouteOrigin, common_bits};
+use crate::handle::LinkId;
+use crate::link::neighbour::{NeighbourRef, NeighbourState, NewNeighbour};
+use crate::link::{Link, is_unicast};
+use crate::time::Instant;
+use crate::wire::MacAddr;
+use crate::wire::ethernet::EtherType;
+use core::fmt;
+use core::net::{IpAddr, Ipv6Addr};
+
+/// Where packets to a destination go next: 8 bytes that a connection keeps. The default one is stale.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hop {
+    pub(crate) neighbour: NeighbourRef,
+    pub(crate) link: u16,
+    pub(crate) epoch: u16,
+}
+
+impl Hop {
+    /// The link packets leave by.
+    pub const fn link(&self) -> LinkId {
+        LinkId(self.link)
+    }
+}
+
+/// The answer to [`Network::route`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// To be kept.
+    pub hop: Hop,
+    /// Source address: the one asked for, or the best.
+    pub src: IpAddr,
+    /// Path MTU as known now: bytes of the largest IP packet.
+    pub mtu: u16,
+    /// The path asked for less than the smallest MTU we accept: send packets of `mtu` bytes without "don't fragment".
+    pub mtu_locked: bool,
+}
+
+/// Why there is no route.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RouteError {
+    /// No route to the destination (`ENETUNREACH`).
+    NetUnreachable,
+    /// The source address is not ours, not usable yet, or of another family (`EADDRNOTAVAIL`).
+    SourceNotLocal,
+    /// Not an address that can be sent to (`EINVAL`).
+    InvalidDestination,
+    /// The destination is our own address: nothing leaves, and this stack has no loop (`ENETUNREACH`).
+    OwnAddress,
+    /// No room for another neighbour (`ENOBUFS`).
+    NeighboursExhausted,
+}
+
+impl fmt::Display for RouteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NetUnreachable => "network is unreachable",
+            Self::SourceNotLocal => "cannot assign requested address",
+            Self::InvalidDestination => "invalid destination address",
+            Self::OwnAddress => "destination is an address of this stack",
+            Self::NeighboursExhausted => "neighbour table overflow",
+        })
+    }
+}
+
+impl std::error::Error for RouteError {}
+
+/// The next hop before its neighbour is looked up.
+#[derive(Clone, Copy, Debug)]
+struct NextHop {
+    link: LinkId,
+    /// Router or destination.
+    address: IpAddr,
+    /// Set if the MAC address follows from the destination.
+    computed: Option<MacAddr>,
+}
+
+impl Network {
+    /// Finds the way to `dst`, from `src` if given. Solicits nothing yet: that is done when a packet is sent.
+    ///
+    /// # Errors
+    /// See [`RouteError`].
+    pub fn route(&mut self, now: Instant, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
+        let source_link = match src {
+            None => None,
+            Some(src) if src.is_ipv4() != dst.is_ipv4() => return Err(RouteError::SourceNotLocal),
+            Some(src) => Some(self.local.link_of(src).ok_or(RouteError::SourceNotLocal)?),
+        };
+        if self.local.link_of(dst).is_some() {
+            return Err(RouteError::OwnAddress);
+        }
+        let next = self.next_hop(dst, source_link)?;
+        let src = match src {
+            Some(src) => src,
+            None => {
+                self.choose_source(now, next.link, next.address, dst).ok_or(RouteError::NetUnreachable)?
+            }
+        };
+        let slot = self.neighbour_slot(next.link, next.address, next.computed)?;
+        let hop = Hop { neighbour: self.neighbours.reference(slot), link: next.link.0, epoch: self.epoch };
+        let link_mtu = self.link(next.link).mtu_for(dst);
+        let (mtu, mtu_locked) = match self.path_mtu.get(now, dst) {
+            Some(path) => (path.mtu.min(link_mtu), path.locked),
+            None => (link_mtu, false),
+        };
+        Ok(Route { hop, src, mtu, mtu_locked })
+    }
+
+    /// False if links, addresses or routes have changed since the hop was made, or its neighbour was forgotten: ask
+    /// [`Network::route`] again. A neighbour's new MAC address needs no new hop.
+    #[inline]
+    pub fn hop_is_current(&self, hop: &Hop) -> bool {
+        hop.epoch == self.epoch && self.neighbours.is_current(hop.neighbour)
+    }
+
+    /// The transport has proof that what it sent over `hop` arrived (RFC 4861 §7.3.1): the neighbour need not be asked
+    /// whether it is still there.
+    #[inline]
+    pub fn confirm(&mut self, now: Instant, hop: &Hop) {
+        if hop.epoch != self.epoch {
+            return;
+        }
+        let reachable = self.links[usize::from(hop.link)].reachable;
+        if let Some(neighbour) = self.neighbours.resolve(hop.neighbour) {
+            neighbour.confirm(now, reachable);
+        }
+    }
+
+    fn next_hop(&self, dst: IpAddr, source_link: Option<LinkId>) -> Result<NextHop, RouteError> {
+        if let Some(mac) = group_mac(dst) {
+            let link = source_link.or_else(|| self.default_link(dst)).ok_or(RouteError::NetUnreachable)?;
+            return Ok(NextHop { link, address: dst, computed: Some(mac) });
+        }
+        if !is_unicast(dst) {
+            return Err(RouteError::InvalidDestination);
+        }
+        if let IpAddr::V6(address) = dst
+            && address.is_unicast_link_local()
+        {
+            let link = source_link.or_else(|| self.default_link(dst)).ok_or(RouteError::NetUnreachable)?;
+            return Ok(NextHop { link, address: dst, computed: None });
+        }
+        // RFC 4861 §6.3.6: a default router that does not answer is passed over while there is another.
+        let answering = |entry: &RouteEntry| {
+            entry.origin != RouteOrigin::Advertised
+                || entry.gateway.is_none_or(|gateway| !self.neighbour_failed(entry.link, gateway))
+        };
+        let entry = self
+            .routes
+            .lookup(dst, answering)
+            .or_else(|| self.routes.lookup(dst, |_| true))
+            .ok_or(RouteError::NetUnreachable)?;
+        let link = self.link(entry.link);
+        let broadcast = match dst {
+            IpAddr::V4(dst) => entry.gateway.is_none() && link.is_broadcast(dst),
+            IpAddr::V6(_) => false,
+        };
+        Ok(NextHop {
+            link: entry.link,
+            address: entry.gateway.unwrap_or(dst),
+            computed: broadcast.then_some(MacAddr::BROADCAST),
+        })
+    }
+
+    fn neighbour_failed(&self, link: LinkId, address: IpAddr) -> bool {
+        self.neighbours
+            .find(link, address)
+            .is_some_and(|slot| self.neighbours.state(slot) == NeighbourState::Failed)
+    }
+
+    /// The link for destinations that every link has: the default route's, otherwise the first that speaks the family.
+    fn default_link(&self, dst: IpAddr) -> Option<LinkId> {
+        let routed = self.routes.lookup(dst, |_| true).map(|entry| entry.link);
+        routed.or_else(|| {
+            let speaks =
+                |link: &Link| link.addresses.iter().any(|known| known.address.is_ipv4() == dst.is_ipv4());
+            // Cannot truncate: links are numbered with 16 bits.
+            self.links.iter().position(speaks).map(|at| LinkId(at as u16))
+        })
+    }
+
+    /// Source address for packets to `dst` by way of `next` on `link`.
+    pub(crate) fn choose_source(
+        &self,
+        now: Instant,
+        link: LinkId,
+        next: IpAddr,
+        dst: IpAddr,
+    ) -> Option<IpAddr> {
+        match (next, dst) {
+            (IpAddr::V4(next), _) => self
+                .link(link)
+                .source_v4(next)
+                .or_else(|| self.links.iter().find_map(|link| link.source_v4(next)))
+                .map(IpAddr::V4),
+            (_, IpAddr::V6(dst)) => source_v6(now, self.link(link), dst)
+                .or_else(|| {
+                    // An address of another link will do (RFC 6724 §4), but not one that means nothing on this one.
+                    let others = self.links.iter().filter_map(|link| source_v6(now, link, dst));
+                    others.filter(|address| !address.is_unicast_link_local()).next()
+                })
+                .map(IpAddr::V6),
+            _ => None,
+        }
+    }
+
+    /// Finds or adds a neighbour.
+    pub(crate) fn neighbour_slot(
+        &mut self,
+        link: LinkId,
+        address: IpAddr,
+        computed: Option<MacAddr>,
+    ) -> Result<u32, RouteError> {
+        if let Some(slot) = self.neighbours.find(link, address) {
+            return Ok(slot);
+        }
+        let state = if computed.is_some() { NeighbourState::Computed } else { NeighbourState::Unresolved };
+        self.add_neighbour(link, address, computed.unwrap_or(MacAddr::ZERO), state)
+            .ok_or(RouteError::NeighboursExhausted)
+    }
+
+    /// Adds a neighbour that is not there yet.
+    pub(crate) fn add_neighbour(
+        &mut self,
+        link: LinkId,
+        address: IpAddr,
+        mac: MacAddr,
+        state: NeighbourState,
+    ) -> Option<u32> {
+        let ethertype = if address.is_ipv4() { EtherType::IPV4 } else { EtherType::IPV6 };
+        let (header, header_len) = self.link(link).header_bytes(mac, ethertype);
+        let new = NewNeighbour { link, address, header, header_len, state };
+        let Ok((slot, evicted)) = self.neighbours.insert(new) else {
+            self.stats.neighbours_exhausted += 1;
+            return None;
+        };
+        self.stats.neighbours_created += 1;
+        if let Some(evicted) = evicted {
+            self.stats.neighbours_evicted += 1;
+            self.forget_neighbour(evicted);
+        }
+        Some(slot)
+    }
+}
+
+/// The MAC address of a destination that is a group of hosts on any link.
+fn group_mac(dst: IpAddr) -> Option<MacAddr> {
+    match dst {
+        IpAddr::V4(dst) if dst.is_broadcast() => Some(MacAddr::BROADCAST),
+        IpAddr::V4(dst) if dst.is_multicast() => Some(MacAddr::from_ipv4_multicast(dst)),
+        IpAddr::V6(dst) if dst.is_multicast() => Some(MacAddr::from_ipv6_multicast(dst)),
+        _ => None,
+    }
+}
+
+/// The best IPv6 source address of a link (RFC 6724 §5): rule 2 (scope), rule 3 (not deprecated), rule 8 (longest match).
+fn source_v6(now: Instant, link: &Link, dst: Ipv6Addr) -> Option<Ipv6Addr> {
+    let narrow = is_link_scope(dst);
+    let mut best = None;
+    for known in link.addresses.iter().filter(|known| known.is_valid()) {
+        let IpAddr::V6(address) = known.address else { continue };
+        let fits = address.is_unicast_link_local() == narrow;
+        let preferred = now < known.preferred_until;
+        let rank = (fits, preferred, common_bits(address.into(), dst.into()));
+        if best.is_none_or(|(best_rank, _)| rank > best_rank) {
+            best = Some((rank, address));
+        }
+    }
+    // A link-local source cannot be answered from beyond the link.
+    best.filter(|((fits, _, _), address)| *fits || !address.is_unicast_link_local())
+        .map(|(_, address)| address)
+}
+
+/// True for destinations that are only meaningful on one link (RFC 4291 §2.5.6, §2.7).
+fn is_link_scope(address: Ipv6Addr) -> bool {
+    address.is_unicast_link_local() || (address.is_multicast() && address.octets()[1] & 0x0f <= 2)
+}

@@ -1,0 +1,124 @@
+//! ARP (RFC 826), with the choices Linux makes: who asks us is remembered, who merely speaks is not; a reply confirms a neighbour,
+//! everything else only updates what is known.
+
+use super::is_unicast;
+use super::neighbour::Claim;
+use crate::handle::LinkId;
+use crate::ip::{DropReason, Network};
+use crate::time::Instant;
+use crate::wire::MacAddr;
+use crate::wire::arp::{Operation, Packet};
+use crate::wire::ethernet::EtherType;
+use core::net::{IpAddr, Ipv4Addr};
+use core::time::Duration;
+
+impl Network {
+    /// An ARP packet arrived. `group_frame`: not to us alone.
+    pub(crate) fn arp_input(&mut self, now: Instant, link: LinkId, packet: &Packet, group_frame: bool) {
+        match packet.operation {
+            Operation::Request => self.stats.arp_requests_in += 1,
+            Operation::Reply => self.stats.arp_replies_in += 1,
+        }
+        let target_is_ours = self.owns_on_link(link, packet.target_ip);
+        // RFC 5227 §2.1.1: a probe has no sender address. It is answered so that the prober learns of us, but teaches nothing.
+        if packet.sender_ip.is_unspecified() {
+            if packet.operation == Operation::Request && target_is_ours && packet.sender_mac.is_unicast() {
+                self.send_arp_reply(link, packet);
+            }
+            return;
+        }
+        let known_link = self.link(link);
+        if !packet.sender_mac.is_unicast()
+            || !is_unicast(packet.sender_ip.into())
+            || known_link.is_broadcast(packet.sender_ip)
+        {
+            self.count_drop(DropReason::BadArp);
+            return;
+        }
+        if self.local.v4.link_of(packet.sender_ip.to_bits()).is_some() {
+            // Our own packet come back, or somebody else with our address: nothing to learn from either.
+            if packet.sender_mac != known_link.mac {
+                self.stats.arp_conflicts += 1;
+            }
+            return;
+        }
+        let for_us = packet.operation == Operation::Request && target_is_ours;
+        self.learn_from_arp(now, link, packet, for_us, group_frame);
+        if for_us {
+            self.send_arp_reply(link, packet);
+        }
+    }
+
+    /// True if `address` is ours and belongs to this link: unlike Linux by default (but like its `arp_ignore=1`) we do not answer for
+    /// addresses of other links.
+    fn owns_on_link(&self, link: LinkId, address: Ipv4Addr) -> bool {
+        self.local.v4.link_of(address.to_bits()) == Some(link)
+    }
+
+    fn learn_from_arp(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        packet: &Packet,
+        for_us: bool,
+        group_frame: bool,
+    ) {
+        let address = IpAddr::V4(packet.sender_ip);
+        let lock = Duration::from_millis(self.config.neighbour_lock_ms.into());
+        let locked = match self.neighbours.find(link, address).and_then(|slot| self.neighbours.slot(slot)) {
+            Some(neighbour) => neighbour.is_locked(now, lock),
+            None => false,
+        };
+        // An announcement about itself replaces at once (RFC 5227 §3); other claims wait for the lock time, so that the first of
+        // several answers wins. A question to us is always believed, as on Linux: we are about to answer it there.
+        let gratuitous = packet.sender_ip == packet.target_ip;
+        let claim = Claim {
+            mac: Some(packet.sender_mac),
+            solicited: packet.operation == Operation::Reply && !group_frame && !gratuitous,
+            replaces: for_us || gratuitous || !locked,
+            casts_doubt: false,
+        };
+        self.neighbour_claim(now, link, address, claim, for_us);
+    }
+
+    fn send_arp_reply(&mut self, link: LinkId, request: &Packet) {
+        let reply = Packet {
+            operation: Operation::Reply,
+            sender_mac: self.link(link).mac,
+            sender_ip: request.target_ip,
+            target_mac: request.sender_mac,
+            target_ip: request.sender_ip,
+        };
+        if self.send_arp(link, request.sender_mac, &reply) {
+            self.stats.arp_replies_out += 1;
+        }
+    }
+
+    /// Asks for `target`: everybody, or only the host that had it last.
+    pub(crate) fn send_arp_request(
+        &mut self,
+        link: LinkId,
+        source: Ipv4Addr,
+        target: Ipv4Addr,
+        to: Option<MacAddr>,
+    ) {
+        let request = Packet {
+            operation: Operation::Request,
+            sender_mac: self.link(link).mac,
+            sender_ip: source,
+            target_mac: MacAddr::ZERO,
+            target_ip: target,
+        };
+        if self.send_arp(link, to.unwrap_or(MacAddr::BROADCAST), &request) {
+            self.stats.arp_requests_out += 1;
+        }
+    }
+
+    fn send_arp(&mut self, link: LinkId, dst: MacAddr, packet: &Packet) -> bool {
+        self.send_control(link, dst, EtherType::ARP, Packet::LEN, |out| packet.emit(out))
+    }
+}
+
+#[cfg(test)]
+#[path = "arp_tests.rs"]
+mod tests;

@@ -1,0 +1,264 @@
+//! Router discovery (RFC 4861 §6.3) and addresses formed from prefixes (RFC 4862 §5.5).
+
+use super::ndp::with_interface_id;
+use super::neighbour::Claim;
+use super::{Address, AddressState};
+use crate::handle::LinkId;
+use crate::ip::Network;
+use crate::ip::path_mtu::IPV6_MTU_MIN;
+use crate::ip::route::{RouteEntry, RouteOrigin};
+use crate::ip::timers::Timer;
+use crate::time::Instant;
+use crate::wire::ndp::{Message, PrefixInfo, RouterAdvertisement, solicited_node};
+use core::net::{IpAddr, Ipv6Addr};
+use core::time::Duration;
+
+/// All routers of the link (RFC 4291 §2.7.1).
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+/// Time between router solicitations (RFC 4861 §10).
+const SOLICITATION_INTERVAL: Duration = Duration::from_secs(4);
+/// An advertisement may not shorten an address's remaining life below this (RFC 4862 §5.5.3 (e)), since anybody can send one.
+const LIFETIME_FLOOR: Duration = Duration::from_secs(2 * 3600);
+/// What routers may make of the time a neighbour counts as reachable, in milliseconds: below it we would solicit all the time.
+const REACHABLE_MS: core::ops::RangeInclusive<u32> = 100..=3_600_000;
+/// The same for the time between solicitations.
+const RETRANSMIT_MS: core::ops::RangeInclusive<u32> = 10..=60_000;
+/// Metric of routes that routers advertise, Linux's: routes from the configuration go before them.
+const ADVERTISED_METRIC: u32 = 1024;
+
+impl Network {
+    /// The link-local address may be used: now we can ask.
+    pub(crate) fn on_link_local_address(&mut self, id: LinkId) {
+        let link = self.link(id);
+        if link.accept_ra && link.router_solicitations_left > 0 {
+            self.timers.arm(Timer::RouterSolicitation(id), Instant::ZERO);
+        }
+    }
+
+    pub(crate) fn on_router_solicitation(&mut self, now: Instant, id: LinkId) {
+        let link = self.link_mut(id);
+        let Some(source) = link.link_local() else { return };
+        let Some(left) = link.router_solicitations_left.checked_sub(1) else { return };
+        link.router_solicitations_left = left;
+        let message = Message::RouterSolicitation { source: Some(link.mac) };
+        if left > 0 {
+            self.timers.arm(Timer::RouterSolicitation(id), now + SOLICITATION_INTERVAL);
+        }
+        self.send_ndp(id, source, ALL_ROUTERS, None, &message);
+    }
+
+    /// RFC 4861 §6.3.4.
+    pub(crate) fn on_router_advertisement(
+        &mut self,
+        now: Instant,
+        id: LinkId,
+        router: Ipv6Addr,
+        advertisement: &RouterAdvertisement,
+    ) {
+        if !self.link(id).accept_ra {
+            return;
+        }
+        self.stats.ndp_router_advertisements_in += 1;
+        self.take_link_parameters(id, advertisement);
+        self.set_default_router(now, id, router, advertisement.router_lifetime_s);
+        if let Some(mac) = advertisement.source.filter(|mac| mac.is_unicast()) {
+            let claim = Claim { mac: Some(mac), solicited: false, replaces: true, casts_doubt: true };
+            if let Some(slot) = self.neighbour_claim(now, id, router.into(), claim, true)
+                && let Some(neighbour) = self.neighbours.slot(slot)
+            {
+                neighbour.is_router = true;
+            }
+        }
+        for prefix in &advertisement.prefixes {
+            // RFC 4861 §6.3.4, RFC 4862 §5.5.3 (b), (c).
+            if prefix.prefix.is_unicast_link_local()
+                || prefix.prefix.is_multicast()
+                || prefix.preferred_lifetime_s > prefix.valid_lifetime_s
+            {
+                continue;
+            }
+            if prefix.on_link {
+                self.set_on_link_prefix(now, id, prefix);
+            }
+            if prefix.autonomous && prefix.prefix_len == 64 {
+                self.form_address(now, id, prefix);
+            }
+        }
+        self.on_lifetimes(now, id);
+    }
+
+    fn take_link_parameters(&mut self, id: LinkId, advertisement: &RouterAdvertisement) {
+        let reachable = advertisement.reachable_time_ms;
+        let link = &mut self.links[usize::from(id.0)];
+        if advertisement.router_lifetime_s != 0 {
+            link.router_solicitations_left = 0;
+            self.timers.cancel(Timer::RouterSolicitation(id));
+        }
+        if advertisement.hop_limit != 0 {
+            link.hop_limit = advertisement.hop_limit;
+        }
+        if advertisement.retrans_timer_ms != 0 {
+            let time = advertisement.retrans_timer_ms.clamp(*RETRANSMIT_MS.start(), *RETRANSMIT_MS.end());
+            link.retransmit = Duration::from_millis(time.into());
+        }
+        if let Some(mtu) = advertisement.mtu
+            && let Ok(mtu) = u16::try_from(mtu)
+            && (IPV6_MTU_MIN..=link.mtu).contains(&mtu)
+            && mtu != link.mtu_v6
+        {
+            link.mtu_v6 = mtu;
+            self.bump_epoch();
+        }
+        if reachable != 0 && reachable != self.link(id).advertised_reachable_ms {
+            let time = reachable.clamp(*REACHABLE_MS.start(), *REACHABLE_MS.end());
+            let drawn = self.draw_reachable(Duration::from_millis(time.into()));
+            let link = self.link_mut(id);
+            link.advertised_reachable_ms = reachable;
+            link.reachable = drawn;
+        }
+    }
+
+    fn set_default_router(&mut self, now: Instant, id: LinkId, router: Ipv6Addr, lifetime_s: u16) {
+        if lifetime_s == 0 {
+            self.remove_default_router(id, router);
+            return;
+        }
+        let expires = now + Duration::from_secs(lifetime_s.into());
+        self.set_advertised_route(id, Ipv6Addr::UNSPECIFIED, 0, Some(router.into()), expires);
+    }
+
+    /// A router is none any more.
+    pub(crate) fn remove_default_router(&mut self, id: LinkId, router: Ipv6Addr) {
+        let gone = |entry: &RouteEntry| {
+            entry.origin == RouteOrigin::Advertised
+                && entry.link == id
+                && entry.gateway == Some(router.into())
+        };
+        if self.routes.remove(Ipv6Addr::UNSPECIFIED.into(), 0, gone) > 0 {
+            self.bump_epoch();
+        }
+    }
+
+    fn set_on_link_prefix(&mut self, now: Instant, id: LinkId, prefix: &PrefixInfo) {
+        if prefix.valid_lifetime_s == 0 {
+            let gone = |entry: &RouteEntry| {
+                entry.origin == RouteOrigin::Advertised && entry.link == id && entry.gateway.is_none()
+            };
+            if self.routes.remove(prefix.prefix.into(), prefix.prefix_len, gone) > 0 {
+                self.bump_epoch();
+            }
+            return;
+        }
+        let expires = until(now, prefix.valid_lifetime_s);
+        self.set_advertised_route(id, prefix.prefix, prefix.prefix_len, None, expires);
+    }
+
+    fn set_advertised_route(
+        &mut self,
+        id: LinkId,
+        destination: Ipv6Addr,
+        prefix: u8,
+        gateway: Option<IpAddr>,
+        expires: Instant,
+    ) {
+        let same = |entry: &RouteEntry| entry.link == id && entry.gateway == gateway;
+        let entry = RouteEntry {
+            gateway,
+            link: id,
+            metric: ADVERTISED_METRIC,
+            origin: RouteOrigin::Advertised,
+            expires,
+        };
+        match self.routes.find(destination.into(), prefix, same) {
+            // What the configuration says is not for routers to change.
+            Some(known) if known.origin != RouteOrigin::Advertised => {}
+            Some(_) => self.routes.add(destination.into(), prefix, entry),
+            None if self.routes.advertised_on(id) < usize::from(self.config.autoconf_routes_max) => {
+                self.routes.add(destination.into(), prefix, entry);
+                self.bump_epoch();
+            }
+            None => self.stats.router_advertisement_limits += 1,
+        }
+    }
+
+    /// RFC 4862 §5.5.3 (d), (e).
+    fn form_address(&mut self, now: Instant, id: LinkId, prefix: &PrefixInfo) {
+        let limit = usize::from(self.config.autoconf_addresses_max);
+        let link = self.link_mut(id);
+        let address = with_interface_id(prefix.prefix, link.mac);
+        let valid_until = until(now, prefix.valid_lifetime_s);
+        let preferred_until = until(now, prefix.preferred_lifetime_s);
+        if let Some(known) = link.address_mut(address.into()) {
+            if !known.autoconfigured {
+                return;
+            }
+            known.preferred_until = preferred_until;
+            let floor = now + LIFETIME_FLOOR;
+            known.valid_until = if valid_until > floor || valid_until > known.valid_until {
+                valid_until
+            } else {
+                known.valid_until.min(floor)
+            };
+            return;
+        }
+        if prefix.valid_lifetime_s == 0 {
+            return;
+        }
+        if link.addresses.iter().filter(|known| known.autoconfigured).count() >= limit {
+            self.stats.router_advertisement_limits += 1;
+            return;
+        }
+        let state = AddressState::Tentative { probes: 0 };
+        let address = Address {
+            autoconfigured: true,
+            preferred_until,
+            valid_until,
+            ..Address::permanent(address.into(), 64, state)
+        };
+        self.stats.slaac_addresses += 1;
+        self.add_ipv6_address(id, address);
+    }
+
+    /// Takes back what has had its time, and comes again for the next.
+    pub(crate) fn on_lifetimes(&mut self, now: Instant, id: LinkId) {
+        let (removed, next_route) = self.routes.expire(now, id);
+        if removed > 0 {
+            self.bump_epoch();
+        }
+        let link = self.link_mut(id);
+        let expired: Vec<_> =
+            link.addresses.iter().filter(|known| known.valid_until <= now).copied().collect();
+        link.addresses.retain(|known| known.valid_until > now);
+        let next_address = link.addresses.iter().map(|known| known.valid_until).min();
+        for known in expired {
+            if let IpAddr::V6(address) = known.address {
+                self.forget_ipv6_address(id, address);
+            }
+        }
+        let next = next_address.unwrap_or(Instant::MAX).min(next_route);
+        if next < Instant::MAX {
+            self.timers.arm(Timer::Lifetimes(id), next);
+        }
+    }
+
+    fn forget_ipv6_address(&mut self, id: LinkId, address: Ipv6Addr) {
+        self.timers.cancel(Timer::DuplicateCheckStart(id, address));
+        self.timers.cancel(Timer::DuplicateCheck(id, address));
+        self.local.remove_v6(address);
+        self.bump_epoch();
+        let group = solicited_node(address);
+        let shared = self
+            .link(id)
+            .addresses
+            .iter()
+            .any(|known| matches!(known.address, IpAddr::V6(other) if solicited_node(other) == group));
+        if !shared {
+            self.leave_group(id, group);
+        }
+    }
+}
+
+/// A lifetime in seconds from now, where the largest number means for ever (RFC 4861 §4.6.2).
+fn until(now: Instant, seconds: u32) -> Instant {
+    if seconds == u32::MAX { Instant::MAX } else { now + Duration::from_secs(seconds.into()) }
+}

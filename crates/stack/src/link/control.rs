@@ -1,0 +1,34 @@
+//! Frames of our own control protocols, which go to a known MAC address and never wait.
+
+use crate::device::TxMeta;
+use crate::handle::LinkId;
+use crate::ip::Network;
+use crate::wire::MacAddr;
+use crate::wire::ethernet::EtherType;
+
+impl Network {
+    /// Sends one frame with up to `len_max` bytes after the link header; `write` fills them and returns how many they are.
+    /// Returns false if the device is full: the frame is lost, as on a busy wire.
+    pub(crate) fn send_control(
+        &mut self,
+        link: LinkId,
+        dst: MacAddr,
+        ethertype: EtherType,
+        len_max: usize,
+        write: impl FnOnce(&mut [u8]) -> usize,
+    ) -> bool {
+        let link = &self.links[usize::from(link.0)];
+        let header = link.header(dst, ethertype);
+        let header_len = usize::from(header.len);
+        let port = &mut self.ports[usize::from(link.port.0)];
+        let len = header_len + len_max;
+        let Some(room) = port.tx.reserve(len).and_then(|room| room.get_mut(..len)) else {
+            self.stats.tx_control_dropped += 1;
+            return false;
+        };
+        header.emit(room);
+        let len = header_len + write(&mut room[header_len..]);
+        port.commit(len, TxMeta::default(), &mut self.stats);
+        true
+    }
+}

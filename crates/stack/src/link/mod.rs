@@ -1,0 +1,397 @@
+//! Links: a device, or one VLAN of it, with its addresses. Beneath them neighbours (ARP, NDP) and multicast groups.
+
+mod arp;
+mod autoconf;
+mod control;
+mod mld;
+pub(crate) mod ndp;
+pub mod neighbour;
+mod resolve;
+
+use crate::device::{Capabilities, TxMeta, TxQueue};
+use crate::error::ConfigError;
+use crate::handle::{LinkId, PortId};
+use crate::ip::path_mtu::IPV6_MTU_MIN;
+use crate::ip::route::same_network;
+use crate::ip::{NetworkConfig, NetworkStats};
+use crate::link::neighbour::LINK_HEADER_MAX;
+use crate::time::Instant;
+use crate::wire::MacAddr;
+use crate::wire::ethernet::{EtherType, Header, VlanTag};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
+
+/// Smallest MTU of an IPv4 link in bytes (RFC 791 §3.2).
+pub const IPV4_MTU_MIN: u16 = 68;
+
+/// All hosts of the link (RFC 1112 §4).
+pub(crate) const ALL_HOSTS_V4: Ipv4Addr = Ipv4Addr::new(224, 0, 0, 1);
+/// All nodes of the link (RFC 4291 §2.7.1).
+pub(crate) const ALL_NODES_V6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
+/// A link as the configuration describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// Name for display and for routes in a configuration file.
+    pub name: String,
+    /// Addresses with their prefix lengths. The first of each family is the preferred source address.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Largest IP packet in bytes: 68 … the device's MTU; `None` takes the device's. Below 1,280 the link does no IPv6.
+    pub mtu: Option<usize>,
+    /// The 802.1Q VLAN of this link: 1 … 4,094. `None` for untagged frames.
+    pub vlan: Option<u16>,
+    /// Ask for routers and form addresses and routes from their advertisements (RFC 4861, RFC 4862).
+    pub accept_ra: bool,
+    /// Neighbours that are never asked and never forgotten.
+    pub static_neighbours: Vec<(IpAddr, MacAddr)>,
+}
+
+/// How far an address has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AddressState {
+    /// Being checked (RFC 4862 §5.4): not used yet.
+    Tentative {
+        /// Solicitations sent so far.
+        probes: u8,
+    },
+    /// In use.
+    Valid,
+    /// Another host has it: not used.
+    Duplicate,
+}
+
+/// An address of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Address {
+    /// The address.
+    pub address: IpAddr,
+    /// Length of its network prefix in bits.
+    pub prefix: u8,
+    /// How far it has come.
+    pub state: AddressState,
+    /// Formed from a router advertisement.
+    pub autoconfigured: bool,
+    /// Until then it is preferred over others as a source (RFC 4862 §5.5.4).
+    pub preferred_until: Instant,
+    /// Until then it exists.
+    pub valid_until: Instant,
+}
+
+impl Address {
+    /// An address that stays.
+    pub(crate) const fn permanent(address: IpAddr, prefix: u8, state: AddressState) -> Self {
+        Self {
+            address,
+            prefix,
+            state,
+            autoconfigured: false,
+            preferred_until: Instant::MAX,
+            valid_until: Instant::MAX,
+        }
+    }
+
+    pub(crate) fn is_valid(&self) -> bool {
+        self.state == AddressState::Valid
+    }
+}
+
+/// A device's sending half and the links on it.
+pub(crate) struct Port {
+    pub tx: Box<dyn TxQueue + Send>,
+    pub capabilities: Capabilities,
+    /// The link of untagged frames.
+    pub untagged: Option<LinkId>,
+    /// The links of VLANs, sorted.
+    pub tagged: Vec<(u16, LinkId)>,
+    /// Something was committed since the last flush.
+    pub dirty: bool,
+}
+
+impl Port {
+    pub(crate) fn new(tx: Box<dyn TxQueue + Send>) -> Self {
+        let capabilities = tx.capabilities();
+        Self { tx, capabilities, untagged: None, tagged: Vec::new(), dirty: false }
+    }
+
+    /// The link a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).
+    #[inline]
+    pub(crate) fn link_of(&self, vlan: Option<VlanTag>) -> Option<LinkId> {
+        match vlan {
+            None | Some(VlanTag { vid: 0, .. }) => self.untagged,
+            Some(VlanTag { vid, .. }) => {
+                let at = self.tagged.binary_search_by_key(&vid, |&(known, _)| known).ok()?;
+                Some(self.tagged[at].1)
+            }
+        }
+    }
+
+    /// Sends the first `len` bytes of the room reserved last, and counts them.
+    #[inline]
+    pub(crate) fn commit(&mut self, len: usize, meta: TxMeta, stats: &mut NetworkStats) {
+        self.tx.commit(len, meta);
+        self.dirty = true;
+        stats.tx_frames += 1;
+        stats.tx_bytes += len as u64;
+    }
+
+    /// Largest frame the device takes.
+    pub(crate) fn frame_bytes_max(&self) -> usize {
+        (self.capabilities.mtu + LINK_HEADER_MAX).max(self.capabilities.gso_bytes_max)
+    }
+}
+
+/// A link at work.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub name: String,
+    pub port: PortId,
+    pub vlan: Option<u16>,
+    pub mac: MacAddr,
+    /// Bytes of the largest IP packet.
+    pub mtu: u16,
+    /// The same for IPv6, which a router may lower.
+    pub mtu_v6: u16,
+    /// IPv6 is spoken here.
+    pub ipv6: bool,
+    pub accept_ra: bool,
+    pub addresses: Vec<Address>,
+    /// Broadcast addresses of the IPv4 networks, sorted.
+    broadcasts: Vec<Ipv4Addr>,
+    /// IPv6 multicast groups, sorted.
+    pub groups: Vec<Ipv6Addr>,
+    /// How long an answer of a neighbour is believed.
+    pub reachable: Duration,
+    /// Time between solicitations.
+    pub retransmit: Duration,
+    /// Hop limit that routers advise, for ICMP and UDP.
+    pub hop_limit: u8,
+    /// Router solicitations still to be sent.
+    pub router_solicitations_left: u8,
+    /// Reports about new groups still to be sent.
+    pub join_reports_left: u8,
+    /// In our latest question whether an address is taken.
+    pub nonce: [u8; 6],
+    /// The reachable time routers advise, 0 if none does.
+    pub advertised_reachable_ms: u32,
+}
+
+impl Link {
+    /// Checks a configuration against the device.
+    pub(crate) fn new(
+        config: &LinkConfig,
+        port: PortId,
+        device: &Capabilities,
+        network: &NetworkConfig,
+        reachable: Duration,
+    ) -> Result<Self, ConfigError> {
+        let key = |suffix: &str| format!("link.{}.{suffix}", config.name);
+        let mtu = config.mtu.unwrap_or(device.mtu);
+        let mtu = match u16::try_from(mtu) {
+            Ok(mtu) if mtu >= IPV4_MTU_MIN && usize::from(mtu) <= device.mtu => mtu,
+            _ => {
+                let problem = format!("{mtu} is outside {IPV4_MTU_MIN} to the device's {}", device.mtu);
+                return Err(ConfigError::new(key("mtu"), problem));
+            }
+        };
+        if let Some(vlan) = config.vlan
+            && !(1..=4094).contains(&vlan)
+        {
+            return Err(ConfigError::new(key("vlan"), format!("{vlan} is outside 1 to 4094")));
+        }
+        for &(address, prefix) in &config.addresses {
+            check_address(address, prefix).map_err(|problem| ConfigError::new(key("addresses"), problem))?;
+        }
+        for &(address, mac) in &config.static_neighbours {
+            if !mac.is_unicast() || address.is_multicast() || address.is_unspecified() {
+                let problem = format!("{address} at {mac} cannot be a neighbour");
+                return Err(ConfigError::new(key("static_neighbours"), problem));
+            }
+        }
+        let wants_ipv6 = config.accept_ra || config.addresses.iter().any(|(address, _)| address.is_ipv6());
+        if wants_ipv6 && mtu < IPV6_MTU_MIN {
+            let problem = format!("IPv6 needs {IPV6_MTU_MIN} bytes at least, not {mtu} (RFC 8200 §5)");
+            return Err(ConfigError::new(key("mtu"), problem));
+        }
+        Ok(Self {
+            name: config.name.clone(),
+            port,
+            vlan: config.vlan,
+            mac: MacAddr(device.mac),
+            mtu,
+            mtu_v6: mtu,
+            ipv6: wants_ipv6,
+            accept_ra: config.accept_ra,
+            addresses: Vec::new(),
+            broadcasts: Vec::new(),
+            groups: Vec::new(),
+            reachable,
+            retransmit: network.retransmit_interval(),
+            hop_limit: network.hop_limit,
+            router_solicitations_left: network.router_solicitations,
+            join_reports_left: 0,
+            nonce: [0; 6],
+            advertised_reachable_ms: 0,
+        })
+    }
+
+    /// Bytes of the largest IP packet of a family.
+    pub(crate) fn mtu_for(&self, family: IpAddr) -> u16 {
+        if family.is_ipv4() { self.mtu } else { self.mtu_v6 }
+    }
+
+    /// Bytes of the link header.
+    pub(crate) fn header_len(&self) -> usize {
+        if self.vlan.is_some() { Header::LEN_TAGGED } else { Header::LEN }
+    }
+
+    /// The header of a frame from here.
+    pub(crate) fn header(&self, dst: MacAddr, ethertype: EtherType) -> Header {
+        let vlan = self.vlan.map(|vid| VlanTag { pcp: 0, dei: false, vid });
+        Header::new(dst, self.mac, vlan, ethertype)
+    }
+
+    /// The same as bytes, to be copied in front of packets.
+    pub(crate) fn header_bytes(&self, dst: MacAddr, ethertype: EtherType) -> ([u8; LINK_HEADER_MAX], u8) {
+        let mut bytes = [0; LINK_HEADER_MAX];
+        let len = self.header(dst, ethertype).emit(&mut bytes);
+        (bytes, len as u8)
+    }
+
+    /// True if `address` is a broadcast address of this link: 255.255.255.255 or that of one of its networks.
+    pub(crate) fn is_broadcast(&self, address: Ipv4Addr) -> bool {
+        address.is_broadcast() || self.broadcasts.binary_search(&address).is_ok()
+    }
+
+    /// Adds an address. Returns false if it is there already.
+    pub(crate) fn add_address(&mut self, address: Address) -> bool {
+        if self.address(address.address).is_some() {
+            return false;
+        }
+        if let IpAddr::V4(own) = address.address
+            && let Some(broadcast) = subnet_broadcast(own, address.prefix)
+            && let Err(at) = self.broadcasts.binary_search(&broadcast)
+        {
+            self.broadcasts.insert(at, broadcast);
+        }
+        self.addresses.push(address);
+        true
+    }
+
+    /// True if multicast packets to `group` are for us.
+    pub(crate) fn is_member(&self, group: Ipv6Addr) -> bool {
+        group == ALL_NODES_V6 || self.groups.binary_search(&group).is_ok()
+    }
+
+    /// The entry of an address of ours.
+    pub(crate) fn address(&self, address: IpAddr) -> Option<&Address> {
+        self.addresses.iter().find(|known| known.address == address)
+    }
+
+    pub(crate) fn address_mut(&mut self, address: IpAddr) -> Option<&mut Address> {
+        self.addresses.iter_mut().find(|known| known.address == address)
+    }
+
+    /// The link-local address, once it is valid.
+    pub(crate) fn link_local(&self) -> Option<Ipv6Addr> {
+        self.addresses.iter().filter(|known| known.is_valid()).find_map(|known| match known.address {
+            IpAddr::V6(address) if address.is_unicast_link_local() => Some(address),
+            _ => None,
+        })
+    }
+
+    /// The IPv4 source address for talking to `peer`: the first whose network holds it, otherwise the first.
+    pub(crate) fn source_v4(&self, peer: Ipv4Addr) -> Option<Ipv4Addr> {
+        let ipv4 = || {
+            self.addresses.iter().filter_map(|known| match known.address {
+                IpAddr::V4(address) if known.is_valid() => Some((address, known.prefix)),
+                _ => None,
+            })
+        };
+        ipv4()
+            .find(|&(address, prefix)| same_network(address.into(), peer.into(), prefix))
+            .or_else(|| ipv4().next())
+            .map(|(address, _)| address)
+    }
+}
+
+/// The broadcast address of a network; /31 and /32 have none (RFC 3021).
+pub(crate) fn subnet_broadcast(address: Ipv4Addr, prefix: u8) -> Option<Ipv4Addr> {
+    let host_bits = u32::MAX.checked_shr(prefix.into()).unwrap_or(0);
+    (prefix < 31).then(|| Ipv4Addr::from_bits(address.to_bits() | host_bits))
+}
+
+/// True for addresses that belong to one host.
+pub(crate) fn is_unicast(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => {
+            !address.is_unspecified()
+                && !address.is_multicast()
+                && !address.is_broadcast()
+                && !address.is_loopback()
+                && address.octets()[0] != 0
+        }
+        IpAddr::V6(address) => {
+            !address.is_unspecified()
+                && !address.is_multicast()
+                && !address.is_loopback()
+                && address.to_ipv4_mapped().is_none()
+        }
+    }
+}
+
+fn check_address(address: IpAddr, prefix: u8) -> Result<(), String> {
+    let bits = if address.is_ipv4() { 32 } else { 128 };
+    if prefix > bits {
+        return Err(format!("{address}/{prefix}: a prefix has {bits} bits at most"));
+    }
+    if !is_unicast(address) {
+        return Err(format!("{address} is not an address that a host can have"));
+    }
+    if let IpAddr::V4(own) = address
+        && subnet_broadcast(own, prefix) == Some(own)
+    {
+        return Err(format!("{address}/{prefix} is the broadcast address of its network"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: Capabilities =
+        Capabilities { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, tx_checksum: false, gso_bytes_max: 0, uso: false };
+
+    fn link(config: &LinkConfig) -> Result<Link, ConfigError> {
+        Link::new(config, PortId(0), &DEVICE, &NetworkConfig::default(), Duration::ZERO)
+    }
+
+    #[test]
+    fn impossible_configurations_are_refused_with_their_key() {
+        let base = LinkConfig { name: "lan".into(), ..LinkConfig::default() };
+        let key = |config: LinkConfig| link(&config).unwrap_err().key;
+        assert_eq!(key(LinkConfig { mtu: Some(1501), ..base.clone() }), "link.lan.mtu");
+        assert_eq!(key(LinkConfig { mtu: Some(67), ..base.clone() }), "link.lan.mtu");
+        assert_eq!(key(LinkConfig { mtu: Some(1279), accept_ra: true, ..base.clone() }), "link.lan.mtu");
+        assert_eq!(key(LinkConfig { vlan: Some(4095), ..base.clone() }), "link.lan.vlan");
+        for address in
+            ["224.0.0.1", "0.0.0.0", "127.0.0.1", "10.0.0.255", "255.255.255.255", "::1", "ff02::1"]
+        {
+            let addresses = vec![(address.parse().unwrap(), 24)];
+            assert_eq!(key(LinkConfig { addresses, ..base.clone() }), "link.lan.addresses", "{address}");
+        }
+        let addresses = vec![("10.0.0.1".parse().unwrap(), 33)];
+        assert_eq!(key(LinkConfig { addresses, ..base.clone() }), "link.lan.addresses");
+        let static_neighbours = vec![("10.0.0.2".parse().unwrap(), MacAddr::BROADCAST)];
+        assert_eq!(key(LinkConfig { static_neighbours, ..base }), "link.lan.static_neighbours");
+    }
+
+    #[test]
+    fn broadcast_addresses_follow_from_the_networks() {
+        assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 8), Some(Ipv4Addr::new(10, 255, 255, 255)));
+        assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 30), Some(Ipv4Addr::new(10, 1, 2, 3)));
+        assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 31), None);
+        assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 32), None);
+        assert_eq!(subnet_broadcast(Ipv4Addr::new(10, 1, 2, 3), 0), Some(Ipv4Addr::BROADCAST));
+    }
+}

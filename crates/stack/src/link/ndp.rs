@@ -1,0 +1,251 @@
+//! Neighbour discovery (RFC 4861 §7) and duplicate address detection (RFC 4862 §5.4).
+
+use super::neighbour::Claim;
+use super::{ALL_NODES_V6, Address, AddressState, is_unicast};
+use crate::handle::LinkId;
+use crate::ip::Network;
+use crate::ip::timers::Timer;
+use crate::time::Instant;
+use crate::wire::ethernet::EtherType;
+use crate::wire::ndp::{self, Message, solicited_node};
+use crate::wire::{MacAddr, ipv6, protocol};
+use core::net::{IpAddr, Ipv6Addr};
+use core::time::Duration;
+
+/// The first solicitation about a new address waits for up to this long, so that hosts that start together do not speak
+/// together (RFC 4862 §5.4.2).
+const START_DELAY_MS_MAX: u32 = 1000;
+
+/// A packet that carries a neighbour discovery message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NdpPacket<'a> {
+    pub link: LinkId,
+    pub source_mac: MacAddr,
+    pub src: Ipv6Addr,
+    pub dst: Ipv6Addr,
+    pub hop_limit: u8,
+    /// The ICMPv6 message, its checksum verified.
+    pub message: &'a [u8],
+}
+
+impl Network {
+    /// Begins to speak IPv6 on a link, if its configuration asks for it.
+    pub(crate) fn start_ipv6(&mut self, id: LinkId) {
+        let link = self.link(id);
+        if !link.ipv6 {
+            return;
+        }
+        let has_link_local = link
+            .addresses
+            .iter()
+            .any(|known| matches!(known.address, IpAddr::V6(address) if address.is_unicast_link_local()));
+        if !has_link_local {
+            let address = with_interface_id(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), link.mac);
+            let state = AddressState::Tentative { probes: 0 };
+            self.add_ipv6_address(id, Address::permanent(address.into(), 64, state));
+        }
+    }
+
+    /// Adds an address, which is used once nobody else turns out to have it.
+    pub(crate) fn add_ipv6_address(&mut self, id: LinkId, mut address: Address) {
+        let IpAddr::V6(v6) = address.address else { return };
+        let checked = self.config.dad_transmits == 0;
+        if checked {
+            address.state = AddressState::Valid;
+        }
+        if !self.link_mut(id).add_address(address) {
+            return;
+        }
+        self.join_group(id, solicited_node(v6));
+        if checked {
+            self.ipv6_address_is_ours(id, v6);
+        } else {
+            // The time is not known here: the first call of `timers` draws the delay.
+            self.timers.arm(Timer::DuplicateCheckStart(id, v6), Instant::ZERO);
+        }
+    }
+
+    pub(crate) fn on_duplicate_check_start(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
+        let delay = Duration::from_millis(self.entropy.below(START_DELAY_MS_MAX).into());
+        self.timers.arm(Timer::DuplicateCheck(id, address), now + delay);
+    }
+
+    /// Asks once more whether somebody has the address, or takes it after enough silence.
+    pub(crate) fn on_duplicate_check(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
+        let transmits = self.config.dad_transmits;
+        let nonce = self.entropy.next_u64().to_be_bytes();
+        let link = self.link_mut(id);
+        let retransmit = link.retransmit;
+        let Some(known) = link.address_mut(address.into()) else { return };
+        let AddressState::Tentative { probes } = &mut known.state else { return };
+        if *probes >= transmits {
+            known.state = AddressState::Valid;
+            self.ipv6_address_is_ours(id, address);
+            return;
+        }
+        *probes += 1;
+        // RFC 7527: by the nonce we know our own question if the network sends it back to us.
+        link.nonce = [nonce[0], nonce[1], nonce[2], nonce[3], nonce[4], nonce[5]];
+        let message =
+            Message::NeighbourSolicitation { target: address, source: None, nonce: Some(link.nonce) };
+        self.timers.arm(Timer::DuplicateCheck(id, address), now + retransmit);
+        self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
+    }
+
+    fn ipv6_address_is_ours(&mut self, id: LinkId, address: Ipv6Addr) {
+        self.activate_ipv6_address(id, address);
+        if address.is_unicast_link_local() {
+            self.on_link_local_address(id);
+        }
+    }
+
+    fn address_is_taken(&mut self, id: LinkId, address: Ipv6Addr) {
+        self.stats.dad_duplicates += 1;
+        self.timers.cancel(Timer::DuplicateCheck(id, address));
+        self.timers.cancel(Timer::DuplicateCheckStart(id, address));
+        if let Some(known) = self.link_mut(id).address_mut(address.into()) {
+            known.state = AddressState::Duplicate;
+        }
+    }
+
+    /// A neighbour discovery message arrived.
+    pub(crate) fn ndp_input(&mut self, now: Instant, packet: &NdpPacket<'_>) {
+        match Message::parse(packet.message, packet.src, packet.dst, packet.hop_limit) {
+            Ok(Message::NeighbourSolicitation { target, source, nonce }) => {
+                self.stats.ndp_solicitations_in += 1;
+                self.on_solicitation(now, packet, target, source, nonce);
+            }
+            Ok(Message::NeighbourAdvertisement { target, router, solicited, overrides, target_mac }) => {
+                self.stats.ndp_advertisements_in += 1;
+                let claim = Claim { mac: target_mac, solicited, replaces: overrides, casts_doubt: true };
+                self.on_advertisement(now, packet.link, target, router, claim);
+            }
+            Ok(Message::RouterAdvertisement(advertisement)) => {
+                self.on_router_advertisement(now, packet.link, packet.src, &advertisement);
+            }
+            // This is a host.
+            Ok(Message::RouterSolicitation { .. }) => {}
+            Err(_) if packet.message.first() == Some(&ndp::REDIRECT) => self.stats.redirects_ignored += 1,
+            Err(_) => self.stats.ndp_invalid += 1,
+        }
+    }
+
+    /// RFC 4861 §7.2.3, RFC 4862 §5.4.3.
+    fn on_solicitation(
+        &mut self,
+        now: Instant,
+        packet: &NdpPacket<'_>,
+        target: Ipv6Addr,
+        source: Option<MacAddr>,
+        nonce: Option<[u8; 6]>,
+    ) {
+        let link = self.link(packet.link);
+        let Some(known) = link.address(target.into()) else { return };
+        let detection = packet.src.is_unspecified();
+        match known.state {
+            AddressState::Duplicate => return,
+            AddressState::Tentative { .. } => {
+                // Somebody checks the same address at the same time: neither may have it.
+                if detection && nonce != Some(link.nonce) {
+                    self.address_is_taken(packet.link, target);
+                }
+                return;
+            }
+            AddressState::Valid => {}
+        }
+        let own_mac = link.mac;
+        let answer = |solicited| Message::NeighbourAdvertisement {
+            target,
+            router: false,
+            solicited,
+            overrides: true,
+            target_mac: Some(own_mac),
+        };
+        if detection {
+            self.send_ndp(packet.link, target, ALL_NODES_V6, None, &answer(false));
+        } else {
+            let source = source.filter(|mac| mac.is_unicast());
+            let claim = Claim { mac: source, solicited: false, replaces: true, casts_doubt: true };
+            self.neighbour_claim(now, packet.link, packet.src.into(), claim, true);
+            let to = source.unwrap_or(packet.source_mac);
+            self.send_ndp(packet.link, target, packet.src, Some(to), &answer(true));
+        }
+    }
+
+    /// RFC 4861 §7.2.5, RFC 4862 §5.4.4.
+    fn on_advertisement(&mut self, now: Instant, id: LinkId, target: Ipv6Addr, router: bool, claim: Claim) {
+        if let Some(known) = self.link(id).address(target.into()) {
+            match known.state {
+                AddressState::Tentative { .. } => self.address_is_taken(id, target),
+                AddressState::Valid if claim.mac != Some(self.link(id).mac) => self.stats.ndp_conflicts += 1,
+                AddressState::Valid | AddressState::Duplicate => {}
+            }
+            return;
+        }
+        if claim.mac.is_some_and(|mac| !mac.is_unicast()) || !is_unicast(target.into()) {
+            self.stats.ndp_invalid += 1;
+            return;
+        }
+        let Some(slot) = self.neighbour_claim(now, id, target.into(), claim, false) else { return };
+        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let was_router = core::mem::replace(&mut neighbour.is_router, router);
+        if was_router && !router {
+            // RFC 4861 §7.2.5: it has ceased to be a router.
+            self.remove_default_router(id, target);
+        }
+    }
+
+    /// Asks for `target`: its group, or only the host that had it last.
+    pub(crate) fn send_neighbour_solicitation(
+        &mut self,
+        id: LinkId,
+        source: Ipv6Addr,
+        target: Ipv6Addr,
+        to: Option<MacAddr>,
+    ) {
+        let message = Message::NeighbourSolicitation { target, source: Some(self.link(id).mac), nonce: None };
+        let dst = if to.is_some() { target } else { solicited_node(target) };
+        self.send_ndp(id, source, dst, to, &message);
+    }
+
+    /// Sends a neighbour discovery message; `mac` is needed unless `dst` is a group.
+    pub(crate) fn send_ndp(
+        &mut self,
+        id: LinkId,
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        mac: Option<MacAddr>,
+        message: &Message,
+    ) {
+        match message {
+            Message::NeighbourSolicitation { .. } => self.stats.ndp_solicitations_out += 1,
+            Message::NeighbourAdvertisement { .. } => self.stats.ndp_advertisements_out += 1,
+            Message::RouterSolicitation { .. } => self.stats.ndp_router_solicitations_out += 1,
+            Message::RouterAdvertisement(_) => {}
+        }
+        let mac = mac.unwrap_or_else(|| MacAddr::from_ipv6_multicast(dst));
+        let room = ipv6::Header::LEN + ndp::MESSAGE_LEN_MAX;
+        self.send_control(id, mac, EtherType::IPV6, room, |out| {
+            let len = message.emit(src, dst, &mut out[ipv6::Header::LEN..]);
+            let header = ipv6::Header {
+                dscp: 0,
+                ecn: 0,
+                flow_label: 0,
+                // Cannot truncate: at most MESSAGE_LEN_MAX.
+                payload_len: len as u16,
+                next_header: protocol::ICMPV6,
+                hop_limit: ndp::HOP_LIMIT,
+                src,
+                dst,
+            };
+            header.emit(out) + len
+        });
+    }
+}
+
+/// An address from a 64-bit prefix and the MAC address (RFC 4862 §5.3, RFC 2464 §4).
+pub(crate) fn with_interface_id(prefix: Ipv6Addr, mac: MacAddr) -> Ipv6Addr {
+    let mut octets = prefix.octets();
+    octets[8..].copy_from_slice(&mac.interface_id());
+    octets.into()
+}

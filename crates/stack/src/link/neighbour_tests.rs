@@ -1,0 +1,184 @@
+use super::*;
+use core::net::Ipv4Addr;
+
+const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+const OTHER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 8]);
+const REACHABLE: Duration = Duration::from_secs(30);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn address(last: u8) -> IpAddr {
+    Ipv4Addr::new(10, 0, 0, last).into()
+}
+
+fn new(last: u8, state: NeighbourState) -> NewNeighbour {
+    NewNeighbour {
+        link: LinkId(0),
+        address: address(last),
+        header: [0; LINK_HEADER_MAX],
+        header_len: 14,
+        state,
+    }
+}
+
+fn config() -> NetworkConfig {
+    NetworkConfig { neighbours_max: 16, neighbour_pending_bytes: 2048, ..NetworkConfig::default() }
+}
+
+fn table() -> NeighbourTable {
+    NeighbourTable::new(&config(), KeyedHash::new(&[1; 32]))
+}
+
+fn frame(len: usize) -> PendingFrame {
+    PendingFrame { bytes: vec![0; len].into(), meta: TxMeta::default() }
+}
+
+fn reply(mac: MacAddr) -> Claim {
+    Claim { mac: Some(mac), solicited: true, replaces: true, casts_doubt: false }
+}
+
+/// A neighbour that answered at time zero.
+fn reachable() -> (NeighbourTable, u32) {
+    let mut table = table();
+    let (slot, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
+    let neighbour = table.slot(slot).unwrap();
+    assert_eq!(neighbour.on_use(Instant::ZERO, &config()), Use::WaitAndSolicit);
+    assert_eq!(neighbour.on_claim(Instant::ZERO, reply(MAC), REACHABLE), ClaimOutcome::Resolved);
+    (table, slot)
+}
+
+#[test]
+fn an_absent_neighbour_is_asked_three_times_and_then_fails_until_the_next_packet() {
+    let mut table = table();
+    let (slot, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
+    let neighbour = table.slot(slot).unwrap();
+    for _ in 0..2 {
+        assert_eq!(neighbour.on_use(Instant::ZERO, &config()), Use::WaitAndSolicit);
+        assert_eq!(neighbour.on_use(Instant::ZERO, &config()), Use::Wait);
+        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), Due::SolicitAll);
+        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), Due::SolicitAll);
+        assert_eq!(neighbour.on_timer(Instant::ZERO, &config()), Due::Fail);
+        assert_eq!(neighbour.state, NeighbourState::Failed);
+    }
+}
+
+#[test]
+fn a_reachable_neighbour_goes_through_delay_and_probe_to_failed_without_answers() {
+    let (mut table, slot) = reachable();
+    let neighbour = table.slot(slot).unwrap();
+    assert_eq!(neighbour.on_use(Instant::from_millis(29_999), &config()), Use::Send);
+    let now = Instant::ZERO + REACHABLE;
+    assert_eq!(neighbour.on_use(now, &config()), Use::SendThenProbe(5 * SECOND));
+    assert_eq!(neighbour.on_use(now, &config()), Use::Send);
+    for _ in 0..3 {
+        assert_eq!(neighbour.on_timer(now, &config()), Due::SolicitKnown);
+    }
+    assert_eq!(neighbour.on_timer(now, &config()), Due::Fail);
+    assert_eq!(neighbour.state, NeighbourState::Failed);
+}
+
+#[test]
+fn the_transports_word_saves_the_probe() {
+    let (mut table, slot) = reachable();
+    let neighbour = table.slot(slot).unwrap();
+    let now = Instant::ZERO + REACHABLE;
+    neighbour.on_use(now, &config());
+    neighbour.confirm(now + SECOND, REACHABLE);
+    assert_eq!(neighbour.on_timer(now + 5 * SECOND, &config()), Due::Nothing);
+    assert_eq!(neighbour.state, NeighbourState::Reachable);
+}
+
+#[test]
+fn a_refused_claim_changes_nothing_in_arp_and_casts_doubt_in_ndp() {
+    let (mut table, slot) = reachable();
+    let neighbour = table.slot(slot).unwrap();
+    let claim = Claim { replaces: false, ..reply(OTHER_MAC) };
+    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Refused);
+    assert_eq!((neighbour.mac(), neighbour.state), (MAC, NeighbourState::Reachable));
+    let claim = Claim { casts_doubt: true, ..claim };
+    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Refused);
+    assert_eq!((neighbour.mac(), neighbour.state), (MAC, NeighbourState::Stale));
+}
+
+#[test]
+fn an_unsolicited_claim_moves_the_neighbour_but_does_not_vouch_for_it() {
+    let (mut table, slot) = reachable();
+    let neighbour = table.slot(slot).unwrap();
+    let claim = Claim { solicited: false, ..reply(MAC) };
+    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Unchanged);
+    assert_eq!(neighbour.state, NeighbourState::Reachable);
+    let claim = Claim { solicited: false, ..reply(OTHER_MAC) };
+    assert_eq!(neighbour.on_claim(Instant::ZERO, claim, REACHABLE), ClaimOutcome::Moved);
+    assert_eq!((neighbour.mac(), neighbour.state), (OTHER_MAC, NeighbourState::Stale));
+}
+
+#[test]
+fn the_lock_time_counts_from_the_last_change_of_mac_address() {
+    let (mut table, slot) = reachable();
+    let neighbour = table.slot(slot).unwrap();
+    assert!(neighbour.is_locked(Instant::from_millis(999), SECOND));
+    neighbour.on_claim(Instant::from_millis(999), reply(MAC), REACHABLE);
+    assert!(!neighbour.is_locked(Instant::from_millis(1_000), SECOND));
+}
+
+#[test]
+fn a_static_neighbour_is_never_changed_probed_or_evicted() {
+    let mut table = table();
+    let (slot, _) = table.insert(new(0, NeighbourState::Static)).unwrap();
+    let neighbour = table.slot(slot).unwrap();
+    assert_eq!(neighbour.on_claim(Instant::ZERO, reply(MAC), REACHABLE), ClaimOutcome::Refused);
+    assert_eq!(neighbour.on_use(Instant::MAX, &config()), Use::Send);
+    assert_eq!(neighbour.on_timer(Instant::MAX, &config()), Due::Nothing);
+    for last in 1..100 {
+        let (new_slot, _) = table.insert(new(last, NeighbourState::Unresolved)).unwrap();
+        assert_ne!(new_slot, slot);
+    }
+    assert_eq!(table.find(LinkId(0), address(0)), Some(slot));
+}
+
+#[test]
+fn eviction_takes_what_was_not_used_and_makes_its_references_stale() {
+    let mut table = table();
+    for last in 0..16 {
+        table.insert(new(last, NeighbourState::Unresolved)).unwrap();
+    }
+    let old: Vec<_> = (0..16).map(|slot| table.reference(slot)).collect();
+    // The first one too many takes every mark off; from then on only used ones are spared.
+    table.insert(new(16, NeighbourState::Unresolved)).unwrap();
+    table.slot(1).unwrap().referenced = true;
+    let (slot, evicted) = table.insert(new(17, NeighbourState::Unresolved)).unwrap();
+    assert_eq!((slot, evicted.unwrap().slot), (2, 2));
+    assert!(table.resolve(old[1]).is_some());
+    assert!(table.resolve(old[2]).is_none() && !table.is_current(old[0]));
+    assert_eq!(table.find(LinkId(0), address(2)), None);
+    assert_eq!(table.find(LinkId(0), address(17)), Some(2));
+}
+
+#[test]
+fn a_table_of_static_neighbours_refuses_more() {
+    let mut table = table();
+    for last in 0..16 {
+        table.insert(new(last, NeighbourState::Static)).unwrap();
+    }
+    assert_eq!(table.insert(new(16, NeighbourState::Unresolved)).unwrap_err(), NoRoom);
+}
+
+#[test]
+fn waiting_packets_are_bounded_per_neighbour_and_in_all() {
+    let mut table = NeighbourTable {
+        pending_bytes_max: 3000,
+        ..NeighbourTable::new(&config(), KeyedHash::new(&[1; 32]))
+    };
+    let (first, _) = table.insert(new(1, NeighbourState::Unresolved)).unwrap();
+    let (second, _) = table.insert(new(2, NeighbourState::Unresolved)).unwrap();
+    assert_eq!(table.push_pending(first, frame(1000)), Ok(0));
+    assert_eq!(table.push_pending(first, frame(1001)), Ok(0));
+    assert_eq!(table.push_pending(first, frame(1000)), Ok(1));
+    assert_eq!(table.push_pending(second, frame(1000)), Err(NoRoom));
+    assert_eq!(table.push_pending(second, frame(999)), Ok(0));
+    assert_eq!(table.push_pending(second, frame(4000)), Err(NoRoom));
+    let frames = table.take_pending(first);
+    assert_eq!(frames.len(), 2);
+    assert_eq!(table.pending_bytes, 0);
+    table.put_back_pending(first, frames);
+    assert_eq!(table.pending_bytes, 2001);
+}

@@ -1,0 +1,188 @@
+//! Finding neighbours: what the state machine in [`neighbour`](super::neighbour) asks for is done here.
+
+use super::neighbour::{Claim, ClaimOutcome, Due, Evicted, PendingFrame, Use};
+use crate::handle::LinkId;
+use crate::icmp::error::{IcmpErrorKind, TransportError, describe_own_packet};
+use crate::ip::Network;
+use crate::ip::timers::Timer;
+use crate::time::Instant;
+use crate::wire::ethernet::EtherType;
+use core::net::IpAddr;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// How long to wait before a full device is tried again.
+const BACKLOG_RETRY: Duration = Duration::from_millis(1);
+
+/// Who is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// All hosts of the link.
+    All,
+    /// The neighbour itself, at the MAC address known so far.
+    Known,
+}
+
+impl Network {
+    /// A packet from `source` is to go to a neighbour that is not simply ready. Returns true if it may be sent now, false if
+    /// it has to wait.
+    #[cold]
+    pub(crate) fn use_unready_neighbour(&mut self, now: Instant, slot: u32, source: IpAddr) -> bool {
+        let Some(neighbour) = self.neighbours.slot(slot) else { return false };
+        let link = neighbour.link;
+        match neighbour.on_use(now, &self.config) {
+            Use::Send => true,
+            Use::SendThenProbe(after) => {
+                self.timers.arm(Timer::Neighbour(slot), now + after);
+                true
+            }
+            Use::Wait => false,
+            Use::WaitAndSolicit => {
+                self.timers.arm(Timer::Neighbour(slot), now + self.link(link).retransmit);
+                self.solicit(slot, Ask::All, Some(source));
+                false
+            }
+        }
+    }
+
+    /// A neighbour's timer went off.
+    pub(crate) fn on_neighbour_timer(&mut self, now: Instant, slot: u32) {
+        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let link = neighbour.link;
+        let ask = match neighbour.on_timer(now, &self.config) {
+            Due::Nothing => return,
+            Due::SolicitAll => Ask::All,
+            Due::SolicitKnown => Ask::Known,
+            Due::Fail => {
+                self.stats.neighbours_failed += 1;
+                let pending = self.neighbours.take_pending(slot);
+                self.report_unreachable(&pending);
+                return;
+            }
+        };
+        self.timers.arm(Timer::Neighbour(slot), now + self.link(link).retransmit);
+        self.solicit(slot, ask, None);
+    }
+
+    /// Sends one solicitation. The source address is that of the packet that waits, as far as it belongs to the link
+    /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`).
+    fn solicit(&mut self, slot: u32, ask: Ask, source: Option<IpAddr>) {
+        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let (link, address, mac) = (neighbour.link, neighbour.address, neighbour.mac());
+        let waiting = || {
+            let frame = neighbour.first_pending()?;
+            let packet = frame.bytes.get(usize::from(neighbour.header_len)..)?;
+            describe_own_packet(packet).map(|error| error.local.ip())
+        };
+        let source = source.or_else(waiting).filter(|&source| self.local.link_of(source) == Some(link));
+        let to = match ask {
+            Ask::All => None,
+            Ask::Known => Some(mac),
+        };
+        match (address, source) {
+            (IpAddr::V4(target), Some(IpAddr::V4(source))) => self.send_arp_request(link, source, target, to),
+            (IpAddr::V4(target), _) => {
+                if let Some(source) = self.link(link).source_v4(target) {
+                    self.send_arp_request(link, source, target, to);
+                }
+            }
+            (IpAddr::V6(target), source) => {
+                let source = match source {
+                    Some(IpAddr::V6(source)) => Some(source),
+                    _ => self.link(link).link_local(),
+                };
+                if let Some(source) = source {
+                    self.send_neighbour_solicitation(link, source, target, to);
+                }
+            }
+        }
+    }
+
+    /// Somebody said something about `address`. With `create`, a neighbour that was unknown is added.
+    pub(crate) fn neighbour_claim(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        address: IpAddr,
+        claim: Claim,
+        create: bool,
+    ) -> Option<u32> {
+        let slot = match self.neighbours.find(link, address) {
+            Some(slot) => slot,
+            None if create && claim.mac.is_some() => self.neighbour_slot(link, address, None).ok()?,
+            None => return None,
+        };
+        let reachable = self.link(link).reachable;
+        let neighbour = self.neighbours.slot(slot)?;
+        match neighbour.on_claim(now, claim, reachable) {
+            ClaimOutcome::Resolved => {
+                self.timers.cancel(Timer::Neighbour(slot));
+                self.release_pending(now, slot);
+            }
+            ClaimOutcome::Moved => self.stats.neighbours_moved += 1,
+            ClaimOutcome::Unchanged => {}
+            ClaimOutcome::Refused => self.stats.neighbour_updates_refused += 1,
+        }
+        Some(slot)
+    }
+
+    /// Sends everything that waited for a neighbour. What the device has no room for is tried again soon.
+    fn release_pending(&mut self, now: Instant, slot: u32) {
+        let mut frames = self.neighbours.take_pending(slot);
+        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let (link, mac) = (neighbour.link, neighbour.mac());
+        let port = &mut self.ports[usize::from(self.links[usize::from(link.0)].port.0)];
+        while let Some(frame) = frames.front() {
+            let len = frame.bytes.len();
+            let Some(room) = port.tx.reserve(len).and_then(|room| room.get_mut(..len)) else { break };
+            room.copy_from_slice(&frame.bytes);
+            room[..6].copy_from_slice(&mac.0);
+            port.commit(len, frame.meta, &mut self.stats);
+            frames.pop_front();
+        }
+        if !frames.is_empty() {
+            self.neighbours.put_back_pending(slot, frames);
+            self.backlog.push(slot);
+            self.timers.arm(Timer::Backlog, now + BACKLOG_RETRY);
+        }
+    }
+
+    /// Tries again to send what a full device refused.
+    pub(crate) fn retry_backlog(&mut self, now: Instant) {
+        for slot in core::mem::take(&mut self.backlog) {
+            // Meanwhile it may have failed or made room for another: then those rules apply.
+            if self.neighbours.slot(slot).is_some_and(|neighbour| neighbour.is_resolved()) {
+                self.release_pending(now, slot);
+            }
+        }
+    }
+
+    /// Lets a packet wait for its neighbour.
+    pub(crate) fn push_pending(&mut self, slot: u32, frame: PendingFrame) {
+        self.stats.tx_pending += 1;
+        match self.neighbours.push_pending(slot, frame) {
+            Ok(dropped) => self.stats.tx_pending_overflow += dropped,
+            Err(_) => self.stats.tx_pending_overflow += 1,
+        }
+    }
+
+    /// The rest of a neighbour that was thrown out.
+    pub(crate) fn forget_neighbour(&mut self, evicted: Evicted) {
+        self.timers.cancel(Timer::Neighbour(evicted.slot));
+        self.backlog.retain(|&slot| slot != evicted.slot);
+        self.report_unreachable(&evicted.pending);
+    }
+
+    /// Tells the transports that these packets will never leave: no failure is silent.
+    fn report_unreachable(&mut self, frames: &VecDeque<PendingFrame>) {
+        for frame in frames {
+            self.stats.tx_unresolved += 1;
+            let vlan = frame.bytes.get(12..14) == Some(&EtherType::VLAN.0.to_be_bytes());
+            let header = if vlan { 18 } else { 14 };
+            let packet = frame.bytes.get(header..).unwrap_or(&[]);
+            if let Some(error) = describe_own_packet(packet) {
+                self.push_error(TransportError { kind: IcmpErrorKind::HostUnreachable, ..error });
+            }
+        }
+    }
+}
