@@ -2,5 +2,8 @@
 
 pub mod conformance;
 pub mod memory;
+#[cfg(all(test, not(loom)))]
+mod namespace;
 pub mod offload;
 pub mod random;
+pub mod tap;

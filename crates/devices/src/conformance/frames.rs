@@ -178,7 +178,16 @@ fn build(recipe: Recipe, number: u16, source: [u8; 6], target: [u8; 6]) -> Frame
     if recipe.protocol == TCP {
         bytes.extend(7u32.to_be_bytes());
         bytes.extend(1u32.to_be_bytes());
-        bytes.extend([0x80, 0x10 | FIN_PSH | if number % 2 == 0 { CWR } else { 0 }, 0x10, 0, 0, 0, 0, 0]);
+        bytes.extend([
+            0x80,
+            0x10 | FIN_PSH | if number.is_multiple_of(2) { CWR } else { 0 },
+            0x10,
+            0,
+            0,
+            0,
+            0,
+            0,
+        ]);
         bytes.extend([1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2]);
     } else {
         bytes.extend((transport_len as u16).to_be_bytes());
@@ -200,14 +209,15 @@ fn build(recipe: Recipe, number: u16, source: [u8; 6], target: [u8; 6]) -> Frame
         (_, false) => GsoKind::Tcp4,
         (_, true) => GsoKind::Tcp6,
     };
-    let ecn = kind != GsoKind::Udp && number % 2 == 0;
+    let ecn = kind != GsoKind::Udp && number.is_multiple_of(2);
     let gso = recipe.segment.map(|size| Gso { kind, size: size as u16, header_len, ecn });
     let partial_checksum = recipe.partial.then_some((start as u16, offset as u16));
     Frame { bytes, meta: TxMeta { partial_checksum, gso } }
 }
 
 /// Checks that what arrived makes up what was sent: whole or in segments, each with a right or a trustworthy checksum.
-pub(super) fn assert_payloads_arrive(sent: &[Frame], received: &[Received]) {
+/// Up to `whole` bytes a super-frame must not be cut.
+pub(super) fn assert_payloads_arrive(sent: &[Frame], received: &[Received], whole: usize) {
     let mut pieces = received.iter().peekable();
     for frame in sent {
         let packet = Packet::parse(&frame.bytes).expect("only packets are compared here");
@@ -218,6 +228,14 @@ pub(super) fn assert_payloads_arrive(sent: &[Frame], received: &[Received]) {
             let parsed = Packet::parse(&piece.bytes).expect("only packets were sent");
             assert_eq!(parsed.number, packet.number, "segments are out of order");
             assert_eq!((parsed.six, parsed.protocol), (packet.six, packet.protocol));
+            let cut = piece.bytes.len() != frame.bytes.len() && frame.bytes.len() <= whole;
+            assert!(
+                !cut,
+                "packet {} of {} bytes was cut: {:?}",
+                packet.number,
+                frame.bytes.len(),
+                frame.meta
+            );
             assert_piece(frame, piece, &parsed, payload.len(), wanted.len());
             payload.extend(&piece.bytes[parsed.payload_at..]);
         }
@@ -248,7 +266,7 @@ fn assert_piece(sent: &Frame, piece: &Received, packet: &Packet, at: usize, tota
         assert_eq!(seq, 7 + at as u32, "sequence number");
         let last = at + len == total;
         assert_eq!(transport[13] & FIN_PSH, if last { FIN_PSH } else { 0 }, "flags of the last segment");
-        let cwr = at == 0 && packet.number % 2 == 0;
+        let cwr = at == 0 && packet.number.is_multiple_of(2);
         assert_eq!(transport[13] & CWR != 0, cwr, "CWR belongs to the first segment");
     } else {
         assert_eq!(usize::from(u16::from_be_bytes([transport[4], transport[5]])), transport.len());

@@ -69,7 +69,7 @@ pub(super) fn no_wake_up_is_lost_between_two_threads(bench: &mut Bench) {
                     _ => {}
                 }
             }
-            while received.load(Ordering::Relaxed) < sent && clock.now() < deadline {
+            while received.load(Ordering::Relaxed) < FRAMES && clock.now() < deadline {
                 std::thread::yield_now();
                 left.tx.flush(clock.now());
             }

@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::conformance::{self, Promises};
 
-    const PROMISES: Promises = Promises { back_pressure: true, super_frames_whole: true };
+    const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
 
     #[test]
     fn the_pair_conforms() {

@@ -1,0 +1,186 @@
+//! As much of rtnetlink (`linux/rtnetlink.h`) as it takes to set up the kernel's side of a device.
+
+use rustix::fd::OwnedFd;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with};
+use std::io;
+use std::net::IpAddr;
+
+const NLM_F_REQUEST: u16 = 1;
+const NLM_F_ACK: u16 = 4;
+const NLM_F_REPLACE: u16 = 0x100;
+const NLM_F_CREATE: u16 = 0x400;
+const NLMSG_ERROR: u16 = 2;
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const RTM_NEWADDR: u16 = 20;
+const IFLA_ADDRESS: u16 = 1;
+const IFLA_IFNAME: u16 = 3;
+const IFLA_MTU: u16 = 4;
+#[cfg(all(test, not(loom)))]
+const IFLA_MASTER: u16 = 10;
+#[cfg(all(test, not(loom)))]
+const IFLA_LINKINFO: u16 = 18;
+#[cfg(all(test, not(loom)))]
+const IFLA_INFO_KIND: u16 = 1;
+const IFA_ADDRESS: u16 = 1;
+const IFA_LOCAL: u16 = 2;
+/// The address is usable at once: no duplicate detection, which would take a second.
+const IFA_F_NODAD: u8 = 2;
+const IFF_UP: u32 = 1;
+const MESSAGE_HEADER_BYTES: usize = 16;
+const LINK_HEADER_BYTES: usize = 16;
+
+/// What the kernel says about one of its interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) index: u32,
+    pub(super) up: bool,
+    pub(super) mtu: usize,
+    pub(super) mac: [u8; 6],
+}
+
+/// What shall change at an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LinkChange {
+    pub(super) up: bool,
+    pub(super) mtu: Option<usize>,
+    pub(super) mac: Option<[u8; 6]>,
+}
+
+/// A socket to the kernel's routing tables, in the network namespace of the thread that opened it.
+pub(super) struct Netlink {
+    socket: OwnedFd,
+    sequence: u32,
+}
+
+/// A message in the making: its header is filled in when it is sent.
+struct Message(Vec<u8>);
+
+impl Message {
+    fn new(body: &[u8]) -> Self {
+        let mut bytes = vec![0; MESSAGE_HEADER_BYTES];
+        bytes.extend(body);
+        Self(bytes)
+    }
+
+    /// `struct ifinfomsg`.
+    fn link(index: u32, flags: u32, change: u32) -> Self {
+        let mut body = [0; LINK_HEADER_BYTES];
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        body[8..12].copy_from_slice(&flags.to_ne_bytes());
+        body[12..16].copy_from_slice(&change.to_ne_bytes());
+        Self::new(&body)
+    }
+
+    fn attribute(mut self, kind: u16, value: &[u8]) -> Self {
+        self.0.extend((4 + value.len() as u16).to_ne_bytes());
+        self.0.extend(kind.to_ne_bytes());
+        self.0.extend(value);
+        self.0.resize(self.0.len().next_multiple_of(4), 0);
+        self
+    }
+}
+
+impl Netlink {
+    pub(super) fn open() -> io::Result<Self> {
+        // No protocol means NETLINK_ROUTE.
+        let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
+        Ok(Self { socket, sequence: 0 })
+    }
+
+    /// The interface of this name.
+    pub(super) fn link(&mut self, name: &str) -> io::Result<Link> {
+        let message = Message::link(0, 0, 0).attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+        let reply = self.request(RTM_GETLINK, 0, message)?;
+        parse_link(&reply).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+    }
+
+    /// Changes an interface. Asks the kernel for nothing if nothing is to change.
+    pub(super) fn change_link(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
+        if change == LinkChange::default() {
+            return Ok(());
+        }
+        let flags = if change.up { IFF_UP } else { 0 };
+        let mut message = Message::link(index, flags, flags);
+        if let Some(mac) = change.mac {
+            message = message.attribute(IFLA_ADDRESS, &mac);
+        }
+        if let Some(mtu) = change.mtu {
+            message = message.attribute(IFLA_MTU, &(mtu as u32).to_ne_bytes());
+        }
+        self.request(RTM_NEWLINK, NLM_F_ACK, message).map(drop)
+    }
+
+    /// Gives an interface an address, unless it has it.
+    pub(super) fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+        let (family, flags, bytes) = match address {
+            IpAddr::V4(v4) => (libc::AF_INET as u8, 0, v4.octets().to_vec()),
+            IpAddr::V6(v6) => (libc::AF_INET6 as u8, IFA_F_NODAD, v6.octets().to_vec()),
+        };
+        let mut body = [family, prefix, flags, 0, 0, 0, 0, 0];
+        body[4..].copy_from_slice(&index.to_ne_bytes());
+        let message = Message::new(&body).attribute(IFA_LOCAL, &bytes).attribute(IFA_ADDRESS, &bytes);
+        self.request(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, message).map(drop)
+    }
+
+    /// Makes a bridge and returns its index.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn add_bridge(&mut self, name: &str) -> io::Result<u32> {
+        let kind = Message(Vec::new()).attribute(IFLA_INFO_KIND, b"bridge").0;
+        let message = Message::link(0, IFF_UP, IFF_UP)
+            .attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat())
+            .attribute(IFLA_LINKINFO, &kind);
+        self.request(RTM_NEWLINK, NLM_F_ACK | NLM_F_CREATE, message)?;
+        Ok(self.link(name)?.index)
+    }
+
+    /// Makes an interface a port of a bridge.
+    #[cfg(all(test, not(loom)))]
+    pub(super) fn set_master(&mut self, index: u32, bridge: u32) -> io::Result<()> {
+        let message = Message::link(index, 0, 0).attribute(IFLA_MASTER, &bridge.to_ne_bytes());
+        self.request(RTM_NEWLINK, NLM_F_ACK, message).map(drop)
+    }
+
+    /// Sends a request and returns the body of the answer, which is empty for a mere acknowledgement.
+    fn request(&mut self, kind: u16, flags: u16, message: Message) -> io::Result<Vec<u8>> {
+        self.sequence += 1;
+        let mut bytes = message.0;
+        let len = bytes.len() as u32;
+        bytes[0..4].copy_from_slice(&len.to_ne_bytes());
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
+        bytes[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
+        send(&self.socket, &bytes, SendFlags::empty())?;
+        let mut reply = vec![0; 32 << 10];
+        loop {
+            let (len, _) = recv(&self.socket, &mut reply, RecvFlags::empty())?;
+            let Some(header) = reply[..len].first_chunk::<MESSAGE_HEADER_BYTES>() else { continue };
+            if u32::from_ne_bytes([header[8], header[9], header[10], header[11]]) != self.sequence {
+                continue;
+            }
+            let body = reply[MESSAGE_HEADER_BYTES..len].to_vec();
+            if u16::from_ne_bytes([header[4], header[5]]) != NLMSG_ERROR {
+                return Ok(body);
+            }
+            let code = body.first_chunk::<4>().map_or(0, |code| i32::from_ne_bytes(*code));
+            return if code == 0 { Ok(Vec::new()) } else { Err(io::Error::from_raw_os_error(-code)) };
+        }
+    }
+}
+
+fn parse_link(body: &[u8]) -> Option<Link> {
+    let word = |at: usize| body.get(at..at + 4)?.first_chunk::<4>().map(|bytes| u32::from_ne_bytes(*bytes));
+    let mut link = Link { index: word(4)?, up: word(8)? & IFF_UP != 0, ..Link::default() };
+    let mut rest = body.get(LINK_HEADER_BYTES..)?;
+    while let Some(&[a, b, c, d]) = rest.first_chunk::<4>() {
+        let len = usize::from(u16::from_ne_bytes([a, b]));
+        let value = rest.get(4..len)?;
+        match u16::from_ne_bytes([c, d]) {
+            IFLA_MTU => link.mtu = u32::from_ne_bytes(*value.first_chunk()?) as usize,
+            IFLA_ADDRESS => link.mac = *value.first_chunk()?,
+            _ => {}
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Some(link)
+}

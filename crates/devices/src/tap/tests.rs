@@ -1,0 +1,156 @@
+use super::*;
+use crate::conformance::{self, Promises};
+use crate::namespace::in_namespace;
+
+/// Two TAP devices whose kernel sides are ports of a bridge.
+fn bridged_pair(number: u32, config: &TapConfig) -> (Device, Device) {
+    let mut netlink = Netlink::open().expect("netlink");
+    let bridge = netlink.add_bridge(&format!("br{number}")).expect("a bridge");
+    let mut port = |side: char| {
+        let name = format!("tap{number}{side}");
+        let tap =
+            open_queues(&TapConfig { name: Some(name.clone()), ..config.clone() }, 1).expect("a TAP device");
+        let link = netlink.link(&name).expect("the interface");
+        netlink.set_master(link.index, bridge).expect("a port of the bridge");
+        tap.queues.into_iter().next().expect("one queue")
+    };
+    (port('a'), port('b'))
+}
+
+const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 65_000 };
+
+#[test]
+fn a_bridged_pair_conforms() {
+    in_namespace("tap::tests::a_bridged_pair_conforms", || {
+        let mut number = 0;
+        conformance::run("TAP", PROMISES, &mut || {
+            number += 1;
+            bridged_pair(number, &TapConfig::default())
+        });
+    });
+}
+
+#[test]
+fn a_bridged_pair_conforms_with_any_mtu_and_without_offloads() {
+    in_namespace("tap::tests::a_bridged_pair_conforms_with_any_mtu_and_without_offloads", || {
+        let mut number = 0;
+        for (mtu, without_offloads) in [(68, true), (576, false), (9000, true), (MTU_MAX, false)] {
+            let config = TapConfig { mtu: Some(mtu), without_offloads, ..TapConfig::default() };
+            conformance::run(&format!("TAP with MTU {mtu}"), PROMISES, &mut || {
+                number += 1;
+                bridged_pair(number, &config)
+            });
+        }
+    });
+}
+
+/// Asks who has 10.9.8.7 and returns the MAC address in the answer.
+fn resolve(device: &mut Device) -> Option<[u8; 6]> {
+    let mac = device.tx.capabilities().mac;
+    let mut request = [[0xff; 6], mac].concat();
+    request.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
+    request.extend(mac);
+    request.extend([10, 9, 8, 1, 0, 0, 0, 0, 0, 0, 10, 9, 8, 7]);
+    device.tx.reserve(42)?.copy_from_slice(&request);
+    device.tx.commit(42, TxMeta::default());
+    device.tx.flush(Instant::ZERO);
+    for _ in 0..100 {
+        let mut burst = RxBurst::new();
+        device.rx.rx_burst(Instant::ZERO, &mut burst);
+        let answer =
+            burst.iter().find(|frame| frame.bytes.get(12..14) == Some(&[8, 6]) && frame.bytes[21] == 2);
+        if let Some(answer) = answer {
+            return answer.bytes[22..28].first_chunk().copied();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    None
+}
+
+#[test]
+fn the_kernel_side_is_configured_and_answers() {
+    in_namespace("tap::tests::the_kernel_side_is_configured_and_answers", || {
+        let config = TapConfig {
+            mtu: Some(1300),
+            mac: Some([2, 1, 1, 1, 1, 1]),
+            kernel_mac: Some([2, 1, 1, 1, 1, 2]),
+            kernel_addresses: vec![([10, 9, 8, 7].into(), 24), ("fd00::1".parse().expect("an address"), 64)],
+            ..TapConfig::default()
+        };
+        let mut tap = open_queues(&config, 1).expect("a TAP device");
+        assert_eq!(tap.name, "ginnel0");
+        assert_eq!(tap.kernel_mac, [2, 1, 1, 1, 1, 2]);
+        let capabilities = tap.queues[0].tx.capabilities();
+        assert_eq!((capabilities.mtu, capabilities.mac), (1300, [2, 1, 1, 1, 1, 1]));
+        assert_eq!(resolve(&mut tap.queues[0]), Some([2, 1, 1, 1, 1, 2]));
+        assert!(std::net::UdpSocket::bind("[fd00::1]:0").is_ok(), "usable without duplicate detection");
+        assert_eq!(tap.stats.tx_dropped.load(Ordering::Relaxed), 0);
+        // Again, with the addresses there already: not an error.
+        drop(tap);
+    });
+}
+
+#[test]
+fn a_device_that_is_down_counts_what_it_drops() {
+    in_namespace("tap::tests::a_device_that_is_down_counts_what_it_drops", || {
+        let config = TapConfig { leave_down: true, ..TapConfig::default() };
+        let mut tap = open_queues(&config, 1).expect("a TAP device");
+        assert_eq!(resolve(&mut tap.queues[0]), None);
+        assert_eq!(tap.stats.tx_dropped.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_persistent_device_is_attached_to_as_it_is() {
+    in_namespace("tap::tests::a_persistent_device_is_attached_to_as_it_is", || {
+        let ip = |args: &str| std::process::Command::new("ip").args(args.split(' ')).status();
+        for kind in ["", " multi_queue"] {
+            if !ip(&format!("tuntap add dev mine mode tap{kind}")).is_ok_and(|status| status.success()) {
+                return eprintln!("skipped: no ip command that makes TAP devices");
+            }
+            assert!(ip("link set mine mtu 1234 up").is_ok_and(|status| status.success()));
+            let config = TapConfig { name: Some("mine".into()), ..TapConfig::default() };
+            for _ in 0..2 {
+                let device = open(&config).expect("attached");
+                assert_eq!(device.tx.capabilities().mtu, 1234);
+            }
+            let wrong = open_queues(&config, 2);
+            assert_eq!(wrong.is_ok(), !kind.is_empty(), "queues are added to a multi-queue device only");
+            drop(wrong);
+            assert!(ip(&format!("tuntap del dev mine mode tap{kind}")).is_ok_and(|status| status.success()));
+        }
+    });
+}
+
+#[test]
+fn every_queue_of_a_multi_queue_device_sends() {
+    in_namespace("tap::tests::every_queue_of_a_multi_queue_device_sends", || {
+        let config = TapConfig { kernel_addresses: vec![([10, 9, 8, 7].into(), 24)], ..TapConfig::default() };
+        let tap = open_queues(&config, 3).expect("a TAP device");
+        assert_eq!(tap.queues.len(), 3);
+        let mut answers = 0;
+        for mut device in tap.queues {
+            // The answer comes to the queue that the flow was seen on last, or to any other.
+            answers += u32::from(resolve(&mut device).is_some());
+        }
+        assert!(answers > 0);
+    });
+}
+
+#[test]
+fn values_outside_their_range_are_named() {
+    let message =
+        |config: TapConfig, queues| open_queues(&config, queues).err().expect("refused").to_string();
+    let named = |name: &str| TapConfig { name: Some(name.into()), ..TapConfig::default() };
+    assert!(message(named(""), 1).contains("no name of an interface"));
+    assert!(message(named("a-name-too-long-for-it"), 1).contains("no name of an interface"));
+    assert!(message(named("a/b"), 1).contains("no name of an interface"));
+    assert!(message(TapConfig { mtu: Some(67), ..TapConfig::default() }, 1).contains("MTU 67"));
+    assert!(message(TapConfig { mtu: Some(65_535), ..TapConfig::default() }, 1).contains("68..=65521"));
+    assert!(message(TapConfig { mac: Some([1; 6]), ..TapConfig::default() }, 1).contains("group address"));
+    assert!(message(TapConfig::default(), 0).contains("needs a queue"));
+    let addresses = vec![([10, 0, 0, 1].into(), 33)];
+    assert!(
+        message(TapConfig { kernel_addresses: addresses, ..TapConfig::default() }, 1).contains("above 32")
+    );
+}

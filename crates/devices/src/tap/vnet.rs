@@ -1,0 +1,133 @@
+//! The header of virtio-net in front of each frame (Virtual I/O Device 1.2 §5.1.6, without `num_buffers`), in host byte order as
+//! a TAP device has it by default.
+
+use crate::offload::transport_headers;
+use ginnel_stack::device::{Gso, GsoKind, RxChecksum, TxMeta};
+
+/// Length of the header in bytes.
+pub(super) const LEN: usize = 10;
+
+const NEEDS_CSUM: u8 = 1;
+const DATA_VALID: u8 = 2;
+
+const GSO_NONE: u8 = 0;
+const GSO_TCP4: u8 = 1;
+const GSO_TCP6: u8 = 4;
+const GSO_UDP: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+
+/// The header contradicts the frame behind it, or asks for something that was not agreed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+/// The header for a frame that is sent.
+pub(super) fn encode(meta: TxMeta) -> [u8; LEN] {
+    let mut out = [0; LEN];
+    if let Some((start, offset)) = meta.partial_checksum {
+        out[0] = NEEDS_CSUM;
+        out[6..8].copy_from_slice(&start.to_ne_bytes());
+        out[8..10].copy_from_slice(&offset.to_ne_bytes());
+    }
+    if let Some(gso) = meta.gso {
+        out[1] = match gso.kind {
+            GsoKind::Tcp4 => GSO_TCP4,
+            GsoKind::Tcp6 => GSO_TCP6,
+            GsoKind::Udp => GSO_UDP,
+        } | if gso.ecn { GSO_ECN } else { 0 };
+        out[2..4].copy_from_slice(&gso.header_len.to_ne_bytes());
+        out[4..6].copy_from_slice(&gso.size.to_ne_bytes());
+    }
+    out
+}
+
+/// What the header says about the frame behind it.
+pub(super) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Option<Gso>), Malformed> {
+    let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
+    let checksum = if header[0] & NEEDS_CSUM != 0 {
+        let (start, offset) = (field(6), field(8));
+        if usize::from(start) + usize::from(offset) + 2 > frame.len() {
+            return Err(Malformed);
+        }
+        RxChecksum::Partial { start, offset }
+    } else if header[0] & DATA_VALID != 0 {
+        RxChecksum::Verified
+    } else {
+        RxChecksum::Unverified
+    };
+    let kind = match header[1] & !GSO_ECN {
+        GSO_NONE => return Ok((checksum, None)),
+        GSO_TCP4 => GsoKind::Tcp4,
+        GSO_TCP6 => GsoKind::Tcp6,
+        GSO_UDP => GsoKind::Udp,
+        _ => return Err(Malformed),
+    };
+    // The header's own `hdr_len` is a hint about the memory layout on the other side, not the length of the headers.
+    let headers = transport_headers(frame).ok_or(Malformed)?;
+    let header_len = u16::try_from(headers.payload_at).map_err(|_| Malformed)?;
+    let size = field(4);
+    if size == 0 {
+        return Err(Malformed);
+    }
+    // Linux marks super-frames as partial whenever it made them itself; one that was merged from verified segments counts as such.
+    let checksum = if checksum == RxChecksum::Unverified { RxChecksum::Verified } else { checksum };
+    Ok((checksum, Some(Gso { kind, size, header_len, ecn: header[1] & GSO_ECN != 0 })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ethernet, IPv4 and TCP headers with 12 bytes of options, then 100 bytes.
+    fn frame() -> Vec<u8> {
+        let mut frame = vec![0; 166];
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        frame[16..18].copy_from_slice(&152u16.to_be_bytes());
+        frame[23] = 6;
+        frame[46] = 0x80;
+        frame
+    }
+
+    #[test]
+    fn what_is_encoded_is_decoded() {
+        let gso = Gso { kind: GsoKind::Tcp4, size: 40, header_len: 66, ecn: true };
+        let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso) });
+        let partial = RxChecksum::Partial { start: 34, offset: 16 };
+        assert_eq!(decode(&header, &frame()), Ok((partial, Some(gso))));
+        assert_eq!(decode(&encode(TxMeta::default()), &frame()), Ok((RxChecksum::Unverified, None)));
+    }
+
+    #[test]
+    fn the_length_of_the_headers_is_taken_from_the_frame() {
+        let gso = Gso { kind: GsoKind::Tcp4, size: 40, header_len: 66, ecn: false };
+        let hint = Gso { header_len: 128, ..gso };
+        let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(hint) });
+        assert_eq!(decode(&header, &frame()).unwrap().1, Some(gso));
+    }
+
+    #[test]
+    fn a_frame_verified_by_the_other_side_is_known_as_such() {
+        assert_eq!(
+            decode(&[DATA_VALID, 0, 0, 0, 0, 0, 0, 0, 0, 0], &frame()),
+            Ok((RxChecksum::Verified, None))
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let partial =
+            |start: u16, offset: u16| encode(TxMeta { partial_checksum: Some((start, offset)), gso: None });
+        assert!(decode(&partial(150, 14), &frame()).is_ok());
+        assert_eq!(decode(&partial(150, 15), &frame()), Err(Malformed));
+        assert_eq!(decode(&partial(65_535, 65_535), &frame()), Err(Malformed));
+        let super_frame = |kind: u8, size: u16| {
+            let mut header = partial(34, 16);
+            header[1] = kind;
+            header[4..6].copy_from_slice(&size.to_ne_bytes());
+            header
+        };
+        assert!(decode(&super_frame(GSO_TCP4, 40), &frame()).is_ok());
+        assert_eq!(decode(&super_frame(GSO_TCP4, 0), &frame()), Err(Malformed), "no segment size");
+        assert_eq!(decode(&super_frame(3, 40), &frame()), Err(Malformed), "UFO was not agreed on");
+        assert_eq!(decode(&super_frame(GSO_TCP4, 40), &frame()[..50]), Err(Malformed), "headers cut off");
+    }
+}
