@@ -29,6 +29,7 @@ pub use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, Tc
 pub use ginnel_stack::tcp::source::{PreloadedSource, Source, SourceId};
 pub use ginnel_stack::tcp::state::State;
 pub use ginnel_stack::time::Instant;
+pub use ginnel_stack::wire::checksum::Sum;
 pub use handler::Handler;
 pub use shard::{Shard, Turn};
 pub use stats::{ShardStats, StatsReader};

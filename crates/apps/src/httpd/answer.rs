@@ -71,7 +71,8 @@ impl Server {
         if let Body::Loaded(body) = &entry.body {
             if !request.is_conditional && persistence != Persistence::KeepAloud {
                 let is_head = request.method == Method::Head;
-                let len = if is_head || entry.inline_body().is_some() { 0 } else { body.len() as u64 };
+                let len =
+                    if is_head || entry.inline_body().is_some() { 0 } else { body.bytes().len() as u64 };
                 return Answer {
                     prepared: Some((file, is_head)),
                     payload: if len == 0 { Payload::None } else { Payload::File { file, offset: 0, len } },

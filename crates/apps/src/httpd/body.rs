@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn chunked_bodies() {
-        let table: [(&str, Result<(usize, bool), u16>); 22] = [
+        let table = [
             ("0\r\n\r\nX", Ok((5, true))),
             ("3\r\nabc\r\n0\r\n\r\n", Ok((13, true))),
             ("a;x=\"y\"\r\n0123456789\r\n0\r\n\r\nGET", Ok((26, true))),

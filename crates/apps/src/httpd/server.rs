@@ -6,7 +6,9 @@
 
 use super::body::BodyReader;
 use super::busy::{self, Payload, Piece, Pool};
-use super::head::{self, HEADERS_MAX, HeaderRoom, Limits, Scanner};
+use super::clock::Clock;
+use super::head::{self, HEADERS_MAX, HeaderRoom, Scanner};
+use super::limits::ServerOptions;
 use super::response::{DateText, Persistence, write_plain};
 use super::site::{FileId, Site};
 use super::status::Status;
@@ -35,44 +37,6 @@ pub trait Transport {
     fn resume_reading(&mut self, conn: Conn);
 }
 
-/// How long a connection may stay in a phase, in whole seconds ≥ 1.
-#[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
-    /// From the first byte of a request, or from the start of the connection, to the end of the head. Then 408.
-    pub head: u32,
-    /// Between two requests. Then the connection is closed.
-    pub idle: u32,
-    /// Without a byte of a request's body. Then 408.
-    pub body: u32,
-    /// Without room for a byte of the response. Then the connection is reset.
-    pub send: u32,
-    /// For the client to close after us, while what it sends is dropped.
-    pub linger: u32,
-}
-
-impl Default for Timeouts {
-    fn default() -> Self {
-        Self { head: 10, idle: 60, body: 30, send: 60, linger: 5 }
-    }
-}
-
-/// How the server behaves.
-#[derive(Clone, Copy, Debug)]
-pub struct ServerOptions {
-    /// Limits on requests.
-    pub limits: Limits,
-    /// Time-outs.
-    pub timeouts: Timeouts,
-    /// Keep connections open when the client wants it.
-    pub keep_alive: bool,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self { limits: Limits::default(), timeouts: Timeouts::default(), keep_alive: true }
-    }
-}
-
 /// What was done so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
@@ -84,6 +48,8 @@ pub struct Counters {
     pub errors: u64,
     /// Connections ended by a time-out.
     pub timeouts: u64,
+    /// Connections that are open now.
+    pub open: u64,
 }
 
 /// Where a connection stands.
@@ -217,6 +183,7 @@ impl Server {
         let generation = conn.generation();
         *slot = Connection { generation, deadline, phase: Phase::Idle, in_sweep: true, ..Connection::VACANT };
         self.counters.connections += 1;
+        self.counters.open += 1;
     }
 
     fn slot(&mut self, conn: Conn) -> Option<&mut Connection> {
@@ -266,6 +233,7 @@ impl Server {
         if let Some(slot) = self.slot(conn) {
             let (busy, in_sweep) = (slot.busy, slot.in_sweep);
             *slot = Connection { in_sweep, ..Connection::VACANT };
+            self.counters.open -= 1;
             if busy != busy::NONE {
                 self.pool.give_back(busy);
             }
@@ -315,6 +283,17 @@ impl Server {
         waiting.dedup(); // room to send may have led to a second try meanwhile
         for conn in waiting {
             self.writable(now, conn, net);
+        }
+    }
+
+    /// Takes leave: idle connections are closed now, the others after the response they wait for. Once [`Counters::open`] is 0 all is done.
+    pub fn leave(&mut self, net: &mut impl Transport) {
+        self.options.keep_alive = false;
+        for index in 0..self.connections.len() {
+            let slot = self.connections[index];
+            if slot.phase == Phase::Idle {
+                self.finish(Conn::new(index as u32, slot.generation), net);
+            }
         }
     }
 
@@ -645,41 +624,6 @@ fn prepared<'a>(site: &'a mut Site, file: FileId, is_head: bool, close: bool, da
 fn mark_closing(output: &mut Vec<u8>) {
     if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
         output.splice(end + 2..end + 2, *b"Connection: close\r\n");
-    }
-}
-
-/// Seconds for the time-outs and the date, both renewed only when a second begins.
-struct Clock {
-    start: Instant,
-    unix_at_start: Duration,
-    /// Seconds of the transport's time.
-    second: u32,
-    date: DateText,
-    /// When either changes.
-    next: Instant,
-}
-
-impl Clock {
-    fn new(now: Instant, unix: Duration) -> Self {
-        let date = DateText::new(unix.as_secs());
-        let mut clock = Self { start: now, unix_at_start: unix, second: 0, date, next: Instant::ZERO };
-        clock.turn(now);
-        clock
-    }
-
-    fn turn(&mut self, now: Instant) {
-        if now < self.next {
-            return;
-        }
-        const SECOND: u64 = 1_000_000_000;
-        self.second = (now.as_nanos() / SECOND) as u32;
-        let unix = self.unix_at_start + now.saturating_since(self.start);
-        if unix.as_secs() != self.date.second() {
-            self.date = DateText::new(unix.as_secs());
-        }
-        let to_date = SECOND - u64::from(unix.subsec_nanos());
-        let to_second = SECOND - now.as_nanos() % SECOND;
-        self.next = now + Duration::from_nanos(to_date.min(to_second));
     }
 }
 

@@ -8,6 +8,7 @@ use super::status::Status;
 use super::types;
 use crate::date;
 use core::hash::{BuildHasherDefault, Hasher};
+use ginnel::PreloadedSource;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use std::collections::HashMap;
 use std::fs;
@@ -105,7 +106,7 @@ impl Meta {
 #[derive(Clone, Debug)]
 pub enum Body {
     /// In memory, since the start.
-    Loaded(Arc<[u8]>),
+    Loaded(Arc<PreloadedSource>),
     /// In the file, by its real path relative to the root.
     Streamed(PathBuf),
 }
@@ -328,7 +329,7 @@ impl Site {
                     left -= bytes.len() as u64;
                     entry.meta = meta;
                     entry.prepare(&bytes, date);
-                    entry.body = Body::Loaded(bytes.into());
+                    entry.body = Body::Loaded(Arc::new(PreloadedSource::new(bytes)));
                 }
                 Ok(None) => {} // it has grown beyond the budget
                 Err(error) => {
@@ -367,7 +368,7 @@ impl Entry {
     /// The body, if it is small enough to be sent by copying.
     pub fn inline_body(&self) -> Option<&[u8]> {
         match &self.body {
-            Body::Loaded(bytes) if bytes.len() <= INLINE_BYTES_MAX => Some(bytes),
+            Body::Loaded(source) if source.bytes().len() <= INLINE_BYTES_MAX => Some(source.bytes()),
             _ => None,
         }
     }
@@ -448,7 +449,7 @@ mod tests {
         let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
         let Some(Target::File(home)) = site.find(b"/") else { panic!() };
         assert!(matches!(&site.entry(big).body, Body::Streamed(path) if path == Path::new("a/b/big.bin")));
-        assert!(matches!(&site.entry(home).body, Body::Loaded(bytes) if **bytes == *b"home"));
+        assert!(matches!(&site.entry(home).body, Body::Loaded(source) if source.bytes() == b"home"));
         assert_eq!(site.summary(), (3, 6, 2)); // /alias/ holds the same files once more
     }
 

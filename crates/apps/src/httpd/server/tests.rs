@@ -1,5 +1,6 @@
 use super::*;
 use crate::httpd::site::{Body, SiteOptions};
+use core::time::Duration;
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
@@ -77,7 +78,7 @@ impl Rig {
         let date = DateText::new(UNIX);
         let site = Site::read(root, site, &date).unwrap();
         let bytes_of = |body: &Body| match body {
-            Body::Loaded(bytes) => bytes.to_vec(),
+            Body::Loaded(source) => source.bytes().to_vec(),
             Body::Streamed(_) => Vec::new(),
         };
         let files = site.entries().iter().map(|e| bytes_of(&e.body)).collect();

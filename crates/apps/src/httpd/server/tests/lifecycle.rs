@@ -278,3 +278,22 @@ fn a_streamed_file_that_shrinks_resets_the_connection() {
     rig.make_room(1_000_000);
     assert!(rig.net.aborted);
 }
+
+#[test]
+fn on_leaving_idle_connections_close_and_busy_ones_get_their_answer() {
+    let outer = tree();
+    let mut idle = rig(&outer);
+    idle.feed(GET);
+    idle.server.leave(&mut idle.net);
+    assert!(idle.net.finished);
+
+    let mut busy = rig(&outer);
+    busy.feed(&GET[..10]);
+    busy.server.leave(&mut busy.net);
+    assert!(!busy.ended());
+    busy.feed(&GET[10..]);
+    assert!(busy.take().contains("\r\nConnection: close\r\n"));
+    assert_eq!(busy.server.counters().open, 1);
+    busy.server.closed(CONN);
+    assert_eq!(busy.server.counters().open, 0);
+}

@@ -1,0 +1,210 @@
+//! Ties the server to a shard.
+
+use super::options::Options;
+use super::response::DateText;
+use super::server::{Server, Transport};
+use super::site::{Body, FileId, Site};
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel::{
+    CloseReason, Conn, Context, Error, Handler, Instant, ListenOptions, Listener, PreloadedSource,
+    SocketOptions, Source, SourceId,
+};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Once per second: time-outs and the clock.
+const TICK: u64 = 0;
+/// A piece of a file may have come into memory.
+const DISK: u64 = 1;
+const DISK_RETRY: Duration = Duration::from_millis(1);
+
+/// The server as a shard's application.
+pub struct Httpd {
+    server: Server,
+    listen: Vec<SocketAddr>,
+    listeners: Vec<Listener>,
+    /// Where the stack finds the loaded files; `None` for small and for streamed ones.
+    sources: Vec<Option<SourceId>>,
+    text: String,
+    clock: fn() -> Duration,
+    disk_timer: bool,
+    leaving: bool,
+}
+
+impl Httpd {
+    /// Reads the site.
+    pub fn new(options: &Options) -> Result<Self, Error> {
+        Self::with_clock(options, time_of_day)
+    }
+
+    /// The same with another clock (time since 1970), for simulations.
+    pub fn with_clock(options: &Options, clock: fn() -> Duration) -> Result<Self, Error> {
+        let root = &options.root;
+        let date = DateText::new(clock().as_secs());
+        let site = Site::read(root, &options.site(), &date)
+            .map_err(|e| Error::io(format!("read {}", root.display()), e))?;
+        let (loaded, bytes, streamed) = site.summary();
+        let addresses: Vec<String> = options.listen.iter().map(SocketAddr::to_string).collect();
+        let text = format!(
+            "serving {} on {}: {loaded} files in memory ({bytes} bytes), {streamed} streamed, {} skipped",
+            root.display(),
+            addresses.join(" "),
+            site.skipped.len()
+        );
+        Ok(Self {
+            server: Server::new(site, options.server(), Instant::ZERO, clock()),
+            listen: options.listen.clone(),
+            listeners: Vec::new(),
+            sources: Vec::new(),
+            text,
+            clock,
+            disk_timer: false,
+            leaving: false,
+        })
+    }
+
+    /// What is served, where, in one line.
+    pub fn describe(&self) -> &str {
+        &self.text
+    }
+
+    /// The server, for its counters.
+    pub const fn server(&self) -> &Server {
+        &self.server
+    }
+
+    /// Calls the server with a way to the network, and sees to it that it is called again for the disk.
+    fn serve<R>(&mut self, cx: &mut Context<'_>, call: impl FnOnce(&mut Server, &mut Net<'_, '_>) -> R) -> R {
+        let result = call(&mut self.server, &mut Net { cx, sources: &self.sources });
+        if self.server.waits_for_disk() && !self.disk_timer {
+            self.disk_timer = cx.set_timer(DISK_RETRY, DISK).is_some();
+        }
+        result
+    }
+}
+
+fn time_of_day() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl Handler for Httpd {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.server.set_clock(cx.now(), (self.clock)());
+        for entry in self.server.site().entries() {
+            self.sources.push(match &entry.body {
+                Body::Loaded(source) if entry.inline_body().is_none() => {
+                    Some(cx.add_source(Box::new(Shared(Arc::clone(source)))))
+                }
+                _ => None,
+            });
+        }
+        // A response is handed over as a whole, so nothing is gained by waiting for more.
+        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        for address in &self.listen {
+            self.listeners.push(cx.listen(*address, ListenOptions { socket, ..ListenOptions::default() })?);
+        }
+        cx.set_timer(Duration::from_secs(1), TICK);
+        Ok(())
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.server.accepted(cx.now(), conn);
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        let now = cx.now();
+        self.serve(cx, |server, net| server.data(now, conn, data, net))
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let now = cx.now();
+        self.serve(cx, |server, net| server.writable(now, conn, net));
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.serve(cx, |server, net| server.peer_closed(conn, net));
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, _: CloseReason) {
+        self.server.closed(conn);
+        if self.leaving && self.server.counters().open == 0 {
+            cx.stop();
+        }
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        let now = cx.now();
+        if token == DISK {
+            self.disk_timer = false;
+            return self.serve(cx, |server, net| server.read_disk(now, net));
+        }
+        self.server.set_clock(now, (self.clock)());
+        self.serve(cx, |server, net| server.tick(now, net));
+        cx.set_timer(Duration::from_secs(1), TICK);
+    }
+
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        for listener in self.listeners.drain(..) {
+            // Stale only if the stack dropped it already, and then it listens no more.
+            let _ = cx.unlisten(listener);
+        }
+        self.leaving = true;
+        self.serve(cx, |server, net| server.leave(net));
+        if self.server.counters().open == 0 {
+            cx.stop();
+        }
+    }
+}
+
+/// The shard's context as the server's transport. A call on a connection that is gone has no effect: its end was, or will be, told.
+struct Net<'a, 'c> {
+    cx: &'a mut Context<'c>,
+    sources: &'a [Option<SourceId>],
+}
+
+impl Transport for Net<'_, '_> {
+    fn send(&mut self, conn: Conn, bytes: &[u8]) -> usize {
+        self.cx.send(conn, bytes).unwrap_or(0)
+    }
+
+    fn send_file(&mut self, conn: Conn, file: FileId, offset: u64, len: u64) -> bool {
+        match self.sources.get(file.0 as usize) {
+            Some(Some(source)) => self.cx.send_source(conn, *source, offset, len).is_ok(),
+            _ => false,
+        }
+    }
+
+    fn finish(&mut self, conn: Conn) {
+        let _ = self.cx.shutdown_write(conn);
+    }
+
+    fn close(&mut self, conn: Conn) {
+        let _ = self.cx.close(conn);
+    }
+
+    fn abort(&mut self, conn: Conn) {
+        let _ = self.cx.abort(conn);
+    }
+
+    fn resume_reading(&mut self, conn: Conn) {
+        self.cx.resume_reading(conn);
+    }
+}
+
+/// A loaded file as one of the stack's sources; all shards share its bytes.
+struct Shared(Arc<PreloadedSource>);
+
+impl Source for Shared {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn fill(&self, offset: u64, out: &mut [u8]) {
+        self.0.fill(offset, out);
+    }
+
+    fn sum(&self, offset: u64, len: usize) -> Option<ginnel::Sum> {
+        self.0.sum(offset, len)
+    }
+}
