@@ -2,7 +2,7 @@
 //! After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test configuration`.
 
 use ginnel::Config;
-use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, ShardConfig, TcpConfig};
+use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, ShardConfig, TcpConfig};
 use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
 
@@ -13,6 +13,7 @@ const TABLES: &[(&str, &str, &str)] = &[
     ("[[link]]", "LinkConfig", "crates/runtime/src/config.rs"),
     ("[[link.neighbour]]", "NeighbourConfig", "crates/runtime/src/config.rs"),
     ("[[route]]", "RouteConfig", "crates/runtime/src/config.rs"),
+    ("[network]", "NetworkConfig", "crates/stack/src/ip/config.rs"),
     ("[tcp]", "TcpConfig", "crates/stack/src/tcp/config.rs"),
 ];
 
@@ -129,9 +130,9 @@ fn values(config: &impl Debug) -> Vec<(String, String)> {
     fields.map(|(name, value)| (name.to_string(), value.to_string())).collect()
 }
 
-/// The default that a doc comment states: "Default 1,000." "Default 6 MiB." "Default `cubic`." "Default true."
+/// The default that a doc comment states: "Default 1,000." "Default 6 MiB." "Default `cubic`." "1 … 9, default 5."
 fn stated_default(text: &str) -> Option<String> {
-    let stated = text.split("Default ").nth(1)?;
+    let (_, stated) = text.rsplit_once("efault ")?;
     let stated = stated.split(". ").next()?.trim_end_matches('.').trim_matches('`').replace(',', "");
     let scaled = |suffix: &str, unit: u64| {
         let number: u64 = stated.strip_suffix(suffix)?.parse().ok()?;
@@ -153,6 +154,7 @@ fn the_defaults_stated_are_the_defaults() {
         ("ShardConfig", values(&ShardConfig::default())),
         ("DeviceConfig", values(&device)),
         ("LinkConfig", values(&link)),
+        ("NetworkConfig", values(&NetworkConfig::default())),
         ("TcpConfig", values(&TcpConfig::default())),
     ];
     let mut checked = 0;

@@ -9,6 +9,7 @@ pub use values::{Mac, Prefix};
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 use ginnel_stack::error::ConfigError;
+pub use ginnel_stack::ip::config::NetworkConfig;
 pub use ginnel_stack::tcp::config::TcpConfig;
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -19,6 +20,8 @@ use std::path::PathBuf;
 pub struct Config {
     /// The thread.
     pub shard: ShardConfig,
+    /// ARP, NDP, ICMP, fragments, path MTU and UDP.
+    pub network: NetworkConfig,
     /// TCP.
     pub tcp: TcpConfig,
     /// Devices: where frames come from and go to.
@@ -217,6 +220,7 @@ impl Config {
     /// Checks every range and every reference between tables. The error names the key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.shard.validate()?;
+        self.network.validate()?;
         self.tcp.validate()?;
         for (i, device) in self.devices.iter().enumerate() {
             let key = |k: &str| format!("device[{i}].{k}");
