@@ -99,6 +99,9 @@ pub struct TimerWheel {
     unsettled: bool,
     /// The tick at which look-ahead ran last.
     looked_ahead: u64,
+    /// [`FORCED_MOVES_MAX`] and [`AHEAD_MOVES_MAX`], which tests make small.
+    forced_moves_max: u32,
+    ahead_moves_max: u32,
     len: usize,
 }
 
@@ -113,6 +116,8 @@ impl TimerWheel {
             ahead: 0,
             unsettled: false,
             looked_ahead: current,
+            forced_moves_max: FORCED_MOVES_MAX,
+            ahead_moves_max: AHEAD_MOVES_MAX,
             len: 0,
         }
     }
@@ -169,7 +174,7 @@ impl TimerWheel {
     /// and more is left for the next turn of the shard.
     pub fn pop_expired<S: TimerStore + ?Sized>(&mut self, store: &mut S, now: Instant) -> Option<u32> {
         let now = now.as_nanos() >> TICK_SHIFT;
-        let mut moves = FORCED_MOVES_MAX;
+        let mut moves = self.forced_moves_max;
         loop {
             if self.unsettled && !self.settle(store, &mut moves) {
                 return None;
@@ -205,7 +210,7 @@ impl TimerWheel {
 
     /// The slot where a timer for `tick` belongs, starting from `level`, which is known to be high enough.
     ///
-    /// All timers for one tick have the same place at any time. That keeps them in order.
+    /// Of two timers for one tick the one armed later is never further down than the other. That keeps them in order.
     fn place(&self, mut level: usize, tick: u64) -> usize {
         while level > 0 && self.is_dealt_out(level, index_at(level, tick)) {
             level -= 1;
@@ -261,7 +266,7 @@ impl TimerWheel {
 
     /// Deals out the slots that time enters next, if it is half-way there.
     fn look_ahead<S: TimerStore + ?Sized>(&mut self, store: &mut S) {
-        let mut moves = AHEAD_MOVES_MAX;
+        let mut moves = self.ahead_moves_max;
         for level in (1..LEVELS).rev() {
             let second_half = self.current >> (LEVEL_BITS * level as u32 - 1) & 1 == 1;
             if !second_half || self.ahead & (1 << level) != 0 {

@@ -173,6 +173,32 @@ fn growth_does_a_bounded_amount_of_work_even_if_all_hashes_are_equal() {
     assert!(table.overflow.len() <= table.overflow.capacity());
 }
 
+#[test]
+fn entries_of_a_chain_that_waits_are_removed_where_they_are() {
+    // Two hashes share a bucket until it is divided; then the first stays and the second goes.
+    let in_bucket = |bit: u32| (0..).find(|&n| mix(n) & 63 == 5 && mix(n) >> 6 & 1 == bit).unwrap();
+    let (stays, goes) = (in_bucket(0), in_bucket(1));
+    let mut table = FlowTable::with_capacity(10_000);
+    // The latest entries are in front: those that go are dealt out first, and those that stay wait.
+    for n in 0..300 {
+        table.insert(if n < 70 { stays } else { goes }, n).unwrap();
+    }
+    let mut fillers = (1000..).filter(|&n| mix(hash(n)) & 63 != 5);
+    while table.pending == 0 || table.pending_home != 5 {
+        let filler = fillers.next().unwrap();
+        table.insert(hash(filler), filler).unwrap();
+    }
+    assert_eq!(table.buckets[5].link, 0);
+    for n in 0..70 {
+        assert_eq!(table.find(stays, |value| value == n), Some(n));
+        assert!(table.remove(stays, n));
+        check(&table);
+    }
+    assert_eq!(table.find(stays, |_| true), None);
+    assert!((70..300).all(|n| table.remove(goes, n)));
+    check(&table);
+}
+
 fn pending_buckets(table: &FlowTable) -> usize {
     let next = |link: u32| (link != 0).then_some(link);
     let links =

@@ -203,6 +203,16 @@ fn look_ahead_spreads_the_work_of_a_crowded_slot() {
 }
 
 #[test]
+fn timers_for_a_slot_that_was_dealt_out_ahead_go_straight_to_their_place() {
+    let mut store = nodes(1);
+    let mut wheel = TimerWheel::new(Instant::ZERO);
+    assert_eq!(wheel.pop_expired(&mut store, ticks(4090)), None);
+    wheel.schedule(&mut store, 0, ticks(4100));
+    assert_ne!(wheel.occupied[0], 0, "although a window of level 2 begins in between");
+    assert_eq!(wheel.next_deadline(), Some(ticks(4100)));
+}
+
+#[test]
 fn one_call_does_bounded_work_after_a_long_sleep() {
     const COUNT: u32 = 20_000;
     let mut store = nodes(COUNT as usize);
@@ -289,25 +299,35 @@ impl Oracle {
 
 proptest! {
     #[test]
-    fn agrees_with_a_sorted_list(start in span(50), steps in steps()) {
+    fn agrees_with_a_sorted_list(
+        start in span(50),
+        steps in steps(),
+        // Small numbers of moves show what happens when work is left for the next call.
+        forced in prop_oneof![1..5u32, Just(FORCED_MOVES_MAX)],
+        ahead in prop_oneof![1..3u32, Just(AHEAD_MOVES_MAX)],
+    ) {
         let mut now = Instant::from_nanos(start);
         let mut store = nodes(40);
         let mut wheel = TimerWheel::new(now);
+        (wheel.forced_moves_max, wheel.ahead_moves_max) = (forced, ahead);
         let mut oracle = Oracle::default();
         for step in steps {
             match step {
                 Step::Schedule { id, after } => {
                     let at = now + Duration::from_nanos(after);
-                    wheel.schedule(&mut store, id, at);
                     let horizon = (((wheel.current >> 30) + RING_SLOTS) << 30) - 1;
-                    oracle.schedule(id, at.as_nanos().div_ceil(TICK).clamp(wheel.current + 1, horizon));
+                    let tick = at.as_nanos().div_ceil(TICK).clamp(wheel.current + 1, horizon);
+                    wheel.schedule(&mut store, id, at);
+                    oracle.schedule(id, tick);
                 }
                 Step::Cancel { id } => prop_assert_eq!(wheel.cancel(&mut store, id), oracle.cancel(id)),
                 Step::Pass { nanos, most } => {
                     now += Duration::from_nanos(nanos);
                     for _ in 0..most {
                         let popped = wheel.pop_expired(&mut store, now);
-                        prop_assert_eq!(popped, oracle.pop(now.as_nanos() / TICK));
+                        if popped.is_some() || wheel.next_deadline().is_none_or(|next| next > now) {
+                            prop_assert_eq!(popped, oracle.pop(now.as_nanos() / TICK));
+                        }
                         if popped.is_none() {
                             break;
                         }
@@ -317,16 +337,44 @@ proptest! {
                     let Some(next) = wheel.next_deadline() else { continue };
                     prop_assert!(next.as_nanos() <= oracle.armed[0].0 * TICK);
                     now = now.max(next);
-                    while let Some(id) = wheel.pop_expired(&mut store, now) {
+                    for id in pop_all(&mut wheel, &mut store, now) {
                         prop_assert_eq!(Some(id), oracle.pop(now.as_nanos() / TICK));
                     }
                     prop_assert!(wheel.next_deadline().is_none_or(|later| later > now), "no progress");
                 }
             }
             prop_assert_eq!(wheel.len(), oracle.armed.len());
-            prop_assert_eq!(wheel.next_deadline().is_some(), !oracle.armed.is_empty());
+            let next = wheel.next_deadline().map(|next| next.as_nanos() / TICK);
+            let earliest = oracle.armed.first().map(|timer| timer.0);
+            prop_assert!(next.is_some() == earliest.is_some() && next <= earliest);
         }
         check_lists(&wheel, &store);
+        let rest = pop_all(&mut wheel, &mut store, Instant::MAX);
+        prop_assert_eq!(rest, oracle.armed.iter().map(|timer| timer.2).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn timers_of_one_tick_keep_their_order_while_work_is_left_over(
+        forced in 1..4u32,
+        ahead in 1..3u32,
+        target in prop_oneof![60..70u64, 4090..4200u64, 8190..8200u64],
+        advances in proptest::collection::vec((0..4u32, 0..400u64), 10..60),
+    ) {
+        let mut store = nodes(200);
+        let mut wheel = TimerWheel::new(Instant::ZERO);
+        (wheel.forced_moves_max, wheel.ahead_moves_max) = (forced, ahead);
+        let (mut armed, mut tick) = (0, 0);
+        for (count, advance) in advances {
+            for _ in 0..count.min(200 - armed) {
+                wheel.schedule(&mut store, armed, ticks(target));
+                armed += 1;
+            }
+            tick = (tick + advance).min(target - 1);
+            // One call, whether or not it gets everything done.
+            prop_assert_eq!(wheel.pop_expired(&mut store, ticks(tick)), None);
+        }
+        check_lists(&wheel, &store);
+        prop_assert_eq!(pop_all(&mut wheel, &mut store, ticks(target)), (0..armed).collect::<Vec<_>>());
     }
 
     #[test]

@@ -35,6 +35,8 @@ fn check(buffer: &RecvBuffer, pool: &ChunkPool, capacity: usize) {
     let held = buffer.chunks.iter().filter(|&&chunk| chunk != ABSENT).count();
     assert_eq!(held, pool.in_use());
     assert!(held <= capacity / CHUNK_BYTES + 2);
+    let needed = ((end - buffer.origin) as usize).div_ceil(CHUNK_BYTES);
+    assert!(buffer.chunks.iter().skip(needed).all(|&chunk| chunk == ABSENT), "a chunk beyond all data");
     assert!(!buffer.is_empty() || held == 0);
     let there = |position: u64| buffer.chunks[((position - buffer.origin) as usize) / CHUNK_BYTES] != ABSENT;
     let contiguous = buffer.base..buffer.contiguous_end;
