@@ -154,9 +154,9 @@ fn data_in_order_takes_the_memory_of_data_out_of_order() {
         buffer.write(&mut pool, n * CHUNK_BYTES, &[7; CHUNK_BYTES], NO_LIMIT);
     }
     assert_eq!(pool.in_use(), 4);
-    let outcome = buffer.write(&mut pool, 0, &stream(0..2 * CHUNK_BYTES as u64), NO_LIMIT);
-    assert_eq!((outcome.accepted, outcome.newly_contiguous), (2 * CHUNK_BYTES, 2 * CHUNK_BYTES));
-    assert_eq!(read_all(&mut buffer, &mut pool), stream(0..2 * CHUNK_BYTES as u64));
+    let outcome = buffer.write(&mut pool, 0, &stream(0..3 * CHUNK_BYTES as u64), NO_LIMIT);
+    assert_eq!((outcome.accepted, outcome.newly_contiguous), (3 * CHUNK_BYTES, 3 * CHUNK_BYTES));
+    assert_eq!(read_all(&mut buffer, &mut pool), stream(0..3 * CHUNK_BYTES as u64));
     pool.free(other);
 }
 
