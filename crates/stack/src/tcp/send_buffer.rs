@@ -70,6 +70,8 @@ struct Item {
     content: Content,
 }
 
+const _: () = assert!(size_of::<Item>() == 32);
+
 /// The chunk that can take more bytes.
 #[derive(Clone, Copy, Debug)]
 struct Tail {
