@@ -46,6 +46,17 @@ fn extreme_bytes_keep_their_carries() {
 }
 
 #[test]
+fn copy_of_many_blocks_is_whole_and_summed_as_one() {
+    let bytes: Vec<u8> =
+        (0..3 * COPY_BLOCK as u32 + 77).map(|i| (i.wrapping_mul(40_503) >> 7) as u8).collect();
+    for len in [COPY_BLOCK - 1, COPY_BLOCK, COPY_BLOCK + 1, 2 * COPY_BLOCK, bytes.len()] {
+        let mut copy = vec![0; len + 3];
+        assert_eq!(copy_and_sum(&bytes[..len], &mut copy).fold(), naive(&bytes[..len]), "{len}");
+        assert_eq!((&copy[..len], &copy[len..]), (&bytes[..len], &[0; 3][..]));
+    }
+}
+
+#[test]
 fn pseudo_headers_agree_with_their_bytes() {
     let (a, b) = (Ipv4Addr::new(192, 168, 0, 255), Ipv4Addr::new(10, 255, 255, 1));
     let mut bytes = [a.octets(), b.octets()].concat();

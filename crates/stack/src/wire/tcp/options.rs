@@ -149,6 +149,21 @@ impl TcpOptions {
     /// If `out` is shorter than [`TcpOptions::encoded_len`].
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
+        let Self { mss, window_scale, sack_permitted, timestamps, sack_blocks, user_timeout } = self;
+        let others = mss.is_some() | window_scale.is_some() | *sack_permitted | user_timeout.is_some();
+        if others || !sack_blocks.is_empty() {
+            return self.emit_any(out);
+        }
+        // As on nearly every segment of an established connection.
+        let Some(Timestamps { value, echo }) = timestamps else { return 0 };
+        let out = room::<12>(out);
+        out[..4].copy_from_slice(&TIMESTAMPS_ALIGNED);
+        out[4..8].copy_from_slice(&value.to_be_bytes());
+        out[8..].copy_from_slice(&echo.to_be_bytes());
+        out.len()
+    }
+
+    fn emit_any(&self, out: &mut [u8]) -> usize {
         let mut at = 0;
         if let Some(mss) = self.mss {
             let [a, b] = mss.to_be_bytes();
