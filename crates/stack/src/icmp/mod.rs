@@ -1,3 +1,8 @@
 //! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443).
 
 pub mod error;
+mod input;
+pub(crate) mod limit;
+mod send;
+
+pub use send::Unreachable;

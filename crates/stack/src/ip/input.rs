@@ -1,17 +1,34 @@
-//! What arrives and is neither TCP nor UDP.
+//! What arrives and is neither TCP nor UDP: handed to ARP and ICMP, or put together from fragments.
 
 use super::Network;
-use super::parse::{Other, OtherKind};
+use super::parse::{Other, OtherKind, Packet4, Packet6, Parsed};
+use super::reassembly::{Key, Outcome, Piece, Rebuild};
+use super::stats::DropReason;
+use super::timers::Timer;
+use crate::handle::LinkId;
 use crate::icmp::error::TransportError;
+use crate::ip::Problem6;
 use crate::time::Instant;
+use crate::wire::{MacAddr, icmpv6, ipv6, protocol};
+use core::net::Ipv6Addr;
+use core::time::Duration;
 
 /// What came of a frame that [`Network::input`] took.
 #[derive(Debug)]
 pub enum Input {
     /// Nothing the transport needs to know.
     Nothing,
-    /// Somebody says that a packet of ours could not be delivered.
+    /// Somebody says that a packet of ours could not be delivered. Anybody can say so: see [`TransportError`].
     Error(TransportError),
+    /// The last fragment of a packet came: see [`Network::parse_reassembled`].
+    Reassembled(Reassembled),
+}
+
+/// A packet put together from fragments.
+#[derive(Debug)]
+pub struct Reassembled {
+    link: LinkId,
+    packet: Vec<u8>,
 }
 
 impl Network {
@@ -22,7 +39,172 @@ impl Network {
                 self.arp_input(now, other.link, packet, other.group_frame);
                 Input::Nothing
             }
-            _ => Input::Nothing,
+            OtherKind::Ipv4(packet) if packet.header.protocol == protocol::ICMP => {
+                self.icmpv4_input(now, packet)
+            }
+            OtherKind::Ipv4(packet) => {
+                self.refuse_protocol_v4(now, packet);
+                Input::Nothing
+            }
+            OtherKind::Ipv6(packet) if packet.chain.protocol == protocol::ICMPV6 => {
+                let source_mac = (other.source_mac != MacAddr::ZERO).then_some(other.source_mac);
+                self.icmpv6_input(now, other.link, source_mac, packet)
+            }
+            OtherKind::Ipv6(packet) => {
+                self.refuse_protocol_v6(now, packet);
+                Input::Nothing
+            }
+            OtherKind::Fragment4(packet) => self.fragment_v4_input(now, other.link, packet),
+            OtherKind::Fragment6(packet) => self.fragment_v6_input(now, other.link, packet),
+            OtherKind::Problem6(problem) => {
+                self.count_drop(DropReason::BadExtensionHeaders);
+                self.send_parameter_problem(now, problem);
+                Input::Nothing
+            }
         }
     }
+
+    /// Says what a reassembled packet is, as [`Network::parse`] does for frames. Afterwards the buffer comes back with
+    /// [`Network::recycle`].
+    pub fn parse_reassembled<'b>(&self, reassembled: &'b Reassembled) -> Parsed<'b> {
+        self.parse_packet(reassembled.link, &reassembled.packet)
+    }
+
+    /// Takes the buffer of a reassembled packet back, for the next one.
+    pub fn recycle(&mut self, reassembled: Reassembled) {
+        self.reassembly.recycle(reassembled.packet);
+    }
+
+    fn fragment_v4_input(&mut self, now: Instant, link: LinkId, packet: &Packet4<'_>) -> Input {
+        let header = &packet.header;
+        let piece = Piece {
+            key: Key {
+                src: header.src.into(),
+                dst: header.dst.into(),
+                protocol: header.protocol,
+                ident: header.ident.into(),
+                link: None,
+            },
+            offset: header.fragment_offset,
+            more: header.more_fragments,
+            headers: &packet.bytes[..usize::from(header.header_len)],
+            payload: packet.payload,
+            ecn: header.ecn,
+            broadcast: packet.broadcast,
+            rebuild: Rebuild::V4,
+        };
+        self.fragment_input(now, link, &piece, self.config.fragment_timeout_v4_seconds)
+    }
+
+    fn fragment_v6_input(&mut self, now: Instant, link: LinkId, packet: &Packet6<'_>) -> Input {
+        let Some(fragment) = packet.chain.fragment else { return Input::Nothing };
+        let header = &packet.header;
+        if fragment.header.offset == 0 && !holds_all_headers(fragment.header.next_header, packet.payload) {
+            // RFC 7112 §5: otherwise filters would have to wait for the rest too.
+            self.stats.reassembly_malformed += 1;
+            let problem = Problem6 {
+                header: packet.header,
+                bytes: packet.bytes,
+                code: icmpv6::parameter_problem::INCOMPLETE_HEADER_CHAIN,
+                pointer: 0,
+                even_if_multicast: false,
+            };
+            self.send_parameter_problem(now, &problem);
+            return Input::Nothing;
+        }
+        let scoped = |address: Ipv6Addr| address.is_unicast_link_local();
+        let piece = Piece {
+            key: Key {
+                src: header.src.into(),
+                dst: header.dst.into(),
+                protocol: 0,
+                ident: fragment.header.ident,
+                link: (scoped(header.src) || scoped(header.dst)).then_some(link),
+            },
+            offset: fragment.header.offset,
+            more: fragment.header.more,
+            headers: &packet.bytes[..packet.chain.offset],
+            payload: packet.payload,
+            ecn: header.ecn,
+            broadcast: header.dst.is_multicast(),
+            rebuild: Rebuild::V6 {
+                at: fragment.at,
+                announced_at: fragment.announced_at,
+                next_header: fragment.header.next_header,
+            },
+        };
+        self.fragment_input(now, link, &piece, self.config.fragment_timeout_v6_seconds)
+    }
+
+    fn fragment_input(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        piece: &Piece<'_>,
+        timeout_seconds: u32,
+    ) -> Input {
+        self.stats.fragments_in += 1;
+        let outcome = self.reassembly.insert(piece);
+        match outcome {
+            Outcome::Begun(id) => {
+                let timeout = Duration::from_secs(timeout_seconds.into());
+                self.timers.arm(Timer::Reassembly(id), now + timeout);
+            }
+            Outcome::Waiting => {}
+            Outcome::Duplicate => self.stats.reassembly_duplicates += 1,
+            Outcome::Complete(id, packet) => {
+                self.timers.cancel(Timer::Reassembly(id));
+                self.stats.reassembled += 1;
+                return Input::Reassembled(Reassembled { link, packet });
+            }
+            Outcome::Overlap(id) => {
+                self.timers.cancel(Timer::Reassembly(id));
+                self.stats.reassembly_overlaps += 1;
+            }
+            Outcome::Malformed(id) => {
+                if let Some(id) = id {
+                    self.timers.cancel(Timer::Reassembly(id));
+                }
+                self.stats.reassembly_malformed += 1;
+            }
+        }
+        while let Some(id) = self.reassembly.evict() {
+            self.timers.cancel(Timer::Reassembly(id));
+            self.stats.reassembly_evicted += 1;
+        }
+        Input::Nothing
+    }
+
+    /// Fragments did not come in time.
+    pub(super) fn on_reassembly_timeout(&mut self, now: Instant, id: u64) {
+        let Some(abandoned) = self.reassembly.abandon(id) else { return };
+        self.stats.reassembly_timeouts += 1;
+        // RFC 1122 §3.3.2, RFC 8200 §4.5: only with the first fragment does the sender know what it is about.
+        if let Some(first) = abandoned.first
+            && !abandoned.broadcast
+        {
+            self.send_reassembly_timeout(now, &first);
+        }
+    }
+}
+
+/// True if the headers behind a fragment header, up to and including the transport's, are all in the first fragment.
+fn holds_all_headers(mut next: u8, mut rest: &[u8]) -> bool {
+    for _ in 0..ipv6::EXTENSION_HEADERS_MAX {
+        let len = match next {
+            protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION_OPTIONS => match rest {
+                [_, units, ..] => 8 + usize::from(*units) * 8,
+                _ => return false,
+            },
+            protocol::TCP => return rest.len() >= 20,
+            protocol::UDP | protocol::ICMPV6 => return rest.len() >= 8,
+            _ => return true,
+        };
+        if rest.len() < len {
+            return false;
+        }
+        next = rest[0];
+        rest = &rest[len..];
+    }
+    true
 }

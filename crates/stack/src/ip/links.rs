@@ -4,7 +4,7 @@ use super::Network;
 use super::route::{RouteConfig, RouteEntry, RouteOrigin};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
-use crate::link::neighbour::NeighbourState;
+use crate::link::neighbour::{NeighbourInfo, NeighbourState};
 use crate::link::{Address, AddressState, Link, LinkConfig};
 use crate::time::Instant;
 use core::net::{IpAddr, Ipv6Addr};
@@ -140,6 +140,11 @@ impl Network {
     /// Addresses of a link, in the order they were added.
     pub fn addresses(&self, link: LinkId) -> &[Address] {
         self.links.get(usize::from(link.0)).map_or(&[], |link| &link.addresses)
+    }
+
+    /// All neighbours of all links.
+    pub fn neighbours(&self) -> impl Iterator<Item = NeighbourInfo> {
+        self.neighbours.iter()
     }
 
     /// Takes an IPv6 address into use.

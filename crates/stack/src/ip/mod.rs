@@ -8,6 +8,7 @@
 //! ```
 
 pub mod config;
+mod datagram;
 pub(crate) mod entropy;
 mod input;
 mod links;
@@ -15,15 +16,17 @@ pub(crate) mod local;
 mod output;
 mod parse;
 pub mod path_mtu;
+mod reassembly;
 pub(crate) mod route;
 mod routing;
 pub mod stats;
 pub(crate) mod timers;
 
 pub use config::NetworkConfig;
-pub use input::Input;
+pub use input::{Input, Reassembled};
 pub use output::{Checksum, IpHeader, PacketOut, Sealed, TxError};
 pub use parse::{L4, Other, Parsed};
+pub(crate) use parse::{Packet4, Packet6, Problem6};
 pub use route::RouteConfig;
 pub use routing::{Hop, Route, RouteError};
 pub use stats::{DropReason, DropStats, NetworkStats};
@@ -32,9 +35,11 @@ use crate::device::{Capabilities, TxQueue};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::icmp::error::TransportError;
+use crate::icmp::limit::Limiter;
 use crate::ip::entropy::{Entropy, KeyedHash};
 use crate::ip::local::LocalAddresses;
 use crate::ip::path_mtu::PathMtuCache;
+use crate::ip::reassembly::Reassembly;
 use crate::ip::route::RouteTable;
 use crate::ip::timers::{Timer, Timers};
 use crate::link::neighbour::NeighbourTable;
@@ -56,12 +61,15 @@ pub struct Network {
     pub(crate) neighbours: NeighbourTable,
     pub(crate) routes: RouteTable,
     pub(crate) path_mtu: PathMtuCache,
+    reassembly: Reassembly,
+    pub(crate) icmp_limit: Limiter,
     pub(crate) timers: Timers,
     /// Changes with every change of links, addresses and routes, which makes cached hops stale.
     pub(crate) epoch: u16,
-    /// Where packets are built that cannot be built in the device's room: those that wait for a neighbour and those that
-    /// are to be cut. Grows to the longest packet once.
+    /// Where packets are built that wait for a neighbour, since they do not go into the device's room. Grows to the longest once.
     scratch: Vec<u8>,
+    /// The same for datagrams that are to be cut into fragments.
+    datagram: Vec<u8>,
     /// Neighbours whose waiting packets a full device refused.
     pub(crate) backlog: Vec<u32>,
     errors: VecDeque<TransportError>,
@@ -82,6 +90,12 @@ impl Network {
             Duration::from_secs(config.path_mtu_seconds.into()),
             config.path_mtu_floor_bytes,
         );
+        let icmp_limit = Limiter::new(
+            config.icmp_errors_per_second,
+            config.icmp_errors_burst,
+            Duration::from_millis(config.icmp_error_interval_ms.into()),
+            hash,
+        );
         let mut entropy = Entropy::new(seed);
         let mut idents = Box::new([0; output::IDENTS]);
         idents.fill_with(|| entropy.next_u64() as u16);
@@ -96,10 +110,13 @@ impl Network {
             neighbours: NeighbourTable::new(&config, hash),
             routes: RouteTable::default(),
             path_mtu,
+            reassembly: Reassembly::new(config.fragment_bytes as usize),
+            icmp_limit,
             timers: Timers::default(),
             // Not 0, so that a default hop is stale.
             epoch: 1,
             scratch: Vec::new(),
+            datagram: Vec::new(),
             backlog: Vec::new(),
             errors: VecDeque::new(),
             idents,
@@ -180,7 +197,7 @@ impl Network {
                 Timer::Lifetimes(link) => self.on_lifetimes(now, link),
                 Timer::RouterSolicitation(link) => self.on_router_solicitation(now, link),
                 Timer::ListenerReport(link) => self.on_listener_report(now, link),
-                Timer::Reassembly(_) => {}
+                Timer::Reassembly(id) => self.on_reassembly_timeout(now, id),
                 Timer::Backlog => self.retry_backlog(now),
             }
         }

@@ -94,6 +94,8 @@ struct Plan {
     tx_checksum: bool,
     gso_bytes_max: usize,
     ident: u16,
+    /// Offset in bytes and whether more follow, if the packet is an IPv4 fragment.
+    fragment: (u16, bool),
 }
 
 /// A packet under construction. Dropping it sends nothing.
@@ -147,6 +149,13 @@ impl PacketOut<'_> {
         self.finish(l4_len, meta)
     }
 
+    /// Makes the packet a fragment. It should be begun with `dont_fragment`, so that no identification is spent on it.
+    pub(crate) fn set_fragment(&mut self, ident: u16, offset: u16, more: bool) {
+        self.plan.header.dont_fragment = false;
+        self.plan.ident = ident;
+        self.plan.fragment = (offset, more);
+    }
+
     /// Finishes a packet whose segment is complete: ICMP, and fragments of anything.
     pub(crate) fn seal_complete(self, l4_len: usize) -> Sealed {
         self.finish(l4_len, TxMeta::default())
@@ -174,7 +183,7 @@ impl PacketOut<'_> {
 }
 
 /// The transport's pseudo-header.
-fn pseudo_header(header: &IpHeader, l4_len: usize) -> Sum {
+pub(super) fn pseudo_header(header: &IpHeader, l4_len: usize) -> Sum {
     match (header.src, header.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, header.protocol, l4_len),
         (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, header.protocol, l4_len),
@@ -211,8 +220,8 @@ fn write_ip_header(plan: &Plan, ip_len: usize, l4_len: usize, out: &mut [u8]) {
                 total_len: ip_len as u16,
                 ident: plan.ident,
                 dont_fragment: header.dont_fragment,
-                more_fragments: false,
-                fragment_offset: 0,
+                more_fragments: plan.fragment.1,
+                fragment_offset: plan.fragment.0,
                 ttl: header.hop_limit,
                 protocol: header.protocol,
                 src,
@@ -289,6 +298,7 @@ impl Network {
             tx_checksum: port.capabilities.tx_checksum,
             gso_bytes_max: port.capabilities.gso_bytes_max,
             ident,
+            fragment: (0, false),
         };
         let room = match target {
             Target::Device => {
@@ -327,7 +337,7 @@ impl Network {
 
     /// Identification for a packet that may be fragmented (RFC 6864 §4.3): a counter that only packets with the same
     /// addresses and protocol share, as far as its table is large enough, so that others cannot tell how much we send.
-    fn next_ident(&mut self, header: &IpHeader) -> u16 {
+    pub(super) fn next_ident(&mut self, header: &IpHeader) -> u16 {
         let at = self.hash.of((header.src, header.dst, header.protocol)) as usize % IDENTS;
         let ident = &mut self.idents[at];
         *ident = ident.wrapping_add(1);

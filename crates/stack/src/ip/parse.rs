@@ -180,6 +180,24 @@ impl Network {
         }
     }
 
+    /// The same for a packet without a frame: it was put together from fragments.
+    pub(super) fn parse_packet<'b>(&self, link: LinkId, packet: &'b [u8]) -> Parsed<'b> {
+        let frame = Frame {
+            link,
+            source_mac: MacAddr::ZERO,
+            group_frame: false,
+            checksum: RxChecksum::Unverified,
+            gso: None,
+            header_len: 0,
+        };
+        let parsed = match packet.first().map(|byte| byte >> 4) {
+            Some(4) => self.parse_ipv4(self.link(link), &frame, packet),
+            Some(6) => self.parse_ipv6(self.link(link), &frame, packet),
+            _ => Err(DropReason::BadIpHeader),
+        };
+        parsed.unwrap_or_else(Parsed::Drop)
+    }
+
     #[inline]
     fn parse_ipv4<'b>(&self, link: &Link, frame: &Frame, packet: &'b [u8]) -> Result<Parsed<'b>, DropReason> {
         let header = ipv4::Header::parse(packet).map_err(|_| DropReason::BadIpHeader)?;

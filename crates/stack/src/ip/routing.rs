@@ -199,8 +199,8 @@ impl Network {
             (_, IpAddr::V6(dst)) => source_v6(now, self.link(link), dst)
                 .or_else(|| {
                     // An address of another link will do (RFC 6724 §4), but not one that means nothing on this one.
-                    let others = self.links.iter().filter_map(|link| source_v6(now, link, dst));
-                    others.filter(|address| !address.is_unicast_link_local()).next()
+                    let mut others = self.links.iter().filter_map(|link| source_v6(now, link, dst));
+                    others.find(|address| !address.is_unicast_link_local())
                 })
                 .map(IpAddr::V6),
             _ => None,

@@ -101,6 +101,8 @@ counters! {
         tx_fragmented,
         /// Fragments sent.
         tx_fragments,
+        /// Datagrams of which only the first fragments were sent because the device was full.
+        tx_fragments_lost,
         /// ARP requests received.
         arp_requests_in,
         /// ARP replies received.

@@ -301,6 +301,21 @@ impl Neighbour {
     }
 }
 
+/// A neighbour, for display.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NeighbourInfo {
+    /// Where it is.
+    pub link: LinkId,
+    /// Its IP address.
+    pub address: IpAddr,
+    /// Its MAC address, if known.
+    pub mac: Option<MacAddr>,
+    /// What is known about it.
+    pub state: NeighbourState,
+    /// It said that it is a router.
+    pub is_router: bool,
+}
+
 /// Why there is no room for a packet or a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRoom;
@@ -386,8 +401,14 @@ impl NeighbourTable {
     }
 
     /// All neighbours, in slot order, for display.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Neighbour> {
-        self.slots.iter()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = NeighbourInfo> {
+        self.slots.iter().map(|neighbour| NeighbourInfo {
+            link: neighbour.link,
+            address: neighbour.address,
+            mac: neighbour.is_resolved().then(|| neighbour.mac()),
+            state: neighbour.state,
+            is_router: neighbour.is_router,
+        })
     }
 
     /// Adds a neighbour that is not there yet, throwing out another if need be.

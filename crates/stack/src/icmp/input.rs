@@ -1,0 +1,217 @@
+//! ICMP messages that arrive: echo requests are answered, errors go to the transport that sent the quoted packet.
+
+use super::error::{IcmpErrorKind, TransportError, describe_own_packet};
+use crate::handle::LinkId;
+use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
+use crate::link::is_unicast;
+use crate::link::ndp::NdpPacket;
+use crate::time::Instant;
+use crate::wire::{MacAddr, icmpv4, icmpv6, protocol};
+use core::net::IpAddr;
+
+/// An echo request to be answered.
+struct Echo<'a> {
+    /// Us, if the request was for us alone.
+    to: Option<IpAddr>,
+    from: IpAddr,
+    tos: u8,
+    ident: u16,
+    seq: u16,
+    data: &'a [u8],
+}
+
+impl Network {
+    /// An ICMP message over IPv4.
+    pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Packet4<'_>) -> Input {
+        self.stats.icmp_in += 1;
+        let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
+        match icmpv4::Message::parse(packet.payload) {
+            Ok(icmpv4::Message::EchoRequest { ident, seq, data }) => {
+                // RFC 1122 §3.2.2.6: nobody shall make a network shout at one host.
+                if packet.broadcast {
+                    self.stats.icmp_echo_ignored += 1;
+                } else {
+                    let tos = packet.header.dscp << 2 | packet.header.ecn;
+                    self.answer_echo(now, &Echo { to: Some(dst), from: src, tos, ident, seq, data });
+                }
+            }
+            Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
+                return self.icmp_error(dst, quote, unreachable_v4(code, mtu));
+            }
+            Ok(icmpv4::Message::TimeExceeded { quote, .. }) => {
+                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded);
+            }
+            Ok(icmpv4::Message::ParameterProblem { quote, .. }) => {
+                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem);
+            }
+            Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
+            Ok(icmpv4::Message::EchoReply { .. } | icmpv4::Message::Other { .. }) => {
+                self.stats.icmp_unhandled += 1;
+            }
+            Err(_) => self.stats.icmp_invalid += 1,
+        }
+        Input::Nothing
+    }
+
+    /// An ICMP message over IPv6. `source_mac` is not known for packets that came in fragments.
+    pub(crate) fn icmpv6_input(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        source_mac: Option<MacAddr>,
+        packet: &Packet6<'_>,
+    ) -> Input {
+        self.stats.icmp_in += 1;
+        let header = &packet.header;
+        let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
+        match icmpv6::Message::parse(packet.payload, header.src, header.dst) {
+            Ok(icmpv6::Message::EchoRequest { ident, seq, data }) if !header.src.is_unspecified() => {
+                let tos = header.dscp << 2 | header.ecn;
+                // RFC 4443 §4.2: one sent to a group is answered from an address of our own.
+                let to = (!header.dst.is_multicast()).then_some(dst);
+                self.answer_echo(now, &Echo { to, from: src, tos, ident, seq, data });
+            }
+            Ok(icmpv6::Message::Unreachable { code, quote }) => {
+                return self.icmp_error(dst, quote, unreachable_v6(code));
+            }
+            Ok(icmpv6::Message::PacketTooBig { mtu, quote }) => {
+                let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
+                return self.icmp_error(dst, quote, IcmpErrorKind::PacketTooBig { mtu });
+            }
+            Ok(icmpv6::Message::TimeExceeded { quote, .. }) => {
+                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded);
+            }
+            Ok(icmpv6::Message::ParameterProblem { quote, .. }) => {
+                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem);
+            }
+            Ok(icmpv6::Message::Ndp(message)) => match source_mac {
+                Some(source_mac) => {
+                    let hop_limit = header.hop_limit;
+                    let packet =
+                        NdpPacket { link, source_mac, src: header.src, dst: header.dst, hop_limit, message };
+                    self.ndp_input(now, &packet);
+                }
+                // RFC 6980 §5: neighbour discovery never comes in fragments.
+                None => self.stats.ndp_invalid += 1,
+            },
+            Ok(icmpv6::Message::MldQuery(message)) => {
+                self.mld_input(now, link, header.src, header.hop_limit, message);
+            }
+            // Reports of other listeners.
+            Ok(icmpv6::Message::Other { kind: 131 | 132 | 143, .. }) => {}
+            Ok(_) => self.stats.icmp_unhandled += 1,
+            Err(_) => self.stats.icmp_invalid += 1,
+        }
+        Input::Nothing
+    }
+
+    fn answer_echo(&mut self, now: Instant, echo: &Echo<'_>) {
+        if !self.config.icmp_echo {
+            self.stats.icmp_echo_ignored += 1;
+            return;
+        }
+        let Ok(route) = self.route(now, echo.from, echo.to) else { return };
+        let link = self.link(route.hop.link());
+        let header = IpHeader {
+            src: route.src,
+            dst: echo.from,
+            protocol: if route.src.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 },
+            tos: echo.tos,
+            hop_limit: link.hop_limit,
+            dont_fragment: false,
+        };
+        let Echo { ident, seq, data, .. } = *echo;
+        let len = icmpv4::HEADER_LEN + data.len();
+        let sent = match (route.src, echo.from) {
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let reply = icmpv6::Message::EchoReply { ident, seq, data };
+                self.send_datagram(now, &route, &header, len, None, |out| {
+                    reply.emit(src, dst, out);
+                })
+            }
+            _ => {
+                let reply = icmpv4::Message::EchoReply { ident, seq, data };
+                self.send_datagram(now, &route, &header, len, None, |out| {
+                    reply.emit(out);
+                })
+            }
+        };
+        match sent {
+            Ok(()) => self.stats.icmp_echo_replies += 1,
+            Err(_) => self.stats.tx_control_dropped += 1,
+        }
+    }
+
+    /// An error that quotes a packet. It must be one of ours: sent from the address the error came to (RFC 5927 §4.1 is the
+    /// least; the transport checks the rest).
+    fn icmp_error(&mut self, dst: IpAddr, quote: &[u8], kind: IcmpErrorKind) -> Input {
+        let described = describe_own_packet(quote).filter(|error| {
+            error.local.ip() == dst
+                && self.local.link_of(dst).is_some()
+                && is_unicast(error.remote.ip())
+                && matches!(error.protocol, protocol::TCP | protocol::UDP)
+        });
+        match described {
+            Some(error) => {
+                self.stats.icmp_errors_in += 1;
+                Input::Error(TransportError { kind, ..error })
+            }
+            None => {
+                self.stats.icmp_errors_foreign += 1;
+                Input::Nothing
+            }
+        }
+    }
+
+    /// The transport believes an ICMP error that says a packet of ours was too big: for TCP, its sequence number is in flight
+    /// (RFC 5927 §7). From now on [`Network::route`] answers with the smaller path MTU, for some minutes. Returns the path MTU that applies
+    /// now if it got smaller by this.
+    ///
+    /// Not done before the check, because a forged message would slow down every connection to the destination.
+    pub fn accept_path_mtu(&mut self, now: Instant, error: &TransportError) -> Option<u16> {
+        let IcmpErrorKind::PacketTooBig { mtu } = error.kind else { return None };
+        let destination = error.remote.ip();
+        let current = self.route(now, destination, Some(error.local.ip())).ok()?;
+        if self.path_mtu.learn(now, destination, mtu, current.mtu) {
+            self.stats.path_mtu_learnt += 1;
+            self.route(now, destination, Some(error.local.ip())).ok().map(|route| route.mtu)
+        } else {
+            self.stats.path_mtu_ignored += 1;
+            None
+        }
+    }
+}
+
+/// What a code of IPv4's "destination unreachable" means, as Linux sees it.
+fn unreachable_v4(code: u8, mtu: u16) -> IcmpErrorKind {
+    use icmpv4::unreachable as codes;
+    match code {
+        // 11: network unreachable for this type of service.
+        codes::NET | 11 => IcmpErrorKind::NetUnreachable,
+        codes::PROTOCOL => IcmpErrorKind::ProtocolUnreachable,
+        codes::PORT => IcmpErrorKind::PortUnreachable,
+        codes::FRAGMENTATION_NEEDED => IcmpErrorKind::PacketTooBig { mtu },
+        // Destination network or host unknown, source host isolated.
+        6..=8 => IcmpErrorKind::Unreachable,
+        // Network, host or communication administratively prohibited, host precedence violation, precedence cutoff.
+        9 | 10 | codes::ADMINISTRATIVELY_PROHIBITED..=15 => IcmpErrorKind::Prohibited,
+        _ => IcmpErrorKind::HostUnreachable,
+    }
+}
+
+/// The same for IPv6.
+fn unreachable_v6(code: u8) -> IcmpErrorKind {
+    use icmpv6::unreachable as codes;
+    match code {
+        codes::NO_ROUTE => IcmpErrorKind::NetUnreachable,
+        codes::PORT => IcmpErrorKind::PortUnreachable,
+        codes::ADMINISTRATIVELY_PROHIBITED | codes::SOURCE_POLICY | codes::REJECT_ROUTE => {
+            IcmpErrorKind::Prohibited
+        }
+        _ => IcmpErrorKind::HostUnreachable,
+    }
+}
+
+#[cfg(test)]
+#[path = "input_tests.rs"]
+mod tests;

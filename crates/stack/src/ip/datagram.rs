@@ -1,0 +1,132 @@
+//! Datagrams that may be longer than the path takes: UDP, and ICMP echo replies.
+
+use super::output::{Checksum, IpHeader, TxError};
+use super::{Network, Route};
+use crate::time::Instant;
+use crate::wire::checksum::Sum;
+use crate::wire::{ipv4, ipv6, protocol};
+
+impl Network {
+    /// Sends a datagram of `len` bytes of transport header and payload, which `write` puts in place, cut into fragments if the path
+    /// asks for it. `checksum` is the offset of a transport checksum to be filled in; `None` if `write` leaves nothing to do.
+    ///
+    /// # Errors
+    /// As [`Network::begin`]; [`TxError::TooBig`] for more than an IP packet holds. A device that becomes full after the first
+    /// fragment loses the rest, as a busy wire would.
+    pub fn send_datagram(
+        &mut self,
+        now: Instant,
+        route: &Route,
+        header: &IpHeader,
+        len: usize,
+        checksum: Option<u16>,
+        write: impl FnOnce(&mut [u8]),
+    ) -> Result<(), TxError> {
+        let ip_header = if header.src.is_ipv4() { ipv4::Header::LEN } else { ipv6::Header::LEN };
+        // IPv6 does not count its own header.
+        let counted = if header.src.is_ipv4() { ip_header } else { 0 };
+        if counted + len > usize::from(u16::MAX) {
+            return Err(TxError::TooBig);
+        }
+        if ip_header + len <= usize::from(route.mtu) {
+            let header = IpHeader { dont_fragment: header.dont_fragment && !route.mtu_locked, ..*header };
+            let mut packet = self.begin(now, &route.hop, &header, len)?;
+            write(packet.l4());
+            let sealed = match checksum {
+                Some(offset) => packet.seal(len, Checksum { offset, payload: None }, None),
+                None => packet.seal_complete(len),
+            };
+            self.commit(sealed);
+            return Ok(());
+        }
+        let mut whole = core::mem::take(&mut self.datagram);
+        whole.clear();
+        whole.resize(len, 0);
+        write(&mut whole);
+        if let Some(offset) = checksum {
+            complete_checksum(header, &mut whole, usize::from(offset));
+        }
+        let result = self.send_fragments(now, route, header, &whole);
+        self.datagram = whole;
+        result
+    }
+
+    fn send_fragments(
+        &mut self,
+        now: Instant,
+        route: &Route,
+        header: &IpHeader,
+        whole: &[u8],
+    ) -> Result<(), TxError> {
+        let mtu = usize::from(route.mtu);
+        let is_ipv4 = header.src.is_ipv4();
+        let headers = if is_ipv4 { ipv4::Header::LEN } else { ipv6::Header::LEN + ipv6::FragmentHeader::LEN };
+        // All but the last carry a multiple of 8 bytes; the smallest MTU is 68, so this is never 0.
+        let step = (mtu.saturating_sub(headers) & !7).max(8);
+        let ident = if is_ipv4 { self.next_ident(header).into() } else { self.entropy.next_u64() as u32 };
+        for (at, piece) in whole.chunks(step).enumerate() {
+            // Cannot truncate: `whole` fits an IP packet.
+            let offset = (at * step) as u16;
+            let more = usize::from(offset) + piece.len() < whole.len();
+            let fragment = ipv6::FragmentHeader { next_header: header.protocol, offset, more, ident };
+            let sent = if is_ipv4 {
+                self.send_fragment_v4(now, route, header, &fragment, piece)
+            } else {
+                self.send_fragment_v6(now, route, header, &fragment, piece)
+            };
+            match sent {
+                Err(error) if at == 0 => return Err(error),
+                Err(_) => {
+                    self.stats.tx_fragments_lost += 1;
+                    break;
+                }
+                Ok(()) => self.stats.tx_fragments += 1,
+            }
+        }
+        self.stats.tx_fragmented += 1;
+        Ok(())
+    }
+
+    fn send_fragment_v4(
+        &mut self,
+        now: Instant,
+        route: &Route,
+        header: &IpHeader,
+        fragment: &ipv6::FragmentHeader,
+        piece: &[u8],
+    ) -> Result<(), TxError> {
+        let header = IpHeader { dont_fragment: true, ..*header };
+        let mut packet = self.begin(now, &route.hop, &header, piece.len())?;
+        packet.l4().copy_from_slice(piece);
+        packet.set_fragment(fragment.ident as u16, fragment.offset, fragment.more);
+        let sealed = packet.seal_complete(piece.len());
+        self.commit(sealed);
+        Ok(())
+    }
+
+    fn send_fragment_v6(
+        &mut self,
+        now: Instant,
+        route: &Route,
+        header: &IpHeader,
+        fragment: &ipv6::FragmentHeader,
+        piece: &[u8],
+    ) -> Result<(), TxError> {
+        let header = IpHeader { protocol: protocol::FRAGMENT, ..*header };
+        let len = ipv6::FragmentHeader::LEN + piece.len();
+        let mut packet = self.begin(now, &route.hop, &header, len)?;
+        let l4 = packet.l4();
+        fragment.emit(l4);
+        l4[ipv6::FragmentHeader::LEN..].copy_from_slice(piece);
+        let sealed = packet.seal_complete(len);
+        self.commit(sealed);
+        Ok(())
+    }
+}
+
+/// Fills in a transport checksum over the whole datagram: no device can do it for fragments.
+fn complete_checksum(header: &IpHeader, whole: &mut [u8], offset: usize) {
+    let sum = super::output::pseudo_header(header, whole.len()).add(Sum::of(whole));
+    let value = if header.protocol == protocol::UDP { sum.finish_udp() } else { sum.finish() };
+    whole[offset..offset + 2].copy_from_slice(&value.to_be_bytes());
+}
