@@ -8,6 +8,7 @@ pub mod corpus;
 pub mod date;
 pub mod echo;
 pub mod httpd;
+pub mod load;
 pub mod rng;
 pub mod sweep;
 pub mod units;

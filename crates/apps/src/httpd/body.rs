@@ -59,6 +59,12 @@ impl BodyReader {
         Ok(Self { state, allowance: bytes_max, extension_bytes: 0, trailer_bytes: 0 })
     }
 
+    /// A reader for a chunked body of any length.
+    pub const fn chunked() -> Self {
+        let state = State::Size { value: 0, digits: 0 };
+        Self { state, allowance: u64::MAX, extension_bytes: 0, trailer_bytes: 0 }
+    }
+
     /// The end was found.
     pub fn is_done(&self) -> bool {
         self.state == State::Done

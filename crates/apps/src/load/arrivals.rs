@@ -1,0 +1,82 @@
+//! When requests are due in an open loop. The times are fixed by the plan and not by the server, so that a server that stalls
+//! cannot make the generator forget the requests it should have sent meanwhile: they are sent late, and their latency counts from when they
+//! were due.
+
+use crate::rng::Rng;
+use ginnel::Instant;
+
+/// A sequence of due times at a mean rate.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    start: Instant,
+    gap_nanos: f64,
+    /// Due time of the next, in nanoseconds from the start.
+    next_nanos: f64,
+    count: u64,
+    poisson: Option<Rng>,
+}
+
+impl Arrivals {
+    /// `per_second` (> 0) arrivals from `start` on, at equal distances, or as a Poisson process drawn from `poisson`.
+    pub fn new(start: Instant, per_second: f64, poisson: Option<Rng>) -> Self {
+        let mut arrivals = Self { start, gap_nanos: 1e9 / per_second, next_nanos: 0.0, count: 0, poisson };
+        if arrivals.poisson.is_some() {
+            arrivals.advance();
+        }
+        arrivals
+    }
+
+    /// When the next request is due.
+    pub fn due(&self) -> Instant {
+        Instant::from_nanos(self.start.as_nanos().saturating_add(self.next_nanos as u64))
+    }
+
+    /// Goes on to the one after.
+    pub fn advance(&mut self) {
+        self.count += 1;
+        self.next_nanos = match &mut self.poisson {
+            // Not added up, so no error adds up either.
+            None => self.count as f64 * self.gap_nanos,
+            Some(rng) => self.next_nanos + self.gap_nanos * rng.exponential(),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::time::Duration;
+
+    fn times(mut arrivals: Arrivals, until: Duration) -> Vec<u64> {
+        let end = Instant::from_millis(1_000) + until;
+        let mut times = Vec::new();
+        while arrivals.due() < end {
+            times.push(arrivals.due().as_nanos() - 1_000_000_000);
+            arrivals.advance();
+        }
+        times
+    }
+
+    #[test]
+    fn constant_arrivals_keep_their_rate_without_drift() {
+        let start = Instant::from_millis(1_000);
+        assert_eq!(
+            times(Arrivals::new(start, 4.0, None), Duration::from_secs(1)),
+            [0, 250_000_000, 500_000_000, 750_000_000]
+        );
+        let many = times(Arrivals::new(start, 3e6, None), Duration::from_secs(1));
+        assert_eq!(many.len(), 3_000_000);
+        assert_eq!(many[1_500_000], 500_000_000);
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_mean_and_the_spread_of_a_poisson_process() {
+        let start = Instant::from_millis(1_000);
+        let times = times(Arrivals::new(start, 10_000.0, Some(Rng::new(5))), Duration::from_secs(20));
+        assert!((times.len() as i64 - 200_000).abs() < 2_000, "{}", times.len());
+        let gaps: Vec<f64> = times.windows(2).map(|w| (w[1] - w[0]) as f64).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let variance = gaps.iter().map(|g| (g - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
+        assert!((variance.sqrt() / mean - 1.0).abs() < 0.03, "an exponential gap deviates by its mean");
+    }
+}

@@ -1,0 +1,469 @@
+//! Reads responses: just enough of HTTP to know the status and where each one ends (RFC 9112 §6.3).
+//!
+//! A generator must be faster than the server it measures, so a response whose head is in one piece is read where it lies, in one pass over its
+//! lines; only what comes in pieces is copied, into a record that the connection borrows meanwhile.
+
+use crate::httpd::body::BodyReader;
+use crate::httpd::head::trim;
+
+/// Longest head; servers send a few hundred bytes.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// A buffer that grew beyond this is given back instead of kept.
+const KEEP_BYTES_MAX: usize = 8 << 10;
+/// No record.
+const NONE: u32 = u32::MAX;
+
+/// Why a response cannot be understood.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadResponse;
+
+/// How the end of a body is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Length(u64),
+    Chunked,
+    UntilClose,
+}
+
+/// What a head says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Head {
+    status: u16,
+    framing: Framing,
+    /// The server closes afterwards.
+    close: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Nothing of a response has come.
+    Start,
+    /// A part of a head lies in the record.
+    Head,
+    /// `left` bytes of a body are to come.
+    Length,
+    /// The record's reader finds the end.
+    Chunked,
+    UntilClose,
+}
+
+/// Where the reading of a connection's responses stands: 16 bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Parser {
+    left: u64,
+    record: u32,
+    status: u16,
+    state: State,
+    close: bool,
+}
+
+/// A response that is complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Response {
+    /// Status.
+    pub status: u16,
+    /// The server closes the connection now.
+    pub close: bool,
+}
+
+/// What [`Parser::read`] came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// All bytes were used, and the response is not complete.
+    More,
+    /// A response was completed with this many bytes.
+    Complete(usize, Response),
+}
+
+impl Default for Parser {
+    fn default() -> Self {
+        Self { left: 0, record: NONE, status: 0, state: State::Start, close: false }
+    }
+}
+
+impl Parser {
+    /// The next byte will be the first of a response.
+    pub fn is_at_start(&self) -> bool {
+        self.state == State::Start
+    }
+
+    /// Reads on. `to_head` says that the response answers HEAD and has no body whatever it says. After an error the parser is of no
+    /// use any more and must be reset.
+    pub fn read(
+        &mut self,
+        bytes: &[u8],
+        to_head: bool,
+        records: &mut Records,
+    ) -> Result<Progress, BadResponse> {
+        let mut used = 0;
+        while used < bytes.len() {
+            let rest = &bytes[used..];
+            match self.state {
+                State::Start => match parse_head(rest)? {
+                    Some((len, head)) => {
+                        used += len;
+                        if self.begin_body(head, to_head, records) {
+                            return Ok(self.complete(used));
+                        }
+                    }
+                    None => {
+                        self.record = records.take();
+                        records.get(self.record).head.extend_from_slice(rest);
+                        self.state = State::Head;
+                        return Ok(Progress::More);
+                    }
+                },
+                State::Head => {
+                    let Some((len, head)) = self.more_of_head(rest, records)? else {
+                        return Ok(Progress::More);
+                    };
+                    used += len;
+                    if self.begin_body(head, to_head, records) {
+                        return Ok(self.complete(used));
+                    }
+                }
+                State::Length => {
+                    let here = self.left.min(rest.len() as u64);
+                    self.left -= here;
+                    used += here as usize;
+                    if self.left == 0 {
+                        return Ok(self.complete(used));
+                    }
+                }
+                State::Chunked => {
+                    let reader = &mut records.get(self.record).body;
+                    used += reader.read(rest).map_err(|_| BadResponse)?;
+                    if reader.is_done() {
+                        self.release(records);
+                        return Ok(self.complete(used));
+                    }
+                }
+                State::UntilClose => used = bytes.len(),
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    /// The server closed. Some if that completes a response.
+    pub fn end(&mut self) -> Option<Response> {
+        (self.state == State::UntilClose).then(|| {
+            self.state = State::Start;
+            Response { status: self.status, close: true }
+        })
+    }
+
+    /// Gives back what it borrowed and begins anew.
+    pub fn reset(&mut self, records: &mut Records) {
+        self.release(records);
+        *self = Self::default();
+    }
+
+    fn complete(&mut self, used: usize) -> Progress {
+        self.state = State::Start;
+        Progress::Complete(used, Response { status: self.status, close: self.close })
+    }
+
+    fn release(&mut self, records: &mut Records) {
+        if self.record != NONE {
+            records.give_back(core::mem::replace(&mut self.record, NONE));
+        }
+    }
+
+    /// True if the response is complete with its head.
+    fn begin_body(&mut self, head: Head, to_head: bool, records: &mut Records) -> bool {
+        if (100..200).contains(&head.status) {
+            self.state = State::Start; // an interim response; the real one follows
+            return false;
+        }
+        (self.status, self.close) = (head.status, head.close);
+        if to_head || matches!(head.status, 204 | 304) {
+            return true;
+        }
+        match head.framing {
+            Framing::Length(0) => return true,
+            Framing::Length(left) => (self.state, self.left) = (State::Length, left),
+            Framing::Chunked => {
+                self.record = records.take();
+                self.state = State::Chunked;
+            }
+            Framing::UntilClose => {
+                self.state = State::UntilClose;
+                self.close = true;
+            }
+        }
+        false
+    }
+
+    /// Adds to the head in the record; on its end, how many of `bytes` belong to it.
+    fn more_of_head(
+        &mut self,
+        bytes: &[u8],
+        records: &mut Records,
+    ) -> Result<Option<(usize, Head)>, BadResponse> {
+        let buffer = &mut records.get(self.record).head;
+        let before = buffer.len();
+        let room = HEAD_BYTES_MAX.saturating_sub(before).min(bytes.len());
+        buffer.extend_from_slice(&bytes[..room]);
+        match parse_head(buffer)? {
+            Some((len, head)) => {
+                self.release(records);
+                Ok(Some((len - before, head)))
+            }
+            None if room < bytes.len() => Err(BadResponse),
+            None => Ok(None),
+        }
+    }
+}
+
+/// What a response in pieces needs.
+#[derive(Debug)]
+struct Record {
+    head: Vec<u8>,
+    body: BodyReader,
+}
+
+/// Records that connections borrow, one at most each.
+#[derive(Debug, Default)]
+pub struct Records {
+    records: Vec<Record>,
+    free: Vec<u32>,
+}
+
+impl Records {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.records.push(Record { head: Vec::new(), body: BodyReader::chunked() });
+            self.records.len() as u32 - 1
+        })
+    }
+
+    fn get(&mut self, index: u32) -> &mut Record {
+        &mut self.records[index as usize]
+    }
+
+    fn give_back(&mut self, index: u32) {
+        let record = &mut self.records[index as usize];
+        record.head.clear();
+        record.head.shrink_to(KEEP_BYTES_MAX);
+        record.body = BodyReader::chunked();
+        self.free.push(index);
+    }
+
+    /// Records that are lent.
+    pub fn in_use(&self) -> usize {
+        self.records.len() - self.free.len()
+    }
+}
+
+/// The head at the start of `bytes` with its length, or `None` if its end is not there. Lines may end with a bare LF.
+fn parse_head(bytes: &[u8]) -> Result<Option<(usize, Head)>, BadResponse> {
+    let (version, status) = match bytes {
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', minor @ (b'0' | b'1'), b' ', a, b, c, after, ..]
+            if [a, b, c].iter().all(|d| d.is_ascii_digit()) && matches!(after, b' ' | b'\r' | b'\n') =>
+        {
+            let digit = |d: &u8| u16::from(d - b'0');
+            (*minor, digit(a) * 100 + digit(b) * 10 + digit(c))
+        }
+        // Too short to tell.
+        _ if bytes.len() < 13 && could_begin(bytes) => return Ok(None),
+        _ => return Err(BadResponse),
+    };
+    let mut at = match memchr::memchr(b'\n', &bytes[12..]) {
+        Some(offset) => 12 + offset + 1,
+        None => return Ok(None),
+    };
+    let mut fields = Fields { close: version == b'0', ..Fields::default() };
+    loop {
+        // An empty line, or the first letter of a name that matters?
+        match bytes.get(at) {
+            Some(b'\r') => match bytes.get(at + 1) {
+                Some(b'\n') => return Ok(Some((at + 2, fields.head(status)))),
+                Some(_) => return Err(BadResponse),
+                None => return Ok(None),
+            },
+            Some(b'\n') => return Ok(Some((at + 1, fields.head(status)))),
+            None => return Ok(None),
+            Some(_) => {}
+        }
+        let Some(len) = memchr::memchr(b'\n', &bytes[at..]) else { return Ok(None) };
+        let line = &bytes[at..at + len];
+        if matches!(line[0], b'c' | b'C' | b't' | b'T') {
+            fields.read(line.strip_suffix(b"\r").unwrap_or(line))?;
+        }
+        at += len + 1;
+    }
+}
+
+/// True if `bytes` could be the first bytes of a status line.
+fn could_begin(bytes: &[u8]) -> bool {
+    let start = b"HTTP/1.";
+    let n = bytes.len().min(start.len());
+    bytes[..n] == start[..n]
+}
+
+/// The fields that matter.
+#[derive(Default)]
+struct Fields {
+    length: Option<u64>,
+    chunked: bool,
+    close: bool,
+}
+
+impl Fields {
+    fn read(&mut self, line: &[u8]) -> Result<(), BadResponse> {
+        let Some(colon) = memchr::memchr(b':', line) else { return Err(BadResponse) };
+        let (name, value) = (&line[..colon], trim(&line[colon + 1..]));
+        match colon {
+            14 if name.eq_ignore_ascii_case(b"content-length") => {
+                let length = decimal(value).ok_or(BadResponse)?;
+                if self.length.is_some_and(|other| other != length) {
+                    return Err(BadResponse);
+                }
+                self.length = Some(length);
+            }
+            17 if name.eq_ignore_ascii_case(b"transfer-encoding") => {
+                let last = value.rsplit(|b| *b == b',').next().map(trim);
+                if !last.is_some_and(|c| c.eq_ignore_ascii_case(b"chunked")) {
+                    return Err(BadResponse);
+                }
+                self.chunked = true;
+            }
+            10 if name.eq_ignore_ascii_case(b"connection") => {
+                for option in value.split(|b| *b == b',').map(trim) {
+                    if option.eq_ignore_ascii_case(b"close") {
+                        self.close = true;
+                    } else if option.eq_ignore_ascii_case(b"keep-alive") {
+                        self.close = false;
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    const fn head(&self, status: u16) -> Head {
+        let framing = match (self.chunked, self.length) {
+            (true, _) => Framing::Chunked,
+            (false, Some(length)) => Framing::Length(length),
+            (false, None) => Framing::UntilClose,
+        };
+        Head { status, framing, close: self.close }
+    }
+}
+
+fn decimal(digits: &[u8]) -> Option<u64> {
+    if digits.is_empty() {
+        return None;
+    }
+    digits.iter().try_fold(0u64, |value, digit| {
+        let digit = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
+        value.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// All responses in `bytes` shown in pieces of `step`, then the end. Status 0 stands for an error.
+    fn read(bytes: &[u8], step: usize, to_head: bool) -> Vec<(u16, bool)> {
+        let (mut parser, mut records, mut seen) = (Parser::default(), Records::default(), Vec::new());
+        for mut piece in bytes.chunks(step) {
+            while !piece.is_empty() {
+                match parser.read(piece, to_head, &mut records) {
+                    Ok(Progress::More) => break,
+                    Ok(Progress::Complete(used, response)) => {
+                        seen.push((response.status, response.close));
+                        assert!(parser.is_at_start());
+                        piece = &piece[used..];
+                    }
+                    Err(BadResponse) => {
+                        seen.push((0, true));
+                        parser.reset(&mut records);
+                        assert_eq!(records.in_use(), 0);
+                        return seen;
+                    }
+                }
+            }
+        }
+        seen.extend(parser.end().map(|r| (r.status, r.close)));
+        parser.reset(&mut records);
+        assert_eq!(records.in_use(), 0);
+        seen
+    }
+
+    const OK: &str =
+        "HTTP/1.1 200 OK\r\nServer: x\r\nContent-Length: 3\r\nContent-Type: text/plain\r\n\r\nabc";
+
+    #[test]
+    fn framing_of_responses() {
+        let two = OK.repeat(2);
+        let table: [(&str, &[(u16, bool)]); 20] = [
+            (OK, &[(200, false)]),
+            (&two, &[(200, false), (200, false)]),
+            ("HTTP/1.1 204 No Content\r\n\r\n", &[(204, false)]),
+            ("HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", &[(304, false)]),
+            ("HTTP/1.1 200 OK\r\nConnection: close\r\ncontent-length:0\r\n\r\n", &[(200, true)]),
+            ("HTTP/1.0 200 OK\r\nContent-Length: 1\r\n\r\nx", &[(200, true)]),
+            ("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\nContent-Length: 1\r\n\r\nx", &[(200, false)]),
+            ("HTTP/1.1 200\r\nContent-Length: 0\r\n\r\n", &[(200, false)]),
+            ("HTTP/1.1 200 OK\nContent-Length: 1\n\nx", &[(200, false)]),
+            (
+                "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+                &[(404, false)],
+            ),
+            (
+                "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x\r\nabc\r\n0\r\nA: b\r\n\r\n",
+                &[(200, false)],
+            ),
+            ("HTTP/1.1 200 OK\r\n\r\nuntil the end", &[(200, true)]),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nabc", &[]),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 1", &[]),
+            ("HTTP/2 200 OK\r\n\r\n", &[(0, true)]),
+            ("HTTP/1.1 2x0 OK\r\n\r\n", &[(0, true)]),
+            ("<html>not a status line</html>", &[(0, true)]),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 1x\r\n\r\n", &[(0, true)]),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", &[(0, true)]),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n", &[(0, true)]),
+        ];
+        for (bytes, expected) in table {
+            for step in [1, 2, 7, 10_000] {
+                assert_eq!(read(bytes.as_bytes(), step, false), expected, "{bytes:?} by {step}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_response_to_head_has_no_body() {
+        let head = OK.strip_suffix("abc").unwrap().repeat(2);
+        assert_eq!(read(head.as_bytes(), 5, true), [(200, false), (200, false)]);
+    }
+
+    #[test]
+    fn an_endless_head_is_an_error() {
+        let bytes = format!("HTTP/1.1 200 OK\r\n{}", "X: y\r\n".repeat(20_000));
+        assert_eq!(read(bytes.as_bytes(), 1000, false), [(0, true)]);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_do_not_matter(
+            parts in proptest::collection::vec(prop_oneof![
+                Just(OK.to_owned()),
+                Just("HTTP/1.1 404 Not Found\r\n".to_owned()),
+                Just("Content-Length: 2\r\n\r\n".to_owned()),
+                Just("Transfer-Encoding: chunked\r\n\r\n".to_owned()),
+                Just("2\r\nab\r\n0\r\n\r\n".to_owned()),
+                "[ -~\r\n]{0,10}",
+            ], 0..6),
+            step in 1usize..50,
+        ) {
+            let bytes = parts.concat();
+            let (whole, pieces) = (read(bytes.as_bytes(), 1 << 20, false), read(bytes.as_bytes(), step, false));
+            // A malformed head is noticed as soon as its malformed line is complete, in pieces perhaps without the lines behind it.
+            prop_assert_eq!(whole, pieces);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! What is asked for: requests written once at start, and a weighted choice among them.
+
+use crate::rng::Rng;
+use core::net::SocketAddr;
+use std::net::ToSocketAddrs;
+
+/// An absolute URL of HTTP, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Url {
+    /// Host and port as they go into the Host field.
+    pub authority: String,
+    /// Host for the resolver, without brackets.
+    host: String,
+    port: u16,
+    /// Path and query.
+    pub path: String,
+}
+
+impl core::str::FromStr for Url {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = match text.split_once("://") {
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+            Some((scheme, _)) => return Err(format!("“{scheme}” is not supported, only http")),
+            None => text,
+        };
+        let end = rest.find(['/', '?']).unwrap_or(rest.len());
+        let (authority, path) = rest.split_at(end);
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => {
+                (host, port.parse().map_err(|_| format!("“{port}” is no port"))?)
+            }
+            _ => (authority, 80),
+        };
+        let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+        if host.is_empty() || !authority.bytes().all(|b| b.is_ascii_graphic() && b != b'@') || port == 0 {
+            return Err("has no host, as in http://10.0.0.1:8080/".to_owned());
+        }
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+        check_path(&path)?;
+        Ok(Self { authority: authority.to_owned(), host: host.to_owned(), port, path })
+    }
+}
+
+impl Url {
+    /// The first address the host's name stands for. Addresses need no resolver.
+    pub fn resolve(&self) -> Result<SocketAddr, String> {
+        if let Ok(address) = self.host.parse() {
+            return Ok(SocketAddr::new(address, self.port));
+        }
+        let mut found =
+            (self.host.as_str(), self.port).to_socket_addrs().map_err(|e| format!("{}: {e}", self.host))?;
+        found.next().ok_or_else(|| format!("{}: no address", self.host))
+    }
+}
+
+fn check_path(path: &str) -> Result<(), String> {
+    if path.starts_with('/') && path.bytes().all(|b| b.is_ascii_graphic() && b != b'#') {
+        return Ok(());
+    }
+    Err(format!("“{path}” is no path: it must begin with a slash and hold no spaces, fragments or raw UTF-8"))
+}
+
+/// Reads a list of paths: one per line, with a weight behind it or 1; empty lines and lines that begin with # count for nothing.
+pub fn parse_list(text: &str) -> Result<Vec<(String, u32)>, String> {
+    let mut list = Vec::new();
+    for (number, line) in
+        text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty() && !l.starts_with('#'))
+    {
+        let problem = |problem: String| format!("line {}: {problem}", number + 1);
+        let mut words = line.split_whitespace();
+        let path = words.next().unwrap_or_default();
+        check_path(path).map_err(problem)?;
+        let weight = match words.next() {
+            Some(word) => word.parse().map_err(|_| problem(format!("“{word}” is no weight")))?,
+            None => 1,
+        };
+        if words.next().is_some() {
+            return Err(problem("has more than a path and a weight".to_owned()));
+        }
+        list.push((path.to_owned(), weight));
+    }
+    if list.iter().all(|(_, weight)| *weight == 0) {
+        return Err("names no path with a weight above 0".to_owned());
+    }
+    Ok(list)
+}
+
+/// How requests are written.
+#[derive(Clone, Debug, Default)]
+pub struct RequestStyle {
+    /// HEAD instead of GET.
+    pub head: bool,
+    /// Ask the server to close after the response.
+    pub close: bool,
+    /// Further header fields, each as `Name: value`.
+    pub fields: Vec<String>,
+}
+
+/// All requests of a run, ready to be sent.
+#[derive(Clone, Debug)]
+pub struct Requests {
+    bytes: Vec<u8>,
+    /// Where each request begins; one more entry says where the last one ends.
+    starts: Vec<u32>,
+    alias: Alias,
+    is_head: bool,
+}
+
+impl Requests {
+    /// Writes the requests for `paths` (with weights) of the server `authority`. Fails if a field is malformed or there is too much.
+    pub fn new(authority: &str, paths: &[(String, u32)], style: &RequestStyle) -> Result<Self, String> {
+        let mut fields = String::new();
+        let mut host = format!("Host: {authority}\r\n");
+        for field in &style.fields {
+            let (name, _) = field.split_once(':').ok_or_else(|| format!("“{field}” is no header field"))?;
+            if name.is_empty() || !field.bytes().all(|b| matches!(b, b'\t' | b' '..=b'~' | 0x80..)) {
+                return Err(format!("“{field}” is no header field"));
+            }
+            if name.eq_ignore_ascii_case("host") {
+                host.clear();
+            }
+            fields += field;
+            fields += "\r\n";
+        }
+        let connection = if style.close { "Connection: close\r\n" } else { "" };
+        let method = if style.head { "HEAD" } else { "GET" };
+        let (mut bytes, mut starts) = (Vec::new(), vec![0]);
+        for (path, _) in paths {
+            bytes.extend_from_slice(
+                format!("{method} {path} HTTP/1.1\r\n{host}User-Agent: ginnel\r\n{connection}{fields}\r\n")
+                    .as_bytes(),
+            );
+            starts.push(u32::try_from(bytes.len()).map_err(|_| "more than 4 GiB of requests".to_owned())?);
+        }
+        let weights: Vec<u32> = paths.iter().map(|(_, weight)| *weight).collect();
+        Ok(Self { bytes, starts, alias: Alias::new(&weights), is_head: style.head })
+    }
+
+    /// Chooses a request.
+    pub fn choose(&self, rng: &mut Rng) -> u32 {
+        self.alias.choose(rng)
+    }
+
+    /// The bytes of a request.
+    pub fn get(&self, request: u32) -> &[u8] {
+        let i = request as usize;
+        &self.bytes[self.starts[i] as usize..self.starts[i + 1] as usize]
+    }
+
+    /// Responses have no bodies.
+    pub const fn is_head(&self) -> bool {
+        self.is_head
+    }
+}
+
+/// A weighted choice in constant time (Walker's alias method, as Vose builds it): each column is split between at most two items.
+#[derive(Clone, Debug)]
+struct Alias {
+    /// (share of the column that belongs to its own item, in 2^-32; the other item)
+    columns: Vec<(u32, u32)>,
+}
+
+impl Alias {
+    /// `weights` must hold one above 0.
+    fn new(weights: &[u32]) -> Self {
+        let total: u64 = weights.iter().map(|w| u64::from(*w)).sum();
+        let count = weights.len();
+        // Scaled so that the mean is `total`: exact, no rounding adds up.
+        let mut scaled: Vec<u128> = weights.iter().map(|w| u128::from(*w) * count as u128).collect();
+        let mut columns: Vec<(u32, u32)> = (0..count as u32).map(|i| (u32::MAX, i)).collect();
+        let is_small = |scaled: &[u128], i: &usize| scaled[*i] < u128::from(total);
+        let (mut small, mut large): (Vec<usize>, Vec<usize>) = (0..count).partition(|i| is_small(&scaled, i));
+        while let (Some(s), Some(&l)) = (small.pop(), large.last()) {
+            let share = (scaled[s] << 32) / u128::from(total);
+            columns[s] = (share as u32, l as u32);
+            scaled[l] -= u128::from(total) - scaled[s];
+            if is_small(&scaled, &l) {
+                large.pop();
+                small.push(l);
+            }
+        }
+        Self { columns }
+    }
+
+    fn choose(&self, rng: &mut Rng) -> u32 {
+        if self.columns.len() == 1 {
+            return 0;
+        }
+        let random = rng.next_u64();
+        let column = (((random >> 32) * self.columns.len() as u64) >> 32) as usize;
+        let (share, other) = self.columns[column];
+        if (random as u32) < share { column as u32 } else { other }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        let table = [
+            ("http://10.0.0.1", "10.0.0.1", "10.0.0.1:80", "/"),
+            ("HTTP://10.0.0.1:8080/a?b", "10.0.0.1:8080", "10.0.0.1:8080", "/a?b"),
+            ("10.0.0.1:8080/a", "10.0.0.1:8080", "10.0.0.1:8080", "/a"),
+            ("http://[fd00::1]/x", "[fd00::1]", "[fd00::1]:80", "/x"),
+            ("http://[fd00::1]:81?q", "[fd00::1]:81", "[fd00::1]:81", "/?q"),
+        ];
+        for (text, authority, address, path) in table {
+            let url: Url = text.parse().unwrap();
+            assert_eq!((url.authority.as_str(), url.path.as_str()), (authority, path));
+            assert_eq!(url.resolve().unwrap(), address.parse().unwrap());
+        }
+        for bad in [
+            "",
+            "http://",
+            "https://a/",
+            "http://a:x/",
+            "http://a:0/",
+            "http://u@a/",
+            "http://a/#f",
+            "http://a/ b",
+        ] {
+            assert!(bad.parse::<Url>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lists_of_urls() {
+        let list = parse_list("# c\n/a 3\n\n/b\n/c?d 0\n").unwrap();
+        assert_eq!(list, [("/a".to_owned(), 3), ("/b".to_owned(), 1), ("/c?d".to_owned(), 0)]);
+        for (bad, line) in
+            [("/a\nb", "line 2"), ("/a x", "line 1"), ("/a 1 2", "line 1"), ("/a 0", ""), ("", "")]
+        {
+            assert!(parse_list(bad).unwrap_err().contains(line), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn requests_are_written_as_asked() {
+        let paths = [("/a".to_owned(), 1), ("/b".to_owned(), 1)];
+        let style = RequestStyle { head: false, close: true, fields: vec!["X: y".to_owned()] };
+        let requests = Requests::new("h:1", &paths, &style).unwrap();
+        assert_eq!(
+            requests.get(1),
+            b"GET /b HTTP/1.1\r\nHost: h:1\r\nUser-Agent: ginnel\r\nConnection: close\r\nX: y\r\n\r\n"
+        );
+        let style = RequestStyle { head: true, close: false, fields: vec!["hOst: z".to_owned()] };
+        let requests = Requests::new("h:1", &paths, &style).unwrap();
+        assert_eq!(requests.get(0), b"HEAD /a HTTP/1.1\r\nUser-Agent: ginnel\r\nhOst: z\r\n\r\n");
+        for bad in ["X", ": y", "X: a\r\nY: b"] {
+            let style = RequestStyle { fields: vec![bad.to_owned()], ..RequestStyle::default() };
+            assert!(Requests::new("h", &paths, &style).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn choices_follow_the_weights() {
+        let weights = [0, 1, 2, 3, 94, 0, 400];
+        let alias = Alias::new(&weights);
+        let (mut rng, mut counts) = (Rng::new(1), [0u32; 7]);
+        for _ in 0..500_000 {
+            counts[alias.choose(&mut rng) as usize] += 1;
+        }
+        for (weight, count) in weights.iter().zip(counts) {
+            let expected = f64::from(weight * 1000);
+            assert!(
+                (f64::from(count) - expected).abs() <= expected * 0.05 + 100.0 * f64::from(*weight.min(&1)),
+                "{counts:?}"
+            );
+        }
+    }
+}
