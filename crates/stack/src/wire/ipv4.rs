@@ -232,6 +232,10 @@ mod tests {
         assert_eq!(with(3, 19), Err(WireError::BadLength));
         assert_eq!(with(3, 61), Err(WireError::Truncated));
         assert_eq!(Header::parse(&SYN[..19]), Err(WireError::Truncated));
+        // Room for the fixed part only, but there are options.
+        let mut bytes = packet(&SYN, 60);
+        (bytes[0], bytes[3]) = (0x46, 23);
+        assert_eq!(Header::parse(&bytes), Err(WireError::BadLength));
     }
 
     #[test]
@@ -264,6 +268,10 @@ mod tests {
         let mut bytes = packet(&SYN, 60);
         bytes[6..8].copy_from_slice(&[0x1f, 0xff]);
         assert_eq!(Header::parse(&bytes), Err(WireError::BadLength));
+        for (offset, refused) in [(65_472u16, false), (65_480, true)] {
+            bytes[6..8].copy_from_slice(&(offset / 8).to_be_bytes());
+            assert_eq!(Header::parse(&bytes).is_err(), refused, "{offset}");
+        }
         bytes[6..8].copy_from_slice(&[0x20, 0xb9]);
         let header = Header::parse(&bytes).unwrap();
         assert_eq!((header.fragment_offset, header.more_fragments), (1480, true));

@@ -46,6 +46,17 @@ fn extreme_bytes_keep_their_carries() {
 }
 
 #[test]
+fn carry_out_of_the_last_fold_comes_back() {
+    // Two words of ones and one more: the low half of the accumulator is full when the high half is added.
+    for at in [16, 23] {
+        let mut bytes = [0xff; 24];
+        bytes[16..].fill(0);
+        bytes[at] = 1;
+        assert_eq!(Sum::of(&bytes).fold(), naive(&bytes));
+    }
+}
+
+#[test]
 fn copy_of_many_blocks_is_whole_and_summed_as_one() {
     let bytes: Vec<u8> =
         (0..3 * COPY_BLOCK as u32 + 77).map(|i| (i.wrapping_mul(40_503) >> 7) as u8).collect();

@@ -121,6 +121,20 @@ fn completed_checksum_is_never_zero() {
 }
 
 #[test]
+fn udp_segment_has_a_checksum_even_if_it_comes_out_as_zero() {
+    let cases = include_str!("linux_gso.txt");
+    let (_, case) = cases.split_once("case udp4 8 ").unwrap();
+    let mut frame = bytes(case.lines().nth(1).unwrap().strip_prefix("super ").unwrap());
+    let checksum = |segment: &[u8]| u16::from_be_bytes([segment[40], segment[41]]);
+    let first = cut(&frame, gso(GsoKind::Udp, 8)).unwrap().remove(0);
+    // What is missing from the sum to 0xffff is the checksum itself.
+    let word = Sum::of(&frame[42..44]).add_u16(checksum(&first)).fold();
+    frame[42..44].copy_from_slice(&word.to_be_bytes());
+    let first = cut(&frame, gso(GsoKind::Udp, 8)).unwrap().remove(0);
+    assert_eq!(checksum(&first), 0xffff);
+}
+
+#[test]
 fn checksum_field_outside_the_frame_is_refused() {
     let mut frame = [1; 20];
     for (start, offset) in [(21, 0), (10, 10), (10, 9), (19, 0), (0, 7), (usize::MAX, 2), (2, usize::MAX - 1)]
