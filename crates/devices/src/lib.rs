@@ -1,6 +1,7 @@
 //! Frame devices for Ginnel. Each is a [`ginnel_stack::device::Device`]: two independent halves for receiving and sending.
 
 pub mod conformance;
+pub mod faults;
 pub mod memory;
 #[cfg(all(test, not(loom)))]
 mod namespace;

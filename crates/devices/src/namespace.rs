@@ -18,9 +18,8 @@ pub(crate) fn in_namespace(name: &str, body: impl FnOnce()) {
 }
 
 fn run_inside(name: &str) -> Result<(), String> {
-    if !std::path::Path::new("/dev/net/tun").exists() {
-        return Err("there is no /dev/net/tun".into());
-    }
+    let tun = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun");
+    tun.map_err(|e| format!("/dev/net/tun: {e}"))?;
     // Root needs no user namespace; others become root of one.
     let flags: &[&str] = if rustix::process::geteuid().is_root() {
         &["--net"]

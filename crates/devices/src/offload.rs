@@ -1,52 +1,105 @@
 //! What devices without offloads lack, done in software: segmentation and checksums.
 
-use ginnel_stack::device::ETHERNET_HEADER_BYTES;
-use ginnel_stack::wire::{ethernet, ethernet::EtherType, ipv4, ipv6, protocol, tcp::TcpHeader};
+use ginnel_stack::device::{
+    Capabilities, ETHERNET_HEADER_BYTES, Gso, GsoKind, RxChecksum, RxFrame, TxMeta, TxQueue,
+};
+use ginnel_stack::wire::WireError;
+use ginnel_stack::wire::segment::{complete_checksum, segment};
 
 /// Largest super-frame in bytes that devices here take: the largest IP packet behind an Ethernet header.
 pub const GSO_BYTES_MAX: usize = 65_535 + ETHERNET_HEADER_BYTES;
 
-/// Where the parts of a TCP or UDP frame start, in bytes from its beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct TransportHeaders {
-    /// Set if the packet is IPv6.
-    pub(crate) six: bool,
-    /// [`protocol::TCP`] or [`protocol::UDP`].
-    pub(crate) protocol: u8,
-    /// The IP header.
-    pub(crate) ip_at: usize,
-    /// The TCP or UDP header.
-    pub(crate) transport_at: usize,
-    /// What follows it.
-    pub(crate) payload_at: usize,
+/// What the sender of a frame would have asked of a device, so that the next device can be asked for the same.
+#[must_use]
+pub fn meta_of(frame: &RxFrame<'_>) -> TxMeta {
+    let partial_checksum = match frame.checksum {
+        RxChecksum::Partial { start, offset } => Some((start, offset)),
+        RxChecksum::Unverified | RxChecksum::Verified => None,
+    };
+    TxMeta { partial_checksum, gso: frame.gso }
 }
 
-/// Finds the headers of a TCP or UDP packet that is no fragment and has no IPv6 extension header. `None` for anything else.
-pub(crate) fn transport_headers(frame: &[u8]) -> Option<TransportHeaders> {
-    let link = ethernet::Header::parse(frame).ok()?;
-    let ip_at = usize::from(link.len);
-    let packet = frame.get(ip_at..)?;
-    let (six, protocol, ip_len) = match link.ethertype {
-        EtherType::IPV4 => {
-            // The total length of a super-frame may be 0 or too small: only the fields that are needed are read.
-            let first = *packet.first()?;
-            let fragment = u16::from_be_bytes([*packet.get(6)?, *packet.get(7)?]) & 0x3fff;
-            let header_len = usize::from(first & 0xf) * 4;
-            (first >> 4 == 4 && fragment == 0 && header_len >= ipv4::Header::LEN).then_some(())?;
-            (false, *packet.get(9)?, header_len)
-        }
-        EtherType::IPV6 => (true, *packet.get(6)?, ipv6::Header::LEN),
-        _ => return None,
-    };
-    let transport_at = ip_at + ip_len;
-    let transport_len = match protocol {
-        protocol::TCP => usize::from(*frame.get(transport_at + 12)? >> 4) * 4,
-        protocol::UDP => 8,
-        _ => return None,
-    };
-    if protocol == protocol::TCP && transport_len < TcpHeader::LEN {
-        return None;
+/// Makes wire frames: super-frames are cut and partial checksums completed.
+pub struct WireFrames {
+    /// Room for one frame.
+    scratch: Vec<u8>,
+}
+
+impl Default for WireFrames {
+    fn default() -> Self {
+        Self::new()
     }
-    let payload_at = transport_at + transport_len;
-    (payload_at <= frame.len()).then_some(TransportHeaders { six, protocol, ip_at, transport_at, payload_at })
+}
+
+impl WireFrames {
+    /// Allocates nothing before it is needed.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { scratch: Vec::new() }
+    }
+
+    /// Calls `each` with every wire frame that the frame stands for.
+    ///
+    /// # Errors
+    /// If `meta` contradicts the frame; then `each` was not called.
+    pub fn of(&mut self, frame: &[u8], meta: TxMeta, mut each: impl FnMut(&[u8])) -> Result<(), WireError> {
+        let Some((start, offset)) = meta.partial_checksum.filter(|_| meta.gso.is_none()) else {
+            let Some(gso) = meta.gso else {
+                each(frame);
+                return Ok(());
+            };
+            return segment(frame, gso, self.room(frame.len()), each).map(drop);
+        };
+        let room = &mut self.room(frame.len())[..frame.len()];
+        room.copy_from_slice(frame);
+        complete_checksum(room, start.into(), offset.into())?;
+        each(room);
+        Ok(())
+    }
+
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.scratch.len() < len {
+            self.scratch.resize(len, 0);
+        }
+        &mut self.scratch
+    }
+}
+
+/// Sends copies of frames that came from one device through another, whatever either can do.
+#[derive(Default)]
+pub struct Forwarder {
+    wire: WireFrames,
+}
+
+impl Forwarder {
+    /// Sends a frame without flush, as it is where the device can take it, otherwise as wire frames. Returns how many frames were
+    /// refused: by a full queue, because they are longer than the device takes, or because `meta` contradicts them.
+    pub fn send(&mut self, frame: &[u8], meta: TxMeta, tx: &mut (impl TxQueue + ?Sized)) -> u64 {
+        let capabilities = tx.capabilities();
+        if takes(&capabilities, frame.len(), meta) {
+            return u64::from(!put(tx, frame, meta));
+        }
+        let mut refused = 0;
+        let result = self.wire.of(frame, meta, |segment| {
+            refused += u64::from(!put(tx, segment, TxMeta::default()));
+        });
+        refused + u64::from(result.is_err())
+    }
+}
+
+fn takes(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
+    let gso = |gso: Gso| len <= capabilities.gso_bytes_max && (gso.kind != GsoKind::Udp || capabilities.uso);
+    (meta.partial_checksum.is_none() || capabilities.tx_checksum) && meta.gso.is_none_or(gso)
+}
+
+/// Room for a frame, an Ethernet header and a VLAN tag is all a device has to lend for what is no super-frame.
+fn put(tx: &mut (impl TxQueue + ?Sized), frame: &[u8], meta: TxMeta) -> bool {
+    let capabilities = tx.capabilities();
+    if frame.len() > capabilities.mtu + 18 && meta.gso.is_none() {
+        return false;
+    }
+    let Some(room) = tx.reserve(frame.len()) else { return false };
+    room.copy_from_slice(frame);
+    tx.commit(frame.len(), meta);
+    true
 }

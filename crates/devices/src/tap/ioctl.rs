@@ -65,3 +65,11 @@ pub(super) fn set_offloads(fd: &OwnedFd, flags: u32) -> Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its flags as the argument itself.
     unsafe { ioctl(fd, IntegerSetter::<TUNSETOFFLOAD>::new_usize(flags as usize)) }
 }
+
+/// Makes the device outlive its queues.
+#[cfg(all(test, not(loom)))]
+pub(super) fn set_persistent(fd: &OwnedFd) -> Result<()> {
+    const TUNSETPERSIST: u32 = opcode::write::<c_int>(b'T', 203);
+    // SAFETY: TUNSETPERSIST takes its argument as an integer.
+    unsafe { ioctl(fd, IntegerSetter::<TUNSETPERSIST>::new_usize(1)) }
+}

@@ -1,8 +1,8 @@
 //! The header of virtio-net in front of each frame (Virtual I/O Device 1.2 §5.1.6, without `num_buffers`), in host byte order as
 //! a TAP device has it by default.
 
-use crate::offload::transport_headers;
 use ginnel_stack::device::{Gso, GsoKind, RxChecksum, TxMeta};
+use ginnel_stack::wire::segment::headers_len;
 
 /// Length of the header in bytes.
 pub(super) const LEN: usize = 10;
@@ -62,8 +62,7 @@ pub(super) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Op
         _ => return Err(Malformed),
     };
     // The header's own `hdr_len` is a hint about the memory layout on the other side, not the length of the headers.
-    let headers = transport_headers(frame).ok_or(Malformed)?;
-    let header_len = u16::try_from(headers.payload_at).map_err(|_| Malformed)?;
+    let header_len = headers_len(frame, kind).map_err(|_| Malformed)?;
     let size = field(4);
     if size == 0 {
         return Err(Malformed);

@@ -1,0 +1,416 @@
+//! One direction of an impaired link: frames go in with the time, and come out when they arrive, if they do.
+
+use super::spec::{Impairment, Probability};
+use super::stats::DirectionStats;
+use crate::random::Random;
+use ginnel_stack::time::Instant;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Buffers kept for reuse: more than are held on a link with a usual delay, few enough to be no burden.
+const SPARE_BUFFERS_MAX: usize = 4096;
+
+/// A frame on its way.
+struct Held {
+    arrival: Instant,
+    /// Counts frames in the order in which they came in, for those that arrive at one time.
+    number: u64,
+    frame: Vec<u8>,
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Held {}
+
+impl PartialOrd for Held {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Held {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+impl Held {
+    fn key(&self) -> (Instant, u64) {
+        (self.arrival, self.number)
+    }
+}
+
+/// What chance says about one frame.
+///
+/// All of it is drawn for each frame, whatever the configuration, so that the fate of the n-th frame depends on the seed and n alone.
+struct Fate {
+    lost: bool,
+    duplicated: bool,
+    reordered: bool,
+    corrupted: bool,
+    /// Uniform in −1 … 1 of the jitter, in 2⁻³¹.
+    jitter: i64,
+    /// Which bit flips, to be reduced to the length of the frame.
+    bit: u64,
+}
+
+/// One direction of a link.
+pub(super) struct Pipeline {
+    impairment: Impairment,
+    random: Random,
+    stats: DirectionStats,
+    /// In a run of losses (with `loss_burst`).
+    in_burst: bool,
+    /// When the link has sent all that waits.
+    free_at: Instant,
+    /// End of transmission and length of what waits in front of the link.
+    waiting: VecDeque<(Instant, usize)>,
+    waiting_bytes: u64,
+    /// Latest arrival of a frame that was not reordered: the others come after it.
+    last_arrival: Instant,
+    held: BinaryHeap<Reverse<Held>>,
+    held_bytes: u64,
+    numbers: u64,
+    spare: Vec<Vec<u8>>,
+}
+
+impl Pipeline {
+    pub(super) fn new(impairment: Impairment, seed: u64, stats: DirectionStats) -> Self {
+        Self {
+            impairment,
+            random: Random::new(seed),
+            stats,
+            in_burst: false,
+            free_at: Instant::ZERO,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            last_arrival: Instant::ZERO,
+            held: BinaryHeap::new(),
+            held_bytes: 0,
+            numbers: 0,
+            spare: Vec::new(),
+        }
+    }
+
+    /// A wire frame enters.
+    pub(super) fn offer(&mut self, now: Instant, frame: &[u8]) {
+        self.stats.offered.fetch_add(1, Relaxed);
+        let fate = self.draw();
+        if fate.lost {
+            self.stats.lost.fetch_add(1, Relaxed);
+            return;
+        }
+        let mut copy = self.spare.pop().unwrap_or_default();
+        copy.extend_from_slice(frame);
+        if fate.corrupted {
+            self.corrupt(&mut copy, fate.bit);
+        }
+        if fate.duplicated {
+            self.stats.duplicated.fetch_add(1, Relaxed);
+            let mut twin = self.spare.pop().unwrap_or_default();
+            twin.extend_from_slice(&copy);
+            self.enqueue(now, twin, &fate);
+        }
+        self.enqueue(now, copy, &fate);
+    }
+
+    /// When the next frame arrives.
+    pub(super) fn next_arrival(&self) -> Option<Instant> {
+        self.held.peek().map(|Reverse(held)| held.arrival)
+    }
+
+    /// The next frame that has arrived. It is to be given back with `recycle`.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
+        if self.next_arrival()? > now {
+            return None;
+        }
+        let Reverse(held) = self.held.pop()?;
+        self.held_bytes -= held.frame.len() as u64;
+        self.stats.delivered.fetch_add(1, Relaxed);
+        Some(held.frame)
+    }
+
+    /// The next frame that has arrived, which stays where it is.
+    pub(super) fn peek(&self, now: Instant) -> Option<&[u8]> {
+        self.held.peek().filter(|Reverse(held)| held.arrival <= now).map(|Reverse(held)| &held.frame[..])
+    }
+
+    pub(super) fn recycle(&mut self, mut buffer: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS_MAX {
+            buffer.clear();
+            self.spare.push(buffer);
+        }
+    }
+
+    fn draw(&mut self) -> Fate {
+        Fate {
+            lost: self.draw_loss(),
+            duplicated: self.hit(self.impairment.duplicate),
+            reordered: self.hit(self.impairment.reorder),
+            corrupted: self.hit(self.impairment.corrupt),
+            jitter: (self.random.next_u64() >> 32) as i64 - (1 << 31),
+            bit: self.random.next_u64(),
+        }
+    }
+
+    fn hit(&mut self, probability: Probability) -> bool {
+        self.random.below(1_000_000_000) < u64::from(probability.billionths())
+    }
+
+    fn draw_loss(&mut self) -> bool {
+        let Some(burst) = self.impairment.loss_burst else { return self.hit(self.impairment.loss) };
+        // Gilbert's model: all frames are lost in one state and none in the other. The bad state ends with 1 / mean length;
+        // the good one so that the share of time in the bad one is `loss`.
+        let draw = self.random.unit();
+        let (loss, length) = (self.impairment.loss.share(), f64::from(burst) / 1000.0);
+        self.in_burst = if self.in_burst {
+            loss >= 1.0 || draw >= 1.0 / length
+        } else {
+            loss >= 1.0 || draw < loss / (1.0 - loss) / length
+        };
+        self.in_burst
+    }
+
+    fn corrupt(&mut self, frame: &mut [u8], bit: u64) {
+        let from = self.impairment.corrupt_from as usize;
+        let Some(part) = frame.get_mut(from..).filter(|part| !part.is_empty()) else { return };
+        let bit = ((u128::from(bit) * (part.len() as u128 * 8)) >> 64) as usize;
+        part[bit / 8] ^= 1 << (bit % 8);
+        self.stats.corrupted.fetch_add(1, Relaxed);
+    }
+
+    fn enqueue(&mut self, now: Instant, frame: Vec<u8>, fate: &Fate) {
+        while self.waiting.front().is_some_and(|&(sent, _)| sent <= now) {
+            self.waiting_bytes -= self.waiting.pop_front().map_or(0, |(_, len)| len as u64);
+        }
+        let len = frame.len() as u64;
+        let full = self.waiting.len() >= self.impairment.limit as usize
+            || self.waiting_bytes + len > self.impairment.limit_bytes;
+        if full {
+            self.stats.queue_full.fetch_add(1, Relaxed);
+            return self.recycle(frame);
+        }
+        if self.held_bytes + len > self.impairment.memory {
+            self.stats.out_of_memory.fetch_add(1, Relaxed);
+            return self.recycle(frame);
+        }
+        let sent = self.transmit(now, frame.len());
+        let arrival = self.arrival(sent, fate);
+        self.numbers += 1;
+        self.held_bytes += len;
+        self.held.push(Reverse(Held { arrival, number: self.numbers, frame }));
+    }
+
+    /// When the last bit of a frame has left.
+    fn transmit(&mut self, now: Instant, len: usize) -> Instant {
+        let Some(rate) = self.impairment.rate else { return now };
+        let nanos = (len as u128 * 8 * 1_000_000_000).div_ceil(u128::from(rate));
+        let start = self.free_at.max(now);
+        self.free_at = start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        self.waiting.push_back((self.free_at, len));
+        self.waiting_bytes += len as u64;
+        self.free_at
+    }
+
+    fn arrival(&mut self, sent: Instant, fate: &Fate) -> Instant {
+        let delay = self.impairment.delay.as_nanos() as i128;
+        let jitter = (self.impairment.jitter.as_nanos() as i128 * i128::from(fate.jitter)) >> 31;
+        let arrival = sent + Duration::from_nanos(u64::try_from(delay + jitter).unwrap_or(0));
+        if fate.reordered {
+            self.stats.reordered.fetch_add(1, Relaxed);
+            return arrival + self.impairment.reorder_delay;
+        }
+        self.last_arrival = self.last_arrival.max(arrival);
+        self.last_arrival
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::faults::LinkSpec;
+    use std::sync::Arc;
+
+    fn pipeline(spec: &str, seed: u64) -> Pipeline {
+        Pipeline::new(LinkSpec::parse(spec).expect("valid").up, seed, Arc::default())
+    }
+
+    fn at(micros: u64) -> Instant {
+        Instant::from_micros(micros)
+    }
+
+    fn frame(number: u32, len: usize) -> Vec<u8> {
+        let mut frame = vec![0; len];
+        frame[..4].copy_from_slice(&number.to_be_bytes());
+        frame
+    }
+
+    /// All that arrives, in order: when, and which.
+    fn drain(pipeline: &mut Pipeline) -> Vec<(u64, u32)> {
+        let mut arrived = Vec::new();
+        while let Some(next) = pipeline.next_arrival() {
+            if next > Instant::ZERO {
+                assert!(pipeline.pop(Instant::from_nanos(next.as_nanos() - 1)).is_none(), "too early");
+            }
+            let frame = pipeline.pop(next).expect("due");
+            arrived.push((next.as_micros(), u32::from_be_bytes([frame[0], frame[1], frame[2], frame[3]])));
+            pipeline.recycle(frame);
+        }
+        arrived
+    }
+
+    #[test]
+    fn a_perfect_link_passes_everything_at_once_and_in_order() {
+        let mut link = pipeline("", 1);
+        (0..100).for_each(|number| link.offer(at(7), &frame(number, 100)));
+        assert_eq!(drain(&mut link), (0..100).map(|number| (7, number)).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn rate_and_delay_add_up() {
+        let mut link = pipeline("rate=8mbit delay=10ms", 1);
+        (0..3).for_each(|number| link.offer(at(0), &frame(number, 1000)));
+        link.offer(at(50_000), &frame(3, 500));
+        assert_eq!(drain(&mut link), [(11_000, 0), (12_000, 1), (13_000, 2), (60_500, 3)]);
+    }
+
+    #[test]
+    fn the_queue_in_front_of_the_link_is_bounded_and_the_delay_does_not_count() {
+        let mut link = pipeline("rate=8mbit delay=1s limit=10", 1);
+        (0..20).for_each(|number| link.offer(at(0), &frame(number, 1000)));
+        assert_eq!(link.stats.queue_full.load(Relaxed), 10);
+        link.offer(at(1_000), &frame(20, 1000));
+        link.offer(at(1_000), &frame(21, 1000));
+        assert_eq!(link.stats.queue_full.load(Relaxed), 11, "one was sent, so one more may wait");
+        assert_eq!(drain(&mut link).len(), 11);
+
+        let mut link = pipeline("rate=8mbit limit-bytes=2500B", 1);
+        (0..5).for_each(|number| link.offer(at(0), &frame(number, 1000)));
+        assert_eq!(link.stats.queue_full.load(Relaxed), 3);
+    }
+
+    #[test]
+    fn memory_is_bounded_even_without_a_rate() {
+        let mut link = pipeline("delay=1s memory=64KiB", 1);
+        (0..100).for_each(|number| link.offer(at(0), &frame(number, 1024)));
+        assert_eq!(link.stats.out_of_memory.load(Relaxed), 36);
+        assert_eq!(drain(&mut link).len(), 64);
+        link.offer(at(2_000_000), &frame(0, 1024));
+        assert_eq!(drain(&mut link).len(), 1);
+    }
+
+    #[test]
+    fn jitter_spreads_but_does_not_reorder() {
+        let mut link = pipeline("delay=10ms jitter=5ms", 3);
+        (0..1000u32).for_each(|number| link.offer(at(u64::from(number) * 10_000), &frame(number, 100)));
+        let delays: Vec<u64> = drain(&mut link)
+            .into_iter()
+            .zip(0..)
+            .map(|((arrival, number), expected)| {
+                assert_eq!(number, expected);
+                arrival - u64::from(number) * 10_000
+            })
+            .collect();
+        assert!(delays.iter().all(|delay| (5_000..=15_000).contains(delay)));
+        assert!(delays.iter().any(|&delay| delay < 6_000) && delays.iter().any(|&delay| delay > 14_000));
+        let mean = delays.iter().sum::<u64>() / 1000;
+        assert!((9_500..10_500).contains(&mean), "{mean}");
+
+        (0..1000).for_each(|number| link.offer(at(20_000_000 + u64::from(number)), &frame(number, 100)));
+        assert!(drain(&mut link).iter().map(|&(_, number)| number).is_sorted());
+    }
+
+    #[test]
+    fn shares_come_true() {
+        let mut link = pipeline("loss=2% duplicate=3% reorder=4% corrupt=5%", 9);
+        (0..100_000).for_each(|number| link.offer(at(number), &frame(number as u32, 100)));
+        let close = |counter: &std::sync::atomic::AtomicU64, expected: u64| {
+            let counted = counter.load(Relaxed);
+            assert!(counted.abs_diff(expected) < expected / 10, "{counted} instead of {expected}");
+        };
+        close(&link.stats.lost, 2_000);
+        close(&link.stats.duplicated, 98_000 * 3 / 100);
+        close(&link.stats.reordered, 101_000 * 4 / 100);
+        close(&link.stats.corrupted, 98_000 * 5 / 100);
+        let arrived = drain(&mut link).len() as u64;
+        assert_eq!(arrived, 100_000 - link.stats.lost.load(Relaxed) + link.stats.duplicated.load(Relaxed));
+    }
+
+    #[test]
+    fn losses_come_in_runs_of_the_length_asked_for() {
+        for (spec, loss, length) in
+            [("loss=5% loss-burst=4", 0.05, 4.0), ("loss=50% loss-burst=1.5", 0.5, 1.5)]
+        {
+            let mut link = pipeline(spec, 2);
+            (0..200_000).for_each(|number| link.offer(at(0), &frame(number, 20)));
+            let arrived: Vec<u32> = drain(&mut link).into_iter().map(|(_, number)| number).collect();
+            let runs = arrived.windows(2).filter(|pair| pair[1] - pair[0] > 1).count() as f64;
+            let lost = 200_000.0 - arrived.len() as f64;
+            assert!((lost / 200_000.0 / loss - 1.0).abs() < 0.05, "{spec}: {lost} lost");
+            assert!((lost / runs / length - 1.0).abs() < 0.05, "{spec}: runs of {}", lost / runs);
+        }
+        let mut link = pipeline("loss=100% loss-burst=3", 2);
+        (0..100).for_each(|number| link.offer(at(0), &frame(number, 20)));
+        assert!(drain(&mut link).is_empty());
+    }
+
+    #[test]
+    fn a_reordered_frame_is_overtaken() {
+        let mut link = pipeline("delay=5ms reorder=10% reorder-delay=300us", 4);
+        (0..1000u32).for_each(|number| link.offer(at(u64::from(number) * 100), &frame(number, 100)));
+        let arrived = drain(&mut link);
+        let late = arrived.iter().filter(|&&(time, number)| time == u64::from(number) * 100 + 5_300).count();
+        let on_time =
+            arrived.iter().filter(|&&(time, number)| time == u64::from(number) * 100 + 5_000).count();
+        assert_eq!(late + on_time, 1000);
+        assert_eq!(late as u64, link.stats.reordered.load(Relaxed));
+        assert!(!arrived.iter().map(|&(_, number)| number).is_sorted());
+    }
+
+    #[test]
+    fn corruption_flips_one_bit_behind_the_ethernet_header() {
+        let mut hit = [false; 40 * 8];
+        let mut link = pipeline("corrupt=100%", 5);
+        for _ in 0..10_000 {
+            link.offer(at(0), &[0; 40]);
+            let frame = link.pop(at(0)).expect("no loss");
+            let bits: Vec<usize> = (0..320).filter(|bit| frame[bit / 8] & 1 << (bit % 8) != 0).collect();
+            assert_eq!(bits.len(), 1);
+            hit[bits[0]] = true;
+        }
+        assert!(hit[..14 * 8].iter().all(|&hit| !hit), "the header is spared");
+        assert!(hit[14 * 8..].iter().all(|&hit| hit), "all other bits are hit at some time");
+        let mut link = pipeline("corrupt=100% corrupt-from=0", 5);
+        let mut header_hit = false;
+        for _ in 0..1000 {
+            link.offer(at(0), &[0; 20]);
+            header_hit |= link.pop(at(0)).is_some_and(|frame| frame[..14] != [0; 14]);
+        }
+        assert!(header_hit);
+        link.offer(at(0), &[]);
+        let mut link = pipeline("corrupt=100%", 5);
+        link.offer(at(0), &[0; 14]);
+        assert_eq!(link.pop(at(0)), Some(vec![0; 14]), "nothing to hit");
+    }
+
+    #[test]
+    fn the_fate_of_a_frame_depends_on_seed_and_number_only() {
+        let fates = |spec: &str, seed: u64, pace: u64| {
+            let mut link = pipeline(spec, seed);
+            (0..2000).for_each(|number| link.offer(at(u64::from(number) * pace), &frame(number, 60)));
+            drain(&mut link).into_iter().map(|(_, number)| number).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(fates("loss=10%", 1, 0), fates("loss=10%", 1, 50));
+        assert_eq!(
+            fates("loss=10%", 1, 0),
+            fates("loss=10% delay=3ms jitter=2ms reorder=5% duplicate=5%", 1, 9)
+        );
+        assert_ne!(fates("loss=10%", 1, 0), fates("loss=10%", 2, 0));
+    }
+}

@@ -1,0 +1,105 @@
+use super::*;
+use crate::conformance::{self, Promises};
+use crate::memory::{MemoryConfig, pair};
+
+const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: 0 };
+
+fn wrapped(spec: &str, config: MemoryConfig) -> (Device, Device) {
+    let spec = LinkSpec::parse(spec).expect("valid");
+    let (left, right) = pair(config);
+    (wrap(left, &spec, 1), wrap(right, &spec, 2))
+}
+
+#[test]
+fn a_perfect_link_conforms() {
+    conformance::run("faults", PROMISES, &mut || wrapped("", MemoryConfig::default()));
+}
+
+#[test]
+fn a_slow_link_conforms_as_long_as_its_queue_holds() {
+    let spec = "delay=300us jitter=100us rate=5gbit limit=100000000";
+    let promises = Promises { back_pressure: false, ..PROMISES };
+    conformance::run("faults with delay", promises, &mut || wrapped(spec, MemoryConfig::default()));
+}
+
+fn send(device: &mut Device, now: Instant, frame: &[u8], meta: TxMeta) {
+    device.tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
+    device.tx.commit(frame.len(), meta);
+    device.tx.flush(now);
+}
+
+fn receive(device: &mut Device, now: Instant) -> Vec<Vec<u8>> {
+    let mut burst = RxBurst::new();
+    device.rx.rx_burst(now, &mut burst);
+    burst.iter().map(|frame| frame.bytes.to_vec()).collect()
+}
+
+#[test]
+fn deadlines_name_the_arrival_in_each_direction() {
+    let spec = LinkSpec::parse("up.delay=3ms down.delay=5ms").expect("valid");
+    let (left, mut right) = pair(MemoryConfig::default());
+    let (mut left, stats) = wrap_counted(left, &spec, 1);
+    let at = Instant::from_millis;
+    assert_eq!((left.tx.next_deadline(), left.rx.next_deadline()), (None, None));
+
+    send(&mut left, at(10), &[1; 60], TxMeta::default());
+    assert_eq!(left.tx.next_deadline(), Some(at(13)));
+    left.tx.flush(at(12));
+    assert!(receive(&mut right, at(12)).is_empty());
+    left.tx.flush(at(13));
+    assert_eq!(left.tx.next_deadline(), None);
+    assert_eq!(receive(&mut right, at(13)), [vec![1; 60]]);
+
+    send(&mut right, at(20), &[2; 60], TxMeta::default());
+    assert!(receive(&mut left, at(20)).is_empty());
+    assert_eq!(left.rx.next_deadline(), Some(at(25)));
+    assert!(left.rx.arm(), "nothing waits now; the deadline says when");
+    assert!(receive(&mut left, Instant::from_nanos(at(25).as_nanos() - 1)).is_empty());
+    assert_eq!(receive(&mut left, at(25)), [vec![2; 60]]);
+    assert_eq!(left.rx.next_deadline(), None);
+    for counters in [stats.up, stats.down] {
+        assert_eq!((counters.offered.load(Relaxed), counters.delivered.load(Relaxed)), (1, 1));
+        assert_eq!(counters.dropped(), 0);
+    }
+}
+
+#[test]
+fn the_rest_of_a_large_arrival_keeps_the_receiver_awake() {
+    let spec = LinkSpec::parse("down.delay=1ms").expect("valid");
+    let (left, mut right) = pair(MemoryConfig::default());
+    let mut left = wrap(left, &spec, 1);
+    (0..100).for_each(|_| send(&mut right, Instant::ZERO, &[2; 60], TxMeta::default()));
+    assert!(receive(&mut left, Instant::ZERO).is_empty());
+    assert_eq!(receive(&mut left, Instant::from_millis(1)).len(), BURST_FRAMES_MAX);
+    assert!(!left.rx.arm());
+    assert_eq!(receive(&mut left, Instant::from_millis(1)).len(), 100 - BURST_FRAMES_MAX);
+    assert!(left.rx.arm());
+}
+
+#[test]
+fn a_seed_gives_the_same_faults_again_and_another_seed_others() {
+    let run = |seed| {
+        let text = "delay=2ms jitter=1ms loss=5% duplicate=5% reorder=5% corrupt=5% rate=50mbit limit=20";
+        let spec = LinkSpec::parse(text).expect("valid");
+        let (left, mut right) = pair(MemoryConfig::default());
+        let mut left = wrap(left, &spec, seed);
+        let mut seen = Vec::new();
+        for step in 0..3000u32 {
+            let now = Instant::from_micros(u64::from(step) * 100);
+            send(&mut left, now, &[step.to_be_bytes(); 30].concat(), TxMeta::default());
+            seen.extend(receive(&mut right, now).into_iter().map(|frame| (now, frame)));
+        }
+        seen
+    };
+    assert!(run(1) == run(1));
+    assert!(run(1) != run(2));
+}
+
+#[test]
+fn a_frame_that_contradicts_its_meta_is_counted() {
+    let (left, _right) = pair(MemoryConfig::default());
+    let (mut left, stats) = wrap_counted(left, &LinkSpec::default(), 1);
+    send(&mut left, Instant::ZERO, &[0; 60], TxMeta { partial_checksum: Some((50, 16)), gso: None });
+    assert_eq!(stats.up.malformed.load(Relaxed), 1);
+    assert_eq!(stats.up.offered.load(Relaxed), 0);
+}
