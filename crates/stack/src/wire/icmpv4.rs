@@ -72,7 +72,7 @@ pub enum Message<'a> {
     },
     /// A packet of ours could not be delivered.
     Unreachable {
-        /// Why: see [`unreachable`].
+        /// Why: see [`unreachable`](mod@unreachable).
         code: u8,
         /// Bytes that the next hop takes, 0 if an old router does not say (RFC 1191 §4). Only for `FRAGMENTATION_NEEDED`.
         mtu: u16,

@@ -84,7 +84,7 @@ pub enum Message<'a> {
     },
     /// A packet of ours could not be delivered.
     Unreachable {
-        /// Why: see [`unreachable`].
+        /// Why: see [`unreachable`](mod@unreachable).
         code: u8,
         /// The beginning of the packet: see [`ipv6::Header::parse_quoted`](super::ipv6::Header::parse_quoted).
         quote: &'a [u8],
