@@ -1,0 +1,156 @@
+//! What only a busy connection needs: buffers, the retransmission queue, recovery, the congestion algorithm's state, timers.
+
+use super::congestion::Congestion;
+use super::conn::NONE;
+use super::rack::Rack;
+use super::recovery::Recovery;
+use super::recv_buffer::RecvBuffer;
+use super::send_buffer::SendBuffer;
+use super::sent_queue::SentQueue;
+use crate::time::Instant;
+use crate::wire::tcp::SeqNumber;
+
+/// What the retransmission timer is set for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum RetransmitTimer {
+    /// Not set.
+    #[default]
+    Off,
+    /// Retransmission time-out (RFC 6298).
+    Rto,
+    /// Tail loss probe (RFC 8985 §7).
+    Probe,
+    /// Segments that may be merely reordered are looked at again (RFC 8985 §6.3).
+    Reorder,
+    /// Zero window probe (RFC 9293 §3.8.6.1).
+    Persist,
+}
+
+/// Urgent data of the receiving side, as Linux has it: one byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Urgent {
+    #[default]
+    None,
+    /// Announced, not arrived: sequence number of the byte.
+    Pending(SeqNumber),
+    /// Arrived.
+    Held(SeqNumber, u8),
+    /// Taken by the application.
+    Taken(SeqNumber),
+}
+
+/// The busy part of a connection.
+pub(crate) struct Busy {
+    pub owner: u32,
+    /// Bytes from `snd_una` on: in flight, then not yet sent.
+    pub send: SendBuffer,
+    pub sent: SentQueue,
+    /// Bytes received and not read, with holes.
+    pub recv: RecvBuffer,
+    pub recovery: Recovery,
+    pub rack: Rack,
+    pub congestion: Congestion,
+    pub timer_kind: RetransmitTimer,
+    pub timer_at: Instant,
+    /// Consecutive time-outs of the head of the queue, and the shift of the time-out.
+    pub retransmits: u8,
+    pub backoff: u8,
+    /// Unanswered zero window probes.
+    pub probes: u8,
+    /// When the first of the current unanswered retransmissions or probes left.
+    pub trouble_since: Option<Instant>,
+    /// End of the last segment smaller than the full size (Minshall's variant of Nagle's algorithm).
+    pub small_end: Option<SeqNumber>,
+    /// When the cork gives way.
+    pub cork_at: Option<Instant>,
+    /// End of the tail loss probe in flight, and whether it was a retransmission.
+    pub probe_end: Option<(SeqNumber, bool)>,
+    /// Received twice: to be reported first (RFC 2883).
+    pub dsack: Option<(SeqNumber, SeqNumber)>,
+    /// Largest number of segments in flight during the current round, and whether the window was the limit.
+    pub flight_max: u32,
+    pub cwnd_limited: bool,
+    pub usage_end: SeqNumber,
+    /// Acknowledged bytes not yet reported.
+    pub acked_bytes: u32,
+    /// When the last data left.
+    pub last_sent: Instant,
+    /// Nothing was queued or in flight since.
+    pub idle_since: Option<Instant>,
+    /// Retransmitted segments in all.
+    pub total_retrans: u32,
+    pub urgent_in: Urgent,
+    /// End of the urgent data we sent.
+    pub urgent_out: Option<SeqNumber>,
+    /// Retransmissions of the head after ICMP said that it was too large: one per acknowledgement.
+    pub mtu_reduced_at: Option<SeqNumber>,
+    /// Window from the newest segment went to zero at.
+    pub window_max: u32,
+}
+
+impl Busy {
+    pub fn new() -> Self {
+        Self {
+            owner: NONE,
+            send: SendBuffer::default(),
+            sent: SentQueue::default(),
+            recv: RecvBuffer::default(),
+            recovery: Recovery::default(),
+            rack: Rack::default(),
+            congestion: Congestion::default(),
+            timer_kind: RetransmitTimer::Off,
+            timer_at: Instant::MAX,
+            retransmits: 0,
+            backoff: 0,
+            probes: 0,
+            trouble_since: None,
+            small_end: None,
+            cork_at: None,
+            probe_end: None,
+            dsack: None,
+            flight_max: 0,
+            cwnd_limited: false,
+            usage_end: SeqNumber(0),
+            acked_bytes: 0,
+            last_sent: Instant::ZERO,
+            idle_since: None,
+            total_retrans: 0,
+            urgent_in: Urgent::None,
+            urgent_out: None,
+            mtu_reduced_at: None,
+            window_max: 0,
+        }
+    }
+
+    /// Back to the initial state, keeping the capacity of the queues. Buffers must have been cleared by the caller, who has the pools.
+    pub fn reset(&mut self) {
+        self.sent.clear();
+        let (send, sent, recv) =
+            (core::mem::take(&mut self.send), core::mem::take(&mut self.sent), core::mem::take(&mut self.recv));
+        *self = Self { send, sent, recv, ..Self::new() };
+    }
+
+    /// Nothing is queued, in flight or unread, and nothing needs to be remembered.
+    pub fn is_idle(&self) -> bool {
+        self.send.is_empty()
+            && self.sent.is_empty()
+            && self.recv.is_empty()
+            && matches!(self.urgent_in, Urgent::None | Urgent::Taken(_))
+    }
+
+    /// An undone reduction: what was marked lost is in flight after all.
+    pub fn sent_unmark_lost(&mut self) {
+        self.sent.unmark_lost();
+    }
+
+    /// Sets the retransmission timer.
+    pub fn set_timer(&mut self, kind: RetransmitTimer, at: Instant) {
+        self.timer_kind = kind;
+        self.timer_at = at;
+    }
+
+    /// Stops it.
+    pub fn stop_timer(&mut self) {
+        self.set_timer(RetransmitTimer::Off, Instant::MAX);
+    }
+}

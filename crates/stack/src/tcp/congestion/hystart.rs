@@ -1,0 +1,135 @@
+//! HyStart++ (RFC 9406): leaves slow start when the round trip time rises, before the queue overflows.
+
+use crate::tcp::conn::Tcb;
+use crate::wire::tcp::SeqNumber;
+
+const MIN_RTT_THRESH_US: u32 = 4_000;
+const MAX_RTT_THRESH_US: u32 = 16_000;
+const MIN_RTT_DIVISOR: u32 = 8;
+const RTT_SAMPLES: u32 = 8;
+const CSS_GROWTH_DIVISOR: u32 = 4;
+const CSS_ROUNDS: u32 = 5;
+
+/// State of HyStart++.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HyStart {
+    round_end: Option<SeqNumber>,
+    last_round_min_us: Option<u32>,
+    round_min_us: Option<u32>,
+    samples: u32,
+    /// In conservative slow start: the round trip time it began with, and rounds so far.
+    css: Option<(u32, u32)>,
+    /// Slow start was left once; from then on it is the plain one (RFC 9406 §4.3).
+    ended: bool,
+}
+
+impl HyStart {
+    /// Starts again with a new slow start; only the first of a connection is watched.
+    pub fn restart(&mut self) {
+        *self = Self { ended: self.ended, ..Self::default() };
+    }
+
+    pub fn end(&mut self) {
+        self.ended = true;
+        self.css = None;
+    }
+
+    pub fn on_sent(&mut self, snd_nxt: SeqNumber) {
+        if self.round_end.is_none() {
+            self.round_end = Some(snd_nxt);
+        }
+    }
+
+    /// Segments the window grows by when `acked` were acknowledged: a quarter of it in conservative slow start.
+    pub fn growth(&self, acked: u32, credit: &mut u32) -> u32 {
+        if self.css.is_none() {
+            return acked;
+        }
+        *credit += acked;
+        let growth = *credit / CSS_GROWTH_DIVISOR;
+        *credit %= CSS_GROWTH_DIVISOR;
+        growth
+    }
+
+    /// A round trip time sample during slow start.
+    pub fn on_sample(&mut self, c: &Tcb, rtt_us: u32) {
+        let _ = c;
+        if self.ended {
+            return;
+        }
+        self.round_min_us = Some(self.round_min_us.map_or(rtt_us, |m| m.min(rtt_us)));
+        self.samples += 1;
+        if self.samples < RTT_SAMPLES {
+            return;
+        }
+        let (Some(current), Some(last)) = (self.round_min_us, self.last_round_min_us) else { return };
+        match self.css {
+            None => {
+                let threshold = (last / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH_US, MAX_RTT_THRESH_US);
+                if current >= last.saturating_add(threshold) {
+                    self.css = Some((current, 0));
+                }
+            }
+            // The rise was noise: back to slow start.
+            Some((baseline, _)) if current < baseline => self.css = None,
+            Some(_) => {}
+        }
+    }
+
+    /// A cumulative acknowledgement: a round ends when what was sent at its start is acknowledged.
+    pub fn on_una(&mut self, una: SeqNumber, snd_nxt: SeqNumber, c: &mut Tcb) {
+        if self.ended || !self.round_end.is_some_and(|end| una.ge(end)) {
+            return;
+        }
+        self.round_end = Some(snd_nxt);
+        self.last_round_min_us = self.round_min_us.take();
+        self.samples = 0;
+        if let Some((baseline, rounds)) = self.css {
+            if rounds + 1 >= CSS_ROUNDS {
+                c.ssthresh = c.cwnd;
+                self.end();
+            } else {
+                self.css = Some((baseline, rounds + 1));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_round(h: &mut HyStart, c: &mut Tcb, seq: &mut u32, rtt_us: u32) {
+        h.on_sent(SeqNumber(*seq + 1000));
+        for _ in 0..10 {
+            h.on_sample(c, rtt_us);
+        }
+        *seq += 1000;
+        h.on_una(SeqNumber(*seq), SeqNumber(*seq + 1000), c);
+    }
+
+    #[test]
+    fn a_rising_round_trip_time_ends_slow_start_after_five_conservative_rounds() {
+        let mut h = HyStart::default();
+        let mut c = Tcb { cwnd: 100, ..Tcb::vacant() };
+        let mut seq = 0;
+        run_round(&mut h, &mut c, &mut seq, 20_000);
+        run_round(&mut h, &mut c, &mut seq, 20_000);
+        assert!(h.css.is_none());
+        for _ in 0..5 {
+            run_round(&mut h, &mut c, &mut seq, 30_000);
+        }
+        assert_eq!(c.ssthresh, 100);
+    }
+
+    #[test]
+    fn a_steady_round_trip_time_never_ends_it() {
+        let mut h = HyStart::default();
+        let mut c = Tcb { cwnd: 100, ..Tcb::vacant() };
+        let mut seq = 0;
+        for _ in 0..50 {
+            run_round(&mut h, &mut c, &mut seq, 20_000);
+        }
+        assert_eq!(c.ssthresh, u32::MAX);
+    }
+}

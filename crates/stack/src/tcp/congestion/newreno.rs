@@ -1,0 +1,17 @@
+//! RFC 5681: additive increase, multiplicative decrease.
+
+use crate::tcp::conn::Tcb;
+
+/// One segment more for each window of acknowledged segments.
+pub(crate) fn additive_increase(c: &mut Tcb, credit: &mut u32, acked: u32) {
+    *credit += acked;
+    while *credit >= c.cwnd {
+        *credit -= c.cwnd;
+        c.cwnd += 1;
+    }
+}
+
+/// Half the window, at least two segments (RFC 5681 §3.1, equation 4, with cwnd for FlightSize as Linux has it).
+pub(crate) fn threshold(c: &Tcb) -> u32 {
+    (c.cwnd / 2).max(2)
+}

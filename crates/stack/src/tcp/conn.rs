@@ -1,0 +1,416 @@
+//! The connection slab.
+//!
+//! A connection is two cache lines ([`Tcb`]) that hold all an idle connection needs. Whatever only a busy one needs
+//! (buffers, retransmission queue, scoreboard) is a [`Busy`] from a pool, taken when there is something to queue and given back after
+//! a retransmission time-out of idleness. All references are indices.
+
+use super::busy::Busy;
+use super::profile::ProfileId;
+use super::state::State;
+use crate::handle::Conn;
+use crate::ip::Hop;
+use crate::timer_wheel::{TimerNode, TimerStore};
+use crate::wire::tcp::SeqNumber;
+use core::ops::{BitOr, BitOrAssign, Index, IndexMut};
+
+/// No entry.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// Boolean properties of a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Flags(u32);
+
+impl Flags {
+    /// Addresses are an index into the IPv6 address pool.
+    pub const V6: Self = Self(1);
+    /// Timestamps are in use (RFC 7323).
+    pub const TIMESTAMPS: Self = Self(1 << 1);
+    /// Selective acknowledgements are in use (RFC 2018).
+    pub const SACK: Self = Self(1 << 2);
+    /// Window scaling is in use.
+    pub const WSCALE: Self = Self(1 << 3);
+    /// ECN was negotiated (RFC 3168).
+    pub const ECN: Self = Self(1 << 4);
+    /// Set ECE in everything we send until CWR comes.
+    pub const ECN_ECHO: Self = Self(1 << 5);
+    /// Set CWR in the next new data.
+    pub const ECN_CWR: Self = Self(1 << 6);
+    /// An acknowledgement must leave with this batch.
+    pub const ACK_NOW: Self = Self(1 << 7);
+    /// An acknowledgement is owed at `ack_deadline`.
+    pub const ACK_DELAYED: Self = Self(1 << 8);
+    /// Data flow both ways in turn: delay acknowledgements, they ride on answers.
+    pub const PINGPONG: Self = Self(1 << 9);
+    /// On the transmit list.
+    pub const TX_LISTED: Self = Self(1 << 10);
+    /// Our FIN stands at the end of the send queue.
+    pub const FIN_QUEUED: Self = Self(1 << 11);
+    /// The application closed the socket: nobody reads or writes any more.
+    pub const ORPHAN: Self = Self(1 << 12);
+    /// The application took it from the accept queue, or opened it itself.
+    pub const ACCEPTED: Self = Self(1 << 13);
+    /// It began with our SYN.
+    pub const ACTIVE: Self = Self(1 << 14);
+    /// No Nagle.
+    pub const NODELAY: Self = Self(1 << 15);
+    /// Hold back partial segments.
+    pub const CORK: Self = Self(1 << 16);
+    /// Probe when idle.
+    pub const KEEPALIVE: Self = Self(1 << 17);
+    /// `close` means RST.
+    pub const LINGER_ZERO: Self = Self(1 << 18);
+    /// Urgent data stay in line.
+    pub const OOB_INLINE: Self = Self(1 << 19);
+    /// Report acknowledged bytes.
+    pub const ACK_EVENTS: Self = Self(1 << 20);
+    /// A send was cut short: tell when there is room.
+    pub const WANT_WRITABLE: Self = Self(1 << 21);
+    /// A `Readable` event waits to be taken.
+    pub const READABLE_QUEUED: Self = Self(1 << 22);
+    /// The peer's FIN was received in order.
+    pub const PEER_FIN: Self = Self(1 << 23);
+    /// The first data have been seen (quick acknowledgements were granted).
+    pub const ATO_SET: Self = Self(1 << 24);
+    /// SYN or SYN+ACK must be sent.
+    pub const SYN_PENDING: Self = Self(1 << 25);
+    /// In-burst data wait for the owner.
+    pub const INLINE: Self = Self(1 << 26);
+    /// Waits in an accept queue.
+    pub const IN_ACCEPT_QUEUE: Self = Self(1 << 27);
+    /// Its end was reported or is queued; the slot goes when the event was taken.
+    pub const ZOMBIE: Self = Self(1 << 28);
+    /// ICMP or a soft error was noted while it tried.
+    pub const SOFT_ERROR: Self = Self(1 << 29);
+    /// The next pure acknowledgement repeats for the peer's keepalive or probe: never delayed.
+    pub const WINDOW_FORCED: Self = Self(1 << 30);
+    /// A urgent byte is expected or held.
+    pub const URGENT: Self = Self(1 << 31);
+
+    pub const NONE: Self = Self(0);
+
+    #[inline]
+    pub const fn has(self, flag: Self) -> bool {
+        self.0 & flag.0 != 0
+    }
+
+    #[inline]
+    pub fn set(&mut self, flag: Self) {
+        self.0 |= flag.0;
+    }
+
+    #[inline]
+    pub fn clear(&mut self, flag: Self) {
+        self.0 &= !flag.0;
+    }
+
+    #[inline]
+    pub fn assign(&mut self, flag: Self, on: bool) {
+        if on {
+            self.set(flag);
+        } else {
+            self.clear(flag);
+        }
+    }
+}
+
+impl BitOr for Flags {
+    type Output = Self;
+    fn bitor(self, rhs: Self) -> Self {
+        Self(self.0 | rhs.0)
+    }
+}
+
+impl BitOrAssign for Flags {
+    fn bitor_assign(&mut self, rhs: Self) {
+        self.0 |= rhs.0;
+    }
+}
+
+/// Transmission control block: the whole of an idle connection, in two cache lines.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(crate) struct Tcb {
+    // First line: identity and sequence numbers, read for each segment.
+    /// IPv4 address of the peer, or index of both addresses in the IPv6 pool.
+    pub remote_ip: u32,
+    /// Our IPv4 address.
+    pub local_ip: u32,
+    pub remote_port: u16,
+    pub local_port: u16,
+    pub generation: u32,
+    pub state: State,
+    /// Low four bits: shift of the peer's window; high four: of ours.
+    pub wscale: u8,
+    /// Immediate acknowledgements still to be given (Linux's quick ack mode).
+    pub quick_acks: u8,
+    /// SYN or SYN+ACK retransmissions, later unanswered probes.
+    pub retries: u8,
+    pub flags: Flags,
+    pub rcv_nxt: SeqNumber,
+    /// Right edge of the window we advertised: never moves back (RFC 9293 §3.8.6).
+    pub rcv_edge: SeqNumber,
+    /// `rcv_nxt` when we sent the last acknowledgement.
+    pub rcv_acked: SeqNumber,
+    /// `rcv_nxt` when the receive window last grew.
+    pub grow_mark: SeqNumber,
+    pub snd_una: SeqNumber,
+    pub snd_nxt: SeqNumber,
+    pub snd_wnd: u32,
+    pub snd_wl1: SeqNumber,
+    /// Timestamp to echo (RFC 7323 §4.3).
+    pub ts_recent: u32,
+    /// Added to the clock in our timestamps, so that they tell nothing about the host.
+    pub ts_offset: u32,
+
+    // Second line: congestion, timer, path.
+    /// Congestion window in segments.
+    pub cwnd: u32,
+    /// Slow start threshold in segments.
+    pub ssthresh: u32,
+    /// Smoothed round trip time in 1/8 µs; 0 if there is no sample yet.
+    pub srtt: u32,
+    /// Four times the mean deviation, in µs, at least `rto_min`.
+    pub rttvar: u32,
+    /// Smallest round trip time in µs. During the handshake: when SYN or SYN+ACK left (low bits of the clock in µs).
+    pub min_rtt: u32,
+    pub timer: TimerNode,
+    pub hop: Hop,
+    /// Index of the [`Busy`] part, or [`NONE`].
+    pub busy: u32,
+    /// The application's; before `accept` the listener's index; in a free slot the next free one.
+    pub token: u32,
+    pub profile: ProfileId,
+    /// The receive window may grow to 64 KiB << this.
+    pub rcv_grow: u8,
+    pub pad: u8,
+    /// Largest payload the peer takes in a segment, from its MSS option.
+    pub peer_mss: u16,
+    /// Path MTU in bytes.
+    pub pmtu: u16,
+    /// Estimate of the peer's segment size, for "an acknowledgement for every second full segment".
+    pub rcv_mss: u16,
+    /// When the delayed acknowledgement is due: low bits of the clock in ms.
+    pub ack_deadline: u16,
+    /// When we last received something: low bits of the clock in ms.
+    pub last_rx: u32,
+}
+
+const _: () = assert!(size_of::<Tcb>() == 128);
+
+impl Tcb {
+    pub fn vacant() -> Self {
+        Self {
+            remote_ip: 0,
+            local_ip: 0,
+            remote_port: 0,
+            local_port: 0,
+            generation: 0,
+            state: State::Closed,
+            wscale: 0,
+            quick_acks: 0,
+            retries: 0,
+            flags: Flags::NONE,
+            rcv_nxt: SeqNumber(0),
+            rcv_edge: SeqNumber(0),
+            rcv_acked: SeqNumber(0),
+            grow_mark: SeqNumber(0),
+            snd_una: SeqNumber(0),
+            snd_nxt: SeqNumber(0),
+            snd_wnd: 0,
+            snd_wl1: SeqNumber(0),
+            ts_recent: 0,
+            ts_offset: 0,
+            cwnd: 0,
+            ssthresh: u32::MAX,
+            srtt: 0,
+            rttvar: 0,
+            min_rtt: 0,
+            timer: TimerNode::default(),
+            hop: Hop::default(),
+            busy: NONE,
+            token: NONE,
+            profile: ProfileId::DEFAULT,
+            rcv_grow: 0,
+            pad: 0,
+            peer_mss: 536,
+            pmtu: 576,
+            rcv_mss: 536,
+            ack_deadline: 0,
+            last_rx: 0,
+        }
+    }
+
+    #[inline]
+    pub const fn snd_wscale(&self) -> u8 {
+        self.wscale & 15
+    }
+
+    #[inline]
+    pub const fn rcv_wscale(&self) -> u8 {
+        self.wscale >> 4
+    }
+
+    #[inline]
+    pub fn has(&self, flag: Flags) -> bool {
+        self.flags.has(flag)
+    }
+
+    /// Window the peer may still use.
+    #[inline]
+    pub fn rcv_wnd(&self) -> u32 {
+        u32::try_from(self.rcv_edge - self.rcv_nxt).unwrap_or(0)
+    }
+
+    /// Bytes of IP and TCP headers without options.
+    #[inline]
+    pub fn header_bytes(&self) -> u16 {
+        if self.has(Flags::V6) { 60 } else { 40 }
+    }
+
+    /// Bytes of options in every segment of ours.
+    #[inline]
+    pub fn option_bytes(&self) -> u16 {
+        if self.has(Flags::TIMESTAMPS) { 12 } else { 0 }
+    }
+
+    /// Payload bytes of a full segment: what peer and path allow, without the options each segment carries (RFC 6691).
+    #[inline]
+    pub fn mss(&self) -> u32 {
+        let path = self.pmtu.saturating_sub(self.header_bytes());
+        u32::from(self.peer_mss.min(path).saturating_sub(self.option_bytes()).max(8))
+    }
+}
+
+/// All connections of a shard. Memory for `connections_max` is reserved at the start and touched as connections come.
+pub(crate) struct ConnTable {
+    slots: Vec<Tcb>,
+    free: u32,
+    max: usize,
+    live: usize,
+}
+
+impl ConnTable {
+    pub fn new(max: u32) -> Self {
+        Self { slots: Vec::with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
+    }
+
+    /// Takes a slot; its `generation` is already the new tenant's. `None` at `connections_max`.
+    pub fn alloc(&mut self) -> Option<u32> {
+        let index = if self.free != NONE {
+            let index = self.free;
+            self.free = self.slots[index as usize].token;
+            index
+        } else if self.slots.len() < self.max {
+            self.slots.push(Tcb::vacant());
+            (self.slots.len() - 1) as u32
+        } else {
+            return None;
+        };
+        self.live += 1;
+        Some(index)
+    }
+
+    /// Gives a slot back. From here on handles to it are stale.
+    pub fn free(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        debug_assert!(slot.busy == NONE && slot.state == State::Closed);
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.flags = Flags::NONE;
+        slot.token = self.free;
+        self.free = index;
+        self.live -= 1;
+    }
+
+    /// Index of a live handle.
+    #[inline]
+    pub fn lookup(&self, conn: Conn) -> Option<u32> {
+        let slot = self.slots.get(conn.index() as usize)?;
+        // A vacant slot has a generation that was never handed out, so no second check is needed.
+        (slot.generation == conn.generation()).then_some(conn.index())
+    }
+
+    #[inline]
+    pub fn handle(&self, index: u32) -> Conn {
+        Conn::new(index, self[index].generation)
+    }
+
+    /// Number of connections.
+    pub fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Every slot that was ever used, for listings and invariant checks; not for the path of a packet.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Tcb)> {
+        self.slots.iter().enumerate().map(|(i, t)| (i as u32, t))
+    }
+}
+
+impl Index<u32> for ConnTable {
+    type Output = Tcb;
+    #[inline]
+    fn index(&self, index: u32) -> &Tcb {
+        &self.slots[index as usize]
+    }
+}
+
+impl IndexMut<u32> for ConnTable {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut Tcb {
+        &mut self.slots[index as usize]
+    }
+}
+
+impl TimerStore for ConnTable {
+    #[inline]
+    fn timer_node(&mut self, id: u32) -> &mut TimerNode {
+        &mut self.slots[id as usize].timer
+    }
+}
+
+/// Pool of busy parts. Entries keep the capacity of their queues, so that reuse allocates nothing.
+pub(crate) struct BusyPool {
+    entries: Vec<Busy>,
+    free: Vec<u32>,
+}
+
+impl BusyPool {
+    pub fn new() -> Self {
+        Self { entries: Vec::new(), free: Vec::new() }
+    }
+
+    /// Takes an entry for connection `owner`; it is in its initial state.
+    pub fn alloc(&mut self, owner: u32) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Busy::new());
+            (self.entries.len() - 1) as u32
+        });
+        self.entries[index as usize].owner = owner;
+        index
+    }
+
+    /// Takes an entry back. The caller has cleared its buffers.
+    pub fn free(&mut self, index: u32) {
+        self.entries[index as usize].reset();
+        self.free.push(index);
+    }
+
+    /// Entries in use.
+    pub fn in_use(&self) -> usize {
+        self.entries.len() - self.free.len()
+    }
+}
+
+impl Index<u32> for BusyPool {
+    type Output = Busy;
+    #[inline]
+    fn index(&self, index: u32) -> &Busy {
+        &self.entries[index as usize]
+    }
+}
+
+impl IndexMut<u32> for BusyPool {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut Busy {
+        &mut self.entries[index as usize]
+    }
+}

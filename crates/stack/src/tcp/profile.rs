@@ -1,0 +1,164 @@
+//! Socket options that few connections set differently from the rest. A connection holds two bytes that name its profile; equal
+//! profiles are one entry.
+
+use super::config::TcpConfig;
+use crate::options::SocketOptions;
+use std::collections::BTreeMap;
+
+/// Names a profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ProfileId(u16);
+
+impl ProfileId {
+    /// The configuration's own values.
+    pub const DEFAULT: Self = Self(0);
+}
+
+/// Values of the options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Profile {
+    pub recv_buffer_bytes: u32,
+    pub send_buffer_bytes: u32,
+    /// 0 if none was set.
+    pub mss: u16,
+    pub keep_idle_seconds: u16,
+    pub keep_interval_seconds: u16,
+    pub keep_count: u8,
+    /// 0 if none was set.
+    pub user_timeout_ms: u32,
+    pub fin_timeout_seconds: u16,
+}
+
+impl Profile {
+    pub fn from_config(config: &TcpConfig) -> Self {
+        Self {
+            recv_buffer_bytes: config.recv_buffer_bytes,
+            send_buffer_bytes: config.send_buffer_bytes,
+            mss: 0,
+            keep_idle_seconds: config.keepalive_time_seconds as u16,
+            keep_interval_seconds: config.keepalive_interval_seconds as u16,
+            keep_count: config.keepalive_probes,
+            user_timeout_ms: 0,
+            fin_timeout_seconds: config.fin_timeout_seconds as u16,
+        }
+    }
+
+    /// With what a socket asks for; `None` if a value is out of range.
+    pub fn with(mut self, options: &SocketOptions) -> Option<Self> {
+        if let Some(bytes) = options.recv_buffer_bytes {
+            self.recv_buffer_bytes = checked_buffer(bytes)?;
+        }
+        if let Some(bytes) = options.send_buffer_bytes {
+            self.send_buffer_bytes = checked_buffer(bytes)?;
+        }
+        if let Some(mss) = options.mss {
+            self.mss = checked_mss(mss)?;
+        }
+        Some(self)
+    }
+}
+
+/// A buffer size within the range of the configuration keys.
+pub(crate) fn checked_buffer(bytes: u32) -> Option<u32> {
+    (2048..=1 << 30).contains(&bytes).then_some(bytes)
+}
+
+/// A segment size within the range Linux takes.
+pub(crate) fn checked_mss(mss: u16) -> Option<u16> {
+    (88..=32_767).contains(&mss).then_some(mss)
+}
+
+/// All profiles in use.
+pub(crate) struct ProfileTable {
+    entries: Vec<(Profile, u32)>,
+    by_value: BTreeMap<Profile, u16>,
+    free: Vec<u16>,
+}
+
+impl ProfileTable {
+    pub fn new(default: Profile) -> Self {
+        Self { entries: vec![(default, 1)], by_value: BTreeMap::from([(default, 0)]), free: Vec::new() }
+    }
+
+    #[inline]
+    pub fn get(&self, id: ProfileId) -> &Profile {
+        &self.entries[usize::from(id.0)].0
+    }
+
+    /// One more user of `id`.
+    #[inline]
+    pub fn share(&mut self, id: ProfileId) -> ProfileId {
+        if id != ProfileId::DEFAULT {
+            self.entries[usize::from(id.0)].1 += 1;
+        }
+        id
+    }
+
+    /// One user less.
+    #[inline]
+    pub fn release(&mut self, id: ProfileId) {
+        if id == ProfileId::DEFAULT {
+            return;
+        }
+        let entry = &mut self.entries[usize::from(id.0)];
+        entry.1 -= 1;
+        if entry.1 == 0 {
+            self.by_value.remove(&entry.0);
+            self.free.push(id.0);
+        }
+    }
+
+    /// The profile with these values, with one more user. `None` if 65,535 different ones are in use.
+    pub fn intern(&mut self, profile: Profile) -> Option<ProfileId> {
+        if let Some(&id) = self.by_value.get(&profile) {
+            return Some(self.share(ProfileId(id)));
+        }
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.entries[usize::from(id)] = (profile, 1);
+                id
+            }
+            None => {
+                let id = u16::try_from(self.entries.len()).ok().filter(|id| *id != u16::MAX)?;
+                self.entries.push((profile, 1));
+                id
+            }
+        };
+        self.by_value.insert(profile, id);
+        Some(ProfileId(id))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> ProfileTable {
+        ProfileTable::new(Profile::from_config(&TcpConfig::default()))
+    }
+
+    #[test]
+    fn equal_profiles_are_one_entry_and_go_with_the_last_user() {
+        let mut table = table();
+        let other = Profile { keep_count: 3, ..*table.get(ProfileId::DEFAULT) };
+        let a = table.intern(other).unwrap();
+        let b = table.intern(other).unwrap();
+        assert_eq!(a, b);
+        table.release(a);
+        assert_eq!(table.get(b).keep_count, 3);
+        table.release(b);
+        assert_eq!(table.by_value.len(), 1);
+        let again = table.intern(Profile { keep_count: 4, ..other }).unwrap();
+        assert_eq!(again, a, "the freed entry is used again");
+    }
+
+    #[test]
+    fn the_65536th_different_profile_is_refused() {
+        let mut table = table();
+        let base = *table.get(ProfileId::DEFAULT);
+        for i in 1..u32::from(u16::MAX) {
+            assert!(table.intern(Profile { user_timeout_ms: i, ..base }).is_some());
+        }
+        assert!(table.intern(Profile { user_timeout_ms: 1 << 20, ..base }).is_none());
+    }
+}

@@ -1,0 +1,242 @@
+//! Loss recovery: which congestion state a connection is in, and how many segments it may send in it.
+//!
+//! Detection is RACK's (`rack.rs`) with SACK, and counting duplicate acknowledgements without. The reduction of the window is paced by
+//! PRR (RFC 9937). A reduction that proves to have been for nothing is taken back (RFC 3708 by DSACK, RFC 3522 by timestamps).
+
+use super::busy::Busy;
+use super::conn::Tcb;
+use super::rack::RackInput;
+use crate::options::CaState;
+use crate::wire::tcp::SeqNumber;
+
+/// State of recovery.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Recovery {
+    pub state: CaState,
+    /// `snd_nxt` when the state was entered: it ends when this is acknowledged.
+    pub high_seq: SeqNumber,
+    prr_delivered: u32,
+    prr_out: u32,
+    /// Segments in flight when recovery began (RecoverFS).
+    flight: u32,
+    /// What to return to if the reduction was for nothing.
+    prior_cwnd: u32,
+    prior_ssthresh: u32,
+    /// `snd_una` when the window was reduced; none if nothing can be undone.
+    undo_marker: Option<SeqNumber>,
+    /// Retransmissions since then that no DSACK has shown to be needless.
+    undo_retrans: u32,
+    /// Our timestamp when the first retransmission left.
+    retrans_ts: Option<u32>,
+}
+
+/// What recovery has to know of an acknowledgement.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AckSummary {
+    pub delivered: u32,
+    pub una_advanced: bool,
+    /// Segments newly marked lost.
+    pub newly_lost: u32,
+    /// The peer set ECE.
+    pub ece: bool,
+    /// It reported that a retransmission was needless.
+    pub dsack: bool,
+    /// Timestamp it echoes, if timestamps are in use.
+    pub echo: Option<u32>,
+}
+
+impl Recovery {
+    /// Whether PRR governs the window.
+    pub fn reduces(&self) -> bool {
+        matches!(self.state, CaState::Recovery | CaState::Cwr)
+    }
+
+    /// Segments left the sender during a reduction.
+    pub fn on_sent(&mut self, segments: u32) {
+        if self.reduces() {
+            self.prr_out += segments;
+        }
+    }
+
+    /// A retransmission left.
+    pub fn on_retransmit(&mut self, segments: u32, our_ts: u32) {
+        self.retrans_ts.get_or_insert(our_ts);
+        if self.undo_marker.is_some() {
+            self.undo_retrans += segments;
+        }
+    }
+
+    /// A DSACK for data from `undo_marker` on: one needless retransmission.
+    pub fn on_dsack(&mut self, start: SeqNumber) {
+        if self.undo_marker.is_some_and(|m| start.ge(m)) {
+            self.undo_retrans = self.undo_retrans.saturating_sub(1);
+        }
+    }
+
+    fn remember(&mut self, c: &Tcb) {
+        self.prior_cwnd = c.cwnd;
+        self.prior_ssthresh = c.ssthresh;
+        self.undo_marker = Some(c.snd_una);
+        self.undo_retrans = 0;
+        self.retrans_ts = None;
+    }
+
+    fn undo_is_due(&self, echo: Option<u32>) -> bool {
+        if self.undo_marker.is_none() {
+            return false;
+        }
+        let delayed = match (echo, self.retrans_ts) {
+            // The acknowledgement echoes a timestamp from before the retransmission: the original had arrived.
+            (Some(echo), Some(sent)) => (echo.wrapping_sub(sent) as i32) < 0,
+            _ => false,
+        };
+        let all_needless = self.retrans_ts.is_some() && self.undo_retrans == 0;
+        delayed || all_needless
+    }
+
+    fn undo(&mut self, c: &mut Tcb) {
+        c.cwnd = c.cwnd.max(self.prior_cwnd);
+        c.ssthresh = c.ssthresh.max(self.prior_ssthresh);
+        self.undo_marker = None;
+        self.retrans_ts = None;
+    }
+
+    fn forget(&mut self) {
+        self.undo_marker = None;
+        self.retrans_ts = None;
+        self.undo_retrans = 0;
+    }
+}
+
+/// Enters fast recovery or, for a mark by the network, CWR.
+fn begin_reduction(c: &mut Tcb, b: &mut Busy, state: CaState) {
+    if matches!(b.recovery.state, CaState::Open | CaState::Disorder) {
+        b.recovery.remember(c);
+        c.ssthresh = b.congestion.on_congestion(c);
+    }
+    let r = &mut b.recovery;
+    r.state = state;
+    r.high_seq = c.snd_nxt;
+    r.prr_delivered = 0;
+    r.prr_out = 0;
+    r.flight = (b.sent.packets_out - b.sent.sacked_out.min(b.sent.packets_out)).max(1);
+}
+
+/// A retransmission time-out: all is lost, slow start from one segment (RFC 5681 §3.1, equation 4).
+pub(crate) fn enter_loss(c: &mut Tcb, b: &mut Busy) {
+    let fresh = matches!(b.recovery.state, CaState::Open | CaState::Disorder | CaState::Cwr);
+    let before = b.recovery.state != CaState::Loss || b.recovery.high_seq.le(c.snd_una);
+    if fresh || before {
+        b.recovery.remember(c);
+        c.ssthresh = b.congestion.on_congestion(c);
+    }
+    // RFC 2018 §8: a receiver that acknowledged the head selectively and still lets it time out has reneged.
+    let reneged = b.sent.front().is_some_and(|s| s.has(super::sent_queue::SACKED));
+    b.sent.mark_all_lost(reneged || !c.has(super::conn::Flags::SACK));
+    b.congestion.on_timeout();
+    b.recovery.state = CaState::Loss;
+    b.recovery.high_seq = c.snd_nxt;
+    c.cwnd = b.sent.in_flight() + 1;
+}
+
+/// The state machine on an acknowledgement. Returns whether the window may grow by what was delivered.
+pub(crate) fn on_ack(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
+    let was = b.recovery.state;
+    leave_finished_states(c, b, ack);
+    if ack.dsack && matches!(b.recovery.state, CaState::Open | CaState::Disorder) && b.recovery.undo_is_due(None) {
+        b.recovery.undo(c);
+        b.congestion.on_undo();
+    }
+    match b.recovery.state {
+        CaState::Open | CaState::Disorder | CaState::Cwr => {
+            if b.sent.lost_out > 0 {
+                begin_reduction(c, b, CaState::Recovery);
+            } else if ack.ece && b.recovery.state != CaState::Cwr {
+                begin_reduction(c, b, CaState::Cwr);
+            } else if b.recovery.state != CaState::Cwr {
+                let disorder = b.sent.sacked_out > 0;
+                b.recovery.state = if disorder { CaState::Disorder } else { CaState::Open };
+            }
+        }
+        CaState::Recovery | CaState::Loss => {}
+    }
+    if b.recovery.reduces() {
+        reduce(c, b, ack);
+        return false;
+    }
+    was != CaState::Recovery && ack.una_advanced || was == CaState::Open && ack.delivered > 0
+}
+
+/// States end when what was outstanding at their start is acknowledged, or when they prove to have been a mistake.
+fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
+    let r = &mut b.recovery;
+    if ack.una_advanced && matches!(r.state, CaState::Recovery | CaState::Loss) && r.undo_is_due(ack.echo) {
+        r.undo(c);
+        b.congestion.on_undo();
+        b.recovery.state = CaState::Open;
+        b.rack.on_recovery_end();
+        b.sent_unmark_lost();
+        return;
+    }
+    if c.snd_una.lt(r.high_seq) {
+        return;
+    }
+    match r.state {
+        CaState::Open => {}
+        CaState::Disorder => {
+            if c.snd_una.ge(r.high_seq) {
+                r.forget();
+            }
+        }
+        CaState::Cwr => {
+            c.cwnd = c.cwnd.min(c.ssthresh);
+            r.state = CaState::Open;
+        }
+        CaState::Recovery => {
+            c.cwnd = c.ssthresh;
+            r.state = CaState::Open;
+            b.rack.on_recovery_end();
+        }
+        CaState::Loss => {
+            r.state = CaState::Open;
+            b.rack.on_recovery_end();
+        }
+    }
+}
+
+/// Proportional rate reduction (RFC 9937 §6.2).
+fn reduce(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
+    if ack.delivered == 0 && b.recovery.prr_out > 0 {
+        return;
+    }
+    let pipe = b.sent.in_flight();
+    let r = &mut b.recovery;
+    r.prr_delivered += ack.delivered;
+    let send = if pipe > c.ssthresh {
+        let share = u64::from(r.prr_delivered) * u64::from(c.ssthresh);
+        (share.div_ceil(u64::from(r.flight)) as u32).saturating_sub(r.prr_out)
+    } else {
+        let mut send = r.prr_delivered.saturating_sub(r.prr_out).max(ack.delivered);
+        if ack.una_advanced && ack.newly_lost == 0 {
+            // A "safe" acknowledgement: the network takes more.
+            send += 1;
+        }
+        send.min(c.ssthresh - pipe)
+    };
+    // The first retransmission leaves at once.
+    let send = if r.prr_out == 0 { send.max(1) } else { send };
+    c.cwnd = pipe + send;
+}
+
+/// What RACK reads.
+pub(crate) fn rack_input(c: &Tcb, b: &Busy, now: crate::time::Instant, dup_threshold: u32, stale_echo: bool) -> RackInput {
+    RackInput {
+        now,
+        min_rtt_us: c.min_rtt,
+        srtt_us: c.srtt >> 3,
+        in_recovery: matches!(b.recovery.state, CaState::Recovery | CaState::Loss),
+        sacked_out: b.sent.sacked_out,
+        dup_threshold,
+        echo_is_older_than_retransmission: stale_echo,
+    }
+}

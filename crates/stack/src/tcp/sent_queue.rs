@@ -1,0 +1,580 @@
+//! The retransmission queue: what was sent and is not acknowledged, with the scoreboard of RFC 6675 in it.
+//!
+//! ```text
+//!   snd_una                                              snd_nxt
+//!      │ lost,resent │ sacked │ sacked │ lost │ in flight │
+//! ```
+//!
+//! Entries are in sequence order. An entry is one transmission: a segment, or a super-frame of several. All counters are in segments.
+
+use crate::time::Instant;
+use crate::wire::tcp::SeqNumber;
+use std::collections::VecDeque;
+
+/// The receiver has it.
+pub(crate) const SACKED: u8 = 1;
+/// Considered lost.
+pub(crate) const LOST: u8 = 2;
+/// Retransmitted, and that retransmission is in flight.
+pub(crate) const RETRANSMITTED: u8 = 4;
+/// Was retransmitted at some time (Karn: no round trip sample).
+pub(crate) const EVER_RETRANSMITTED: u8 = 8;
+
+/// One transmission.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub start: SeqNumber,
+    pub end: SeqNumber,
+    /// When it was sent last.
+    pub at: Instant,
+    /// Segments it has on the wire.
+    pub segments: u16,
+    pub flags: u8,
+}
+
+impl Sent {
+    #[inline]
+    pub fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+
+    fn bytes(&self) -> u32 {
+        (self.end - self.start) as u32
+    }
+}
+
+/// The most recently sent segment among those an acknowledgement newly covers: what RACK works on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Newest {
+    pub at: Instant,
+    pub end: SeqNumber,
+    pub retransmitted: bool,
+}
+
+/// What one acknowledgement did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Delivery {
+    /// Segments newly known to have arrived, cumulatively or selectively.
+    pub delivered: u32,
+    /// Of those, by a selective acknowledgement.
+    pub sacked: u32,
+    /// When the oldest newly acknowledged segment that was never retransmitted was sent.
+    pub first_at: Option<Instant>,
+    /// When the youngest of them was sent.
+    pub last_at: Option<Instant>,
+    /// The most recently sent of all.
+    pub newest: Option<Newest>,
+    /// An original transmission arrived below the highest one known to have arrived.
+    pub reordered: bool,
+    /// A retransmitted segment is among those acknowledged cumulatively.
+    pub retransmitted_acked: bool,
+    /// An original, never retransmitted segment is among those newly acknowledged.
+    pub original_acked: bool,
+}
+
+impl Delivery {
+    fn note(&mut self, sent: &Sent, highest: SeqNumber) {
+        self.delivered += u32::from(sent.segments);
+        let retransmitted = sent.has(EVER_RETRANSMITTED);
+        if !retransmitted {
+            self.first_at = Some(self.first_at.map_or(sent.at, |t| t.min(sent.at)));
+            self.last_at = Some(self.last_at.map_or(sent.at, |t| t.max(sent.at)));
+            self.original_acked = true;
+            if sent.end.lt(highest) {
+                self.reordered = true;
+            }
+        }
+        let newer = self.newest.is_none_or(|n| (sent.at, 0) > (n.at, 0) || (sent.at == n.at && sent.end.gt(n.end)));
+        if newer {
+            self.newest = Some(Newest { at: sent.at, end: sent.end, retransmitted });
+        }
+    }
+}
+
+/// The queue and its counters.
+#[derive(Debug, Default)]
+pub(crate) struct SentQueue {
+    queue: VecDeque<Sent>,
+    /// Segments sent and not cumulatively acknowledged.
+    pub packets_out: u32,
+    /// Of those, selectively acknowledged (or counted by duplicate acknowledgements if there is no SACK).
+    pub sacked_out: u32,
+    /// Of those, considered lost.
+    pub lost_out: u32,
+    /// Retransmissions in flight.
+    pub retrans_out: u32,
+    /// Nothing below this needs a retransmission.
+    hint: Option<SeqNumber>,
+    /// SACK blocks of the previous acknowledgement: their contents need no second walk.
+    previous: [(SeqNumber, SeqNumber); 4],
+}
+
+impl SentQueue {
+    /// Segments believed to be in the network (RFC 6675 "pipe").
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        (self.packets_out + self.retrans_out).saturating_sub(self.sacked_out + self.lost_out)
+    }
+
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub fn front(&self) -> Option<&Sent> {
+        self.queue.front()
+    }
+
+    pub fn back(&self) -> Option<&Sent> {
+        self.queue.back()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Sent> {
+        self.queue.iter()
+    }
+
+    /// Forgets everything; keeps the capacity unless it is large.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        if self.queue.capacity() > 256 {
+            self.queue = VecDeque::new();
+        }
+        *self = Self { queue: core::mem::take(&mut self.queue), ..Self::default() };
+    }
+
+    /// Appends a first transmission.
+    pub fn push(&mut self, start: SeqNumber, end: SeqNumber, at: Instant, segments: u16) {
+        self.packets_out += u32::from(segments);
+        self.queue.push_back(Sent { start, end, at, segments, flags: 0 });
+    }
+
+    /// Index of the first entry that ends after `seq`.
+    fn position(&self, seq: SeqNumber) -> usize {
+        self.queue.partition_point(|s| s.end.le(seq))
+    }
+
+    fn forget(&mut self, sent: &Sent, sack: bool) {
+        let n = u32::from(sent.segments);
+        self.packets_out -= n;
+        if sent.has(SACKED) {
+            self.sacked_out -= n;
+        } else if !sack {
+            // Without SACK the counter stands for duplicate acknowledgements, which the caller resets.
+        }
+        if sent.has(LOST) {
+            self.lost_out -= n;
+        }
+        if sent.has(RETRANSMITTED) {
+            self.retrans_out -= n;
+        }
+    }
+
+    /// Removes what a cumulative acknowledgement up to `una` covers. `highest` is the highest sequence number known to have arrived.
+    pub fn acknowledge(&mut self, una: SeqNumber, mss: u32, sack: bool, highest: SeqNumber, out: &mut Delivery) {
+        while let Some(front) = self.queue.front().copied() {
+            if front.end.gt(una) {
+                if una.gt(front.start) {
+                    self.trim_front(una, mss, out);
+                }
+                return;
+            }
+            self.queue.pop_front();
+            self.forget(&front, sack);
+            out.retransmitted_acked |= front.has(EVER_RETRANSMITTED);
+            if !front.has(SACKED) {
+                out.note(&front, highest);
+            }
+        }
+    }
+
+    /// A cumulative acknowledgement inside the first entry: its acknowledged segments leave it.
+    fn trim_front(&mut self, una: SeqNumber, mss: u32, out: &mut Delivery) {
+        let front = &mut self.queue[0];
+        front.start = una;
+        let left = u16::try_from(front.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX).min(front.segments);
+        let gone = u32::from(front.segments - left);
+        let flags = front.flags;
+        front.segments = left;
+        out.delivered += gone;
+        self.packets_out -= gone;
+        if flags & SACKED != 0 {
+            self.sacked_out -= gone;
+        }
+        if flags & LOST != 0 {
+            self.lost_out -= gone;
+        }
+        if flags & RETRANSMITTED != 0 {
+            self.retrans_out -= gone;
+        }
+    }
+
+    /// Splits the entry at `index` so that a new one begins at `at` (strictly inside it).
+    fn split(&mut self, index: usize, at: SeqNumber, mss: u32) {
+        let whole = self.queue[index];
+        let mut left = whole;
+        let mut right = whole;
+        left.end = at;
+        right.start = at;
+        let left_segments = left.bytes().div_ceil(mss).max(1);
+        let right_segments = right.bytes().div_ceil(mss).max(1);
+        left.segments = u16::try_from(left_segments).unwrap_or(u16::MAX);
+        right.segments = u16::try_from(right_segments).unwrap_or(u16::MAX);
+        let grown = (u32::from(left.segments) + u32::from(right.segments)) as i64 - i64::from(whole.segments);
+        self.adjust(whole.flags, grown);
+        self.queue[index] = left;
+        self.queue.insert(index + 1, right);
+    }
+
+    fn adjust(&mut self, flags: u8, by: i64) {
+        let add = |counter: &mut u32| *counter = (i64::from(*counter) + by).max(0) as u32;
+        add(&mut self.packets_out);
+        if flags & SACKED != 0 {
+            add(&mut self.sacked_out);
+        }
+        if flags & LOST != 0 {
+            add(&mut self.lost_out);
+        }
+        if flags & RETRANSMITTED != 0 {
+            add(&mut self.retrans_out);
+        }
+    }
+
+    /// Marks what SACK blocks cover. The caller has checked that they lie within `snd_una..=snd_nxt`.
+    /// Only whole segments are marked: a block that ends inside a segment says nothing about the rest of it.
+    pub fn mark_sacked(
+        &mut self,
+        blocks: &[(SeqNumber, SeqNumber)],
+        mss: u32,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
+        for &(start, end) in blocks {
+            // Continue where the previous acknowledgement's block of the same start ended.
+            let known = self.previous.iter().find(|p| p.0 == start && p.1.le(end) && p.1.gt(p.0));
+            let from = known.map_or(start, |p| p.1);
+            if from.ge(end) {
+                continue;
+            }
+            self.mark_block(from, end, mss, highest, out);
+        }
+        self.previous = [(SeqNumber(0), SeqNumber(0)); 4];
+        for (slot, block) in self.previous.iter_mut().zip(blocks) {
+            *slot = *block;
+        }
+    }
+
+    fn mark_block(
+        &mut self,
+        start: SeqNumber,
+        end: SeqNumber,
+        mss: u32,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
+        let mut i = self.position(start);
+        while i < self.queue.len() {
+            let sent = self.queue[i];
+            if sent.start.ge(end) {
+                return;
+            }
+            if sent.has(SACKED) {
+                i += 1;
+                continue;
+            }
+            if sent.start.lt(start) {
+                // The block begins inside: round up to a segment boundary.
+                let cut = ((start - sent.start) as u32).div_ceil(mss) * mss;
+                if sent.segments > 1 && cut < sent.bytes() {
+                    self.split(i, sent.start + cut, mss);
+                }
+                i += 1;
+                continue;
+            }
+            if sent.end.gt(end) {
+                let cut = ((end - sent.start) as u32) / mss * mss;
+                if sent.segments == 1 || cut == 0 {
+                    return;
+                }
+                self.split(i, sent.start + cut, mss);
+            }
+            self.mark_one(i, highest, out);
+            i += 1;
+        }
+    }
+
+    fn mark_one(&mut self, i: usize, highest: SeqNumber, out: &mut Delivery) {
+        let sent = &mut self.queue[i];
+        let n = u32::from(sent.segments);
+        let before = *sent;
+        sent.flags = (sent.flags | SACKED) & !(LOST | RETRANSMITTED);
+        self.sacked_out += n;
+        if before.has(LOST) {
+            self.lost_out -= n;
+        }
+        if before.has(RETRANSMITTED) {
+            self.retrans_out -= n;
+        }
+        out.sacked += n;
+        out.note(&before, highest);
+    }
+
+    /// Marks an entry lost; a retransmission of it counts as lost too.
+    fn mark_lost_at(&mut self, i: usize) {
+        let sent = &mut self.queue[i];
+        let n = u32::from(sent.segments);
+        if sent.has(RETRANSMITTED) {
+            sent.flags &= !RETRANSMITTED;
+            self.retrans_out -= n;
+        }
+        if !sent.has(LOST) {
+            sent.flags |= LOST;
+            self.lost_out += n;
+        }
+        let start = sent.start;
+        if self.hint.is_none_or(|h| start.lt(h)) {
+            self.hint = Some(start);
+        }
+    }
+
+    /// RACK: marks lost what was sent long enough before the newest delivered segment (RFC 8985 §6.2 step 5).
+    /// Returns segments newly marked, and when to look again if some may be merely reordered.
+    pub fn mark_lost_by_time(
+        &mut self,
+        newest: (Instant, SeqNumber),
+        patience: core::time::Duration,
+        now: Instant,
+    ) -> (u32, Option<Instant>) {
+        let mut marked = 0;
+        let mut again: Option<Instant> = None;
+        for i in 0..self.queue.len() {
+            let sent = self.queue[i];
+            let before = sent.at < newest.0 || (sent.at == newest.0 && sent.end.lt(newest.1));
+            if !before {
+                // What was never retransmitted is in order of time, so nothing behind it is older.
+                if !sent.has(EVER_RETRANSMITTED) {
+                    break;
+                }
+                continue;
+            }
+            if sent.has(SACKED) || (sent.has(LOST) && !sent.has(RETRANSMITTED)) {
+                continue;
+            }
+            let due = sent.at + patience;
+            if due <= now {
+                marked += u32::from(sent.segments);
+                self.mark_lost_at(i);
+            } else {
+                again = Some(again.map_or(due, |t| t.max(due)));
+            }
+        }
+        (marked, again)
+    }
+
+    /// Marks the first segment lost (three duplicate acknowledgements without SACK, RFC 6582).
+    pub fn mark_head_lost(&mut self, mss: u32) -> u32 {
+        let Some(front) = self.queue.front().copied() else { return 0 };
+        if front.has(LOST) {
+            return 0;
+        }
+        if front.segments > 1 && front.bytes() > mss {
+            self.split(0, front.start + mss, mss);
+        }
+        self.mark_lost_at(0);
+        u32::from(self.queue[0].segments)
+    }
+
+    /// After a retransmission time-out everything not selectively acknowledged is lost. With `forget_sacks` the
+    /// selective acknowledgements are not believed any more either (the receiver reneged, RFC 2018 §8).
+    pub fn mark_all_lost(&mut self, forget_sacks: bool) {
+        if forget_sacks {
+            self.previous = [(SeqNumber(0), SeqNumber(0)); 4];
+            self.sacked_out = 0;
+        }
+        for i in 0..self.queue.len() {
+            if forget_sacks {
+                self.queue[i].flags &= !SACKED;
+            }
+            if !self.queue[i].has(SACKED) {
+                self.mark_lost_at(i);
+            }
+        }
+    }
+
+    /// The first lost segment that has no retransmission in flight: at most `bytes_max` of it, cut at a segment boundary.
+    pub fn next_lost(&mut self, mss: u32, bytes_max: u32) -> Option<Sent> {
+        if self.lost_out == 0 {
+            return None;
+        }
+        let mut i = self.hint.map_or(0, |h| self.position(h));
+        while i < self.queue.len() {
+            let sent = self.queue[i];
+            if sent.has(LOST) && !sent.has(RETRANSMITTED) {
+                let limit = (bytes_max / mss).max(1) * mss;
+                if sent.segments > 1 && sent.bytes() > limit {
+                    self.split(i, sent.start + limit, mss);
+                }
+                self.hint = Some(sent.start);
+                return Some(self.queue[i]);
+            }
+            i += 1;
+        }
+        self.hint = self.queue.back().map(|s| s.end);
+        None
+    }
+
+    /// Notes that the entry that starts at `start` was sent again.
+    pub fn on_retransmitted(&mut self, start: SeqNumber, now: Instant) {
+        let i = self.position(start);
+        let Some(sent) = self.queue.get_mut(i) else { return };
+        sent.at = now;
+        if !sent.has(RETRANSMITTED) {
+            self.retrans_out += u32::from(sent.segments);
+        }
+        sent.flags |= RETRANSMITTED | EVER_RETRANSMITTED;
+    }
+
+    /// The last segment, split off if it is part of a super-frame: what a tail loss probe sends again (RFC 8985 §7.3).
+    pub fn tail(&mut self, mss: u32) -> Option<Sent> {
+        let last = self.queue.len().checked_sub(1)?;
+        let sent = self.queue[last];
+        if sent.segments > 1 && sent.bytes() > mss {
+            let cut = (sent.bytes() - 1) / mss * mss;
+            self.split(last, sent.start + cut, mss);
+        }
+        self.queue.back().copied()
+    }
+
+    /// The segment size shrank: counts entries anew, so that each is cut to the new size when it is sent again.
+    pub fn resegment(&mut self, mss: u32) {
+        for i in 0..self.queue.len() {
+            let sent = self.queue[i];
+            let segments = u16::try_from(sent.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX);
+            self.adjust(sent.flags, i64::from(segments) - i64::from(sent.segments));
+            self.queue[i].segments = segments;
+        }
+    }
+
+    /// Marks lost all entries with a segment larger than `mss` (the path takes only that much now).
+    pub fn mark_oversized_lost(&mut self, old_mss: u32, mss: u32) {
+        for i in 0..self.queue.len() {
+            let sent = self.queue[i];
+            if !sent.has(SACKED) && (sent.bytes() > mss) && old_mss > mss {
+                self.mark_lost_at(i);
+            }
+        }
+    }
+
+    /// Checks counters against entries; for tests and fuzzing.
+    pub fn check(&self) {
+        let mut sums = [0u32; 4];
+        for pair in self.queue.iter().zip(self.queue.iter().skip(1)) {
+            assert!(pair.0.end == pair.1.start, "sent queue has a gap");
+        }
+        for s in &self.queue {
+            let n = u32::from(s.segments);
+            sums[0] += n;
+            sums[1] += n * u32::from(s.has(SACKED));
+            sums[2] += n * u32::from(s.has(LOST));
+            sums[3] += n * u32::from(s.has(RETRANSMITTED));
+        }
+        assert_eq!(self.packets_out, sums[0]);
+        assert_eq!(self.lost_out, sums[2]);
+        assert_eq!(self.retrans_out, sums[3]);
+        assert!(self.sacked_out >= sums[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seq(n: u32) -> SeqNumber {
+        SeqNumber(n)
+    }
+
+    fn at(ms: u64) -> Instant {
+        Instant::from_millis(ms)
+    }
+
+    fn queue(segments: u32) -> SentQueue {
+        let mut q = SentQueue::default();
+        for i in 0..segments {
+            q.push(seq(i * 1000), seq((i + 1) * 1000), at(u64::from(i)), 1);
+        }
+        q
+    }
+
+    #[test]
+    fn a_cumulative_acknowledgement_inside_a_segment_keeps_it() {
+        let mut q = queue(3);
+        let mut d = Delivery::default();
+        q.acknowledge(seq(1500), 1000, true, seq(0), &mut d);
+        assert_eq!((q.packets_out, d.delivered), (2, 1));
+        assert_eq!(q.front().unwrap().start, seq(1500));
+        q.check();
+    }
+
+    #[test]
+    fn a_block_over_part_of_a_super_frame_splits_it_at_segment_boundaries() {
+        let mut q = SentQueue::default();
+        q.push(seq(0), seq(10_000), at(0), 10);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(2500), seq(6500))], 1000, seq(0), &mut d);
+        assert_eq!((q.packets_out, q.sacked_out, d.sacked), (10, 3, 3));
+        let sacked: Vec<_> = q.iter().filter(|s| s.has(SACKED)).map(|s| (s.start.0, s.end.0)).collect();
+        assert_eq!(sacked, [(3000, 6000)]);
+        q.check();
+    }
+
+    #[test]
+    fn a_grown_block_counts_only_what_is_new() {
+        let mut q = queue(10);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(2000), seq(4000))], 1000, seq(0), &mut d);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(2000), seq(7000))], 1000, seq(4000), &mut d);
+        assert_eq!((d.sacked, q.sacked_out), (3, 5));
+        q.check();
+    }
+
+    #[test]
+    fn what_was_sent_long_before_a_delivered_segment_is_lost() {
+        let mut q = queue(5);
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(4000), seq(5000))], 1000, seq(0), &mut d);
+        let newest = d.newest.unwrap();
+        let (marked, again) =
+            q.mark_lost_by_time((newest.at, newest.end), core::time::Duration::from_millis(10), at(12));
+        assert_eq!(marked, 3, "sent at 0, 1 and 2 ms");
+        assert_eq!(again, Some(at(13)));
+        let first = q.next_lost(1000, 1000).unwrap();
+        assert_eq!(first.start, seq(0));
+        q.on_retransmitted(first.start, at(12));
+        assert_eq!(q.next_lost(1000, 1000).unwrap().start, seq(1000));
+        assert_eq!(q.in_flight(), 5 - 1 - 3 + 1);
+        q.check();
+    }
+
+    #[test]
+    fn a_sacked_retransmission_leaves_all_counters_at_rest() {
+        let mut q = queue(4);
+        q.mark_all_lost(false);
+        let s = q.next_lost(1000, 1000).unwrap();
+        q.on_retransmitted(s.start, at(50));
+        let mut d = Delivery::default();
+        q.mark_sacked(&[(seq(0), seq(1000))], 1000, seq(0), &mut d);
+        assert_eq!((q.lost_out, q.retrans_out, q.sacked_out), (3, 0, 1));
+        q.acknowledge(seq(4000), 1000, true, seq(1000), &mut d);
+        assert_eq!((q.packets_out, q.lost_out, q.retrans_out, q.sacked_out), (0, 0, 0, 0));
+        q.check();
+    }
+
+    #[test]
+    fn the_tail_of_a_super_frame_is_one_segment() {
+        let mut q = SentQueue::default();
+        q.push(seq(0), seq(2500), at(0), 3);
+        let tail = q.tail(1000).unwrap();
+        assert_eq!((tail.start, tail.end, tail.segments), (seq(2000), seq(2500), 1));
+        q.check();
+    }
+}
