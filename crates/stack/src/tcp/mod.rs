@@ -1,7 +1,307 @@
 //! TCP (RFC 9293).
+//!
+//! The way of a segment: `demux` finds the connection, `input` checks it in the order of RFC 9293 §3.10.7 and hands parts of it to
+//! `ack` (what it acknowledges), `receive` (what it carries) and `close` (how connections end). What must leave is put on the
+//! transmit list, and `output` is the only place that builds segments.
 
+mod ack;
+mod busy;
+mod close;
+mod congestion;
 pub mod config;
+mod conn;
+mod connect;
+mod cookies;
+mod demux;
+mod input;
+mod listen;
+mod output;
+mod profile;
+mod rack;
+mod receive;
+mod recovery;
 pub mod recv_buffer;
+mod reply;
+mod rtt;
+mod secrets;
 pub mod send_buffer;
-pub mod source;
+mod sent_queue;
+mod socket;
 pub mod state;
+mod stats;
+mod syn_sent;
+mod time_wait;
+mod timers;
+
+#[cfg(test)]
+mod tests;
+
+pub use stats::TcpStats;
+
+use crate::chunk_pool::ChunkPool;
+use crate::events::{CloseReason, Event, InlineData};
+use crate::flow_table::FlowTable;
+use crate::handle::Conn;
+use crate::time::Instant;
+use crate::timer_wheel::TimerWheel;
+use busy::Busy;
+use config::TcpConfig;
+use conn::{BusyPool, ConnTable, Flags, NONE, Tcb};
+use core::time::Duration;
+use demux::{AddressPool, FlowKey};
+use listen::ListenTable;
+use profile::{Profile, ProfileId, ProfileTable};
+use secrets::Secrets;
+use send_buffer::SourceTable;
+use state::State;
+use std::collections::VecDeque;
+use time_wait::TimeWaitTable;
+
+/// In-burst data that the owner has not dealt with yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub conn: Conn,
+    pub data: InlineData,
+}
+
+/// All TCP state of a shard.
+pub(crate) struct Tcp {
+    pub config: TcpConfig,
+    pub conns: ConnTable,
+    pub busy: BusyPool,
+    pub addresses: AddressPool,
+    pub flows: FlowTable,
+    pub wheel: TimerWheel,
+    pub time_wait: TimeWaitTable,
+    pub listeners: ListenTable,
+    pub profiles: ProfileTable,
+    pub chunks: ChunkPool,
+    pub sources: SourceTable,
+    pub secrets: Secrets,
+    pub events: VecDeque<Event>,
+    /// Data of the current burst whose events were not taken, or not dealt with, yet.
+    pub pending: Vec<Pending>,
+    /// Connections that have something to send.
+    pub tx_list: VecDeque<u32>,
+    /// A connection whose end was reported: its slot goes when the owner asks for the next event.
+    pub reap: Option<u32>,
+    pub half_open: u32,
+    challenge_second: u64,
+    challenges_left: u32,
+    pub stats: TcpStats,
+    /// Time of the current call.
+    pub now: Instant,
+}
+
+impl Tcp {
+    pub fn new(config: TcpConfig, seed: &[u8; 32], now: Instant) -> Self {
+        let flows = config.connections_max as usize + config.time_wait_max as usize;
+        Self {
+            conns: ConnTable::new(config.connections_max),
+            busy: BusyPool::new(),
+            addresses: AddressPool::default(),
+            flows: FlowTable::with_capacity(flows),
+            wheel: TimerWheel::new(now),
+            time_wait: TimeWaitTable::new(
+                config.time_wait_max,
+                Duration::from_secs(config.time_wait_seconds.into()),
+            ),
+            listeners: ListenTable::new(config.listeners_max),
+            profiles: ProfileTable::new(Profile::from_config(&config)),
+            chunks: ChunkPool::new(usize::try_from(config.buffer_pool_bytes).unwrap_or(usize::MAX)),
+            sources: SourceTable::default(),
+            secrets: Secrets::new(seed),
+            events: VecDeque::new(),
+            pending: Vec::new(),
+            tx_list: VecDeque::new(),
+            reap: None,
+            half_open: 0,
+            challenge_second: 0,
+            challenges_left: 0,
+            stats: TcpStats::default(),
+            now,
+            config,
+        }
+    }
+
+    /// The clock in ms, as timestamps and per-connection deadlines use it.
+    #[inline]
+    pub fn now_ms(&self) -> u32 {
+        self.now.as_millis() as u32
+    }
+
+    #[inline]
+    pub fn key(&self, idx: u32) -> FlowKey {
+        let c = &self.conns[idx];
+        self.addresses.key(c.has(Flags::V6), c.remote_ip, c.local_ip, c.remote_port, c.local_port)
+    }
+
+    #[inline]
+    pub fn profile(&self, idx: u32) -> &Profile {
+        self.profiles.get(self.conns[idx].profile)
+    }
+
+    /// Puts a connection on the transmit list.
+    #[inline]
+    pub fn want_transmit(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        if !c.has(Flags::TX_LISTED) {
+            c.flags.set(Flags::TX_LISTED);
+            self.tx_list.push_back(idx);
+        }
+    }
+
+    /// An acknowledgement must leave with this batch.
+    #[inline]
+    pub fn ack_now(&mut self, idx: u32) {
+        self.conns[idx].flags.set(Flags::ACK_NOW);
+        self.want_transmit(idx);
+    }
+
+    /// The busy part, taken from the pool if there is none.
+    pub fn ensure_busy(&mut self, idx: u32) -> u32 {
+        let c = &mut self.conns[idx];
+        if c.busy == NONE {
+            c.busy = self.busy.alloc(idx);
+            let b = &mut self.busy[c.busy];
+            b.congestion = congestion::Congestion::new(self.config.congestion_control);
+            b.usage_end = c.snd_nxt;
+            b.last_sent = self.now;
+        }
+        c.busy
+    }
+
+    /// Gives the busy part back, with all it holds.
+    pub fn release_busy(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        if c.busy == NONE {
+            return;
+        }
+        let b = &mut self.busy[c.busy];
+        b.send.clear(&mut self.chunks, &mut self.sources);
+        b.recv.clear(&mut self.chunks);
+        self.busy.free(c.busy);
+        c.busy = NONE;
+    }
+
+    /// Connection and busy part at once.
+    #[inline]
+    pub fn both(&mut self, idx: u32) -> Option<(&mut Tcb, &mut Busy)> {
+        let c = &mut self.conns[idx];
+        if c.busy == NONE {
+            return None;
+        }
+        let b = &mut self.busy[c.busy];
+        Some((c, b))
+    }
+
+    /// Ends a connection: it leaves flow table, wheel, queues and pools. Its end is reported; a connection whose owner
+    /// might still read keeps its receive buffer until the report was taken.
+    pub fn destroy(&mut self, idx: u32, reason: CloseReason) {
+        self.forget_flow(idx);
+        let c = &self.conns[idx];
+        let (v6, ip) = (c.has(Flags::V6), c.remote_ip);
+        self.addresses.release(v6, ip);
+        self.finish(idx, reason);
+    }
+
+    /// Removes a connection from the flow table.
+    fn forget_flow(&mut self, idx: u32) {
+        let key = self.key(idx);
+        let removed = self.flows.remove(self.secrets.flow_hash(&key), idx);
+        debug_assert!(removed, "a live connection is in the flow table");
+    }
+
+    /// What ends with the connection itself: timer, queue places, report.
+    fn finish(&mut self, idx: u32, reason: CloseReason) {
+        self.wheel.cancel(&mut self.conns, idx);
+        let c = &self.conns[idx];
+        let (state, token, flags) = (c.state, c.token, c.flags);
+        if state == State::SynReceived && !flags.has(Flags::ACTIVE) {
+            self.half_open -= 1;
+            self.listeners.on_half_open_end(token);
+        }
+        if flags.has(Flags::IN_ACCEPT_QUEUE) {
+            self.listeners.remove_from_queue(token, idx);
+        }
+        let known = flags.has(Flags::ACCEPTED);
+        let keep = known && !flags.has(Flags::ORPHAN);
+        if keep && let Some((_, b)) = self.both(idx) {
+            b.stop_timer();
+            b.cork_at = None;
+        }
+        if flags.has(Flags::INLINE) && !keep {
+            let handle = self.conns.handle(idx);
+            self.pending.retain(|p| p.conn != handle);
+        }
+        if known {
+            let conn = self.conns.handle(idx);
+            self.events.push_back(Event::Closed { conn, token, reason });
+        }
+        self.stats.count_close(reason);
+        let profile = self.conns[idx].profile;
+        self.profiles.release(profile);
+        let c = &mut self.conns[idx];
+        c.profile = ProfileId::DEFAULT;
+        c.state = State::Closed;
+        if keep {
+            c.flags.set(Flags::ZOMBIE);
+        } else {
+            self.free_slot(idx);
+        }
+    }
+
+    /// The last step of a connection's life: its handle is stale from here on.
+    pub fn free_slot(&mut self, idx: u32) {
+        self.release_busy(idx);
+        if self.conns[idx].has(Flags::TX_LISTED) {
+            // Rare: the list is short, and an index on it must not reach the slot's next tenant.
+            self.tx_list.retain(|i| *i != idx);
+        }
+        self.conns.free(idx);
+    }
+
+    /// Moves a connection to TIME_WAIT. The connection itself ends here (RFC 9293 §3.6.1 asks only that its addresses stay blocked).
+    pub fn enter_time_wait(&mut self, idx: u32) {
+        while self.time_wait.is_full() {
+            let Some(oldest) = self.time_wait.oldest() else { break };
+            self.end_time_wait(oldest);
+            self.stats.time_wait_overflows += 1;
+        }
+        let key = self.key(idx);
+        let entry = time_wait::TimeWait::from_tcb(&self.conns[idx]);
+        let index = self.time_wait.insert(entry, self.now);
+        let hash = self.secrets.flow_hash(&key);
+        let replaced = self.flows.replace(hash, idx, index | demux::TIME_WAIT_BIT);
+        debug_assert!(replaced);
+        // An acknowledgement still owed leaves now: there is no connection to send it later.
+        self.finish(idx, CloseReason::Normal);
+    }
+
+    /// Removes an entry in TIME_WAIT.
+    pub fn end_time_wait(&mut self, index: u32) {
+        let entry = *self.time_wait.get(index);
+        let hash = self.secrets.flow_hash(&entry.key(&self.addresses));
+        self.flows.remove(hash, index | demux::TIME_WAIT_BIT);
+        self.addresses.release(entry.v6, entry.remote_ip);
+        self.time_wait.remove(index);
+    }
+
+    /// Whether another challenge acknowledgement may leave in this second (RFC 5961 §10).
+    pub fn may_challenge(&mut self) -> bool {
+        let second = self.now.as_millis() / 1000;
+        if second != self.challenge_second {
+            self.challenge_second = second;
+            // RFC 5961's fixed budget was measurable from outside (CVE-2016-5696): spread it.
+            let limit = self.config.challenge_acks_per_second;
+            let half = limit.div_ceil(2);
+            self.challenges_left = half + (self.secrets.random() % u64::from(limit)) as u32;
+        }
+        if self.challenges_left == 0 {
+            self.stats.challenge_acks_limited += 1;
+            return false;
+        }
+        self.challenges_left -= 1;
+        true
+    }
+}

@@ -156,10 +156,9 @@ impl SentQueue {
     fn forget(&mut self, sent: &Sent, sack: bool) {
         let n = u32::from(sent.segments);
         self.packets_out -= n;
-        if sent.has(SACKED) {
+        // Without SACK the counter stands for duplicate acknowledgements, and the caller corrects it.
+        if sack && sent.has(SACKED) {
             self.sacked_out -= n;
-        } else if !sack {
-            // Without SACK the counter stands for duplicate acknowledgements, which the caller resets.
         }
         if sent.has(LOST) {
             self.lost_out -= n;
@@ -462,6 +461,14 @@ impl SentQueue {
                 self.mark_lost_at(i);
             }
         }
+    }
+
+    /// A reduction is taken back: what counted as lost is in flight after all.
+    pub fn unmark_lost(&mut self) {
+        for sent in &mut self.queue {
+            sent.flags &= !LOST;
+        }
+        self.lost_out = 0;
     }
 
     /// Checks counters against entries; for tests and fuzzing.

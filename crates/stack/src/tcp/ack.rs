@@ -1,0 +1,391 @@
+//! What a segment acknowledges: window, retransmission queue, round trip time, loss, congestion window.
+
+use super::busy::{Busy, RetransmitTimer};
+use super::congestion::AckEvent;
+use super::conn::{Flags, NONE, Tcb};
+use super::input::Arrived;
+use super::recovery::{self, AckSummary};
+use super::sent_queue::Delivery;
+use super::state::State;
+use super::{Tcp, rtt};
+use crate::events::Event;
+use crate::options::CaState;
+use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
+use arrayvec::ArrayVec;
+
+/// What became of the acknowledgement field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AckOutcome {
+    /// It acknowledges something new, or repeats what is known.
+    Accepted,
+    /// Older than what is known: only the rest of the segment counts.
+    Old,
+    /// Of something never sent, or absurdly old (RFC 5961 §5.2).
+    Invalid,
+    /// The connection ended with it.
+    Gone,
+}
+
+/// SACK blocks sorted by what they say.
+#[derive(Default)]
+struct Blocks {
+    /// New knowledge, within the window.
+    valid: ArrayVec<(SeqNumber, SeqNumber), 4>,
+    /// A report of something received twice (RFC 2883).
+    dsack: Option<(SeqNumber, SeqNumber)>,
+}
+
+impl Tcp {
+    /// RFC 9293 §3.10.7.4, fifth check.
+    pub fn on_ack(&mut self, idx: u32, seg: &Arrived<'_>, timestamps: Option<Timestamps>) -> AckOutcome {
+        let ack = seg.header.ack;
+        let c = &mut self.conns[idx];
+        if ack.gt(c.snd_nxt) {
+            return AckOutcome::Invalid;
+        }
+        let old = ack.lt(c.snd_una);
+        if old {
+            // RFC 5961 §5.2. The largest window ever offered is not kept; its scale bounds it.
+            let window_max = 65_535u32 << c.snd_wscale();
+            if ack.lt(c.snd_una - window_max) {
+                return AckOutcome::Invalid;
+            }
+        }
+        let window_changed = !old && update_window(c, seg);
+        if c.busy == NONE {
+            return if old { AckOutcome::Old } else { AckOutcome::Accepted };
+        }
+        let advanced = ack.gt(c.snd_una);
+        self.acknowledge(idx, seg, timestamps, advanced, window_changed);
+        if old { AckOutcome::Old } else if self.fin_acknowledged(idx) { self.on_fin_acknowledged(idx) } else { AckOutcome::Accepted }
+    }
+
+    fn acknowledge(
+        &mut self,
+        idx: u32,
+        seg: &Arrived<'_>,
+        timestamps: Option<Timestamps>,
+        advanced: bool,
+        window_changed: bool,
+    ) {
+        let now = self.now;
+        let c = &mut self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let mss = c.mss();
+        let outstanding = b.sent.packets_out;
+        let blocks = sack_blocks(c, seg);
+        let mut delivery = Delivery::default();
+        let highest = b.rack.highest.unwrap_or(c.snd_una);
+        let prior_una = c.snd_una;
+        if advanced {
+            let bytes = advance(c, b, seg.header.ack);
+            b.send.discard_front(&mut self.chunks, &mut self.sources, bytes as usize);
+            if c.has(Flags::ACK_EVENTS) {
+                b.acked_bytes = b.acked_bytes.saturating_add(bytes);
+            }
+        }
+        let in_flight_before = b.sent.packets_out;
+        b.sent.acknowledge(c.snd_una, mss, c.has(Flags::SACK), highest, &mut delivery);
+        if !blocks.valid.is_empty() {
+            b.sent.mark_sacked(&blocks.valid, mss, highest, &mut delivery);
+        }
+        if !c.has(Flags::SACK) {
+            let repeats = !advanced && !window_changed && seg.payload.is_empty() && in_flight_before > 0;
+            count_duplicates(b, repeats && seg.header.ack == prior_una, in_flight_before, advanced, &mut delivery);
+        }
+        if let Some(block) = blocks.dsack {
+            b.rack.on_dsack(c.snd_una, c.snd_nxt);
+            b.recovery.on_dsack(block.0);
+        }
+        take_rtt(c, b, &self.config, now, &delivery, timestamps);
+        if advanced {
+            b.retransmits = 0;
+            b.backoff = 0;
+            b.trouble_since = None;
+        }
+        b.probes = 0;
+        if outstanding > 0 {
+            self.react(idx, seg, &delivery, &blocks, advanced, timestamps);
+        }
+        self.after_ack(idx, advanced);
+    }
+
+    /// Loss detection, recovery, congestion window.
+    fn react(
+        &mut self,
+        idx: u32,
+        seg: &Arrived<'_>,
+        delivery: &Delivery,
+        blocks: &Blocks,
+        advanced: bool,
+        timestamps: Option<Timestamps>,
+    ) {
+        let now = self.now;
+        let threshold = self.config.reordering_segments;
+        let c = &mut self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let echo = timestamps.map(|t| t.echo);
+        let lost_before = b.sent.lost_out;
+        let mut reorder_at = None;
+        if c.has(Flags::SACK) {
+            let highest = blocks.valid.iter().map(|r| r.1).fold(c.snd_una, SeqNumber::max);
+            let stale_echo = match (echo, delivery.newest) {
+                (Some(echo), Some(n)) if n.retransmitted => {
+                    let sent = (n.at.as_millis() as u32).wrapping_add(c.ts_offset);
+                    (echo.wrapping_sub(sent) as i32) < 0
+                }
+                _ => false,
+            };
+            let input = recovery::rack_input(c, b, now, threshold, stale_echo);
+            b.rack.on_delivery(delivery, Some(highest), &input);
+            reorder_at = b.rack.detect_loss(&mut b.sent, &input).1;
+        } else {
+            detect_by_duplicates(c, b, threshold, advanced);
+        }
+        process_tail_probe(c, b, blocks.dsack, advanced);
+        let newly_lost = b.sent.lost_out.saturating_sub(lost_before);
+        let was = b.recovery.state;
+        let summary = AckSummary {
+            delivered: delivery.delivered,
+            una_advanced: advanced,
+            newly_lost,
+            ece: c.has(Flags::ECN) && seg.header.flags.contains(TcpFlags::ECE),
+            dsack: blocks.dsack.is_some(),
+            echo,
+        };
+        let limited = is_cwnd_limited(c, b);
+        let may_grow = recovery::on_ack(c, b, &summary);
+        if was != CaState::Recovery && b.recovery.state == CaState::Recovery {
+            self.stats.fast_recoveries += 1;
+        }
+        if b.recovery.state == CaState::Cwr && was != CaState::Cwr {
+            c.flags.set(Flags::ECN_CWR);
+        }
+        if may_grow && delivery.delivered > 0 && limited {
+            let rtt_us = delivery.last_at.map(|at| (now - at).as_micros() as u32);
+            b.congestion.on_ack(c, &AckEvent { now, delivered: delivery.delivered, rtt_us });
+        }
+        if advanced {
+            let (una, nxt) = (c.snd_una, c.snd_nxt);
+            b.congestion.on_una(una, nxt, c);
+        }
+        self.set_retransmit_timer(idx, advanced || delivery.delivered > 0, reorder_at);
+    }
+
+    /// What is left to do: more to send, room to report, bytes to report.
+    fn after_ack(&mut self, idx: u32, advanced: bool) {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        if b.send.len() > 0 || c.has(Flags::FIN_QUEUED) || b.sent.lost_out > 0 {
+            self.want_transmit(idx);
+        }
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        if advanced && c.has(Flags::WANT_WRITABLE) && !c.has(Flags::ORPHAN) {
+            let limit = u64::from(self.profile(idx).send_buffer_bytes);
+            // Linux wakes a writer when a third of the buffer is free.
+            if b.send.len() as u64 <= limit - limit / 3 {
+                let conn = self.conns.handle(idx);
+                self.conns[idx].flags.clear(Flags::WANT_WRITABLE);
+                self.events.push_back(Event::Writable { conn });
+            }
+        }
+        let c = &self.conns[idx];
+        let acked = core::mem::take(&mut self.busy[c.busy].acked_bytes);
+        if acked > 0 && !c.has(Flags::ORPHAN) {
+            let conn = self.conns.handle(idx);
+            self.events.push_back(Event::Acked { conn, bytes: acked });
+        }
+    }
+
+    fn fin_acknowledged(&self, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        matches!(c.state, State::FinWait1 | State::Closing | State::LastAck)
+            && c.snd_una == c.snd_nxt
+            && c.busy != NONE
+            && self.busy[c.busy].send.is_empty()
+    }
+
+    /// Retransmission time-out, tail loss probe, or a second look at segments that may be reordered (RFC 6298 §5, RFC 8985 §7.2).
+    pub fn set_retransmit_timer(&mut self, idx: u32, restart: bool, reorder_at: Option<crate::time::Instant>) {
+        let now = self.now;
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        if b.sent.is_empty() {
+            if matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder) {
+                b.stop_timer();
+            }
+            return;
+        }
+        if let Some(at) = reorder_at {
+            b.set_timer(RetransmitTimer::Reorder, at);
+            return;
+        }
+        let running = matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe);
+        if !restart && running {
+            return;
+        }
+        let rto = rtt::rto(c, &self.config, b.backoff);
+        let probe_allowed = c.has(Flags::SACK)
+            && b.sent.sacked_out == 0
+            && b.sent.lost_out == 0
+            && b.probe_end.is_none()
+            && matches!(b.recovery.state, CaState::Open | CaState::Cwr);
+        if probe_allowed {
+            let pto = tail_probe_timeout(c, b, &self.config);
+            if pto < rto {
+                b.set_timer(RetransmitTimer::Probe, now + pto);
+                return;
+            }
+        }
+        b.set_timer(RetransmitTimer::Rto, now + rto);
+    }
+}
+
+/// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.
+fn tail_probe_timeout(c: &Tcb, b: &Busy, config: &super::config::TcpConfig) -> core::time::Duration {
+    use core::time::Duration;
+    if c.srtt == 0 {
+        return Duration::from_millis(config.rto_initial_ms.into());
+    }
+    let two_rounds = Duration::from_micros(u64::from(c.srtt >> 2));
+    let allowance = if b.sent.packets_out == 1 { Duration::from_millis(config.rto_min_ms.into()) } else { Duration::from_millis(2) };
+    two_rounds + allowance
+}
+
+/// RFC 9293 §3.10.7.4: the window of the newest segment counts.
+fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
+    let window = u32::from(seg.header.window) << c.snd_wscale();
+    let newer = seg.header.ack.gt(c.snd_una)
+        || seg.header.seq.gt(c.snd_wl1)
+        || seg.header.seq == c.snd_wl1 && (window > c.snd_wnd || window == 0);
+    if !newer {
+        return false;
+    }
+    c.snd_wl1 = seg.header.seq;
+    core::mem::replace(&mut c.snd_wnd, window) != window
+}
+
+/// Moves `snd_una`. Returns the bytes of payload that were acknowledged, without FIN.
+fn advance(c: &mut Tcb, b: &mut Busy, ack: SeqNumber) -> u32 {
+    let acked = (ack - c.snd_una) as u32;
+    c.snd_una = ack;
+    if b.small_end.is_some_and(|end| end.le(ack)) {
+        b.small_end = None;
+    }
+    if b.urgent_out.is_some_and(|end| end.le(ack)) {
+        b.urgent_out = None;
+    }
+    acked.min(b.send.len() as u32)
+}
+
+/// Sorts SACK blocks; what lies outside of the data in flight is ignored (RFC 2018 §5, RFC 2883 §4).
+fn sack_blocks(c: &Tcb, seg: &Arrived<'_>) -> Blocks {
+    let mut out = Blocks::default();
+    // 12 bytes are timestamps alone.
+    if !c.has(Flags::SACK) || seg.options.len() <= 12 {
+        return out;
+    }
+    let all = TcpOptions::parse(seg.options).sack_blocks;
+    let una = seg.header.ack.max(c.snd_una);
+    for (i, &(start, end)) in all.iter().enumerate() {
+        let sane = start.lt(end) && end.le(c.snd_nxt);
+        if !sane {
+            continue;
+        }
+        let inside_next = all.get(1).is_some_and(|second| start.ge(second.0) && end.le(second.1));
+        if i == 0 && (end.le(seg.header.ack) || inside_next) {
+            let window_max = 65_535u32 << c.snd_wscale();
+            if end.gt(c.snd_una - window_max) {
+                out.dsack = Some((start, end));
+            }
+            continue;
+        }
+        if start.ge(una) {
+            out.valid.push((start, end));
+        }
+    }
+    out
+}
+
+/// Without SACK a duplicate acknowledgement stands for one segment that left the network.
+fn count_duplicates(b: &mut Busy, duplicate: bool, before: u32, advanced: bool, delivery: &mut Delivery) {
+    if advanced {
+        // One of the acknowledged segments filled the hole; the others had been counted as they came.
+        let acked = before - b.sent.packets_out;
+        let counted = acked.saturating_sub(1).min(b.sent.sacked_out);
+        b.sent.sacked_out -= counted;
+        delivery.delivered = acked.saturating_sub(counted);
+    } else if duplicate && b.sent.sacked_out + 1 < b.sent.packets_out.max(2) {
+        b.sent.sacked_out += 1;
+        delivery.delivered += 1;
+    }
+    b.sent.sacked_out = b.sent.sacked_out.min(b.sent.packets_out.saturating_sub(b.sent.lost_out));
+}
+
+/// Three duplicate acknowledgements, or a partial one in recovery: the head is lost (RFC 6582 §3.2).
+fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
+    let mss = c.mss();
+    match b.recovery.state {
+        CaState::Recovery => {
+            if advanced && c.snd_una.lt(b.recovery.high_seq) {
+                b.sent.mark_head_lost(mss);
+            }
+        }
+        CaState::Loss => {}
+        _ => {
+            // RFC 6582 §4.1: duplicates of data sent before the last recovery do not start another.
+            if b.sent.sacked_out >= threshold && c.snd_una.ge(b.recovery.high_seq_guard()) {
+                b.sent.mark_head_lost(mss);
+            }
+        }
+    }
+}
+
+fn take_rtt(
+    c: &mut Tcb,
+    b: &Busy,
+    config: &super::config::TcpConfig,
+    now: crate::time::Instant,
+    delivery: &Delivery,
+    timestamps: Option<Timestamps>,
+) {
+    let _ = b;
+    if let Some(at) = delivery.first_at.filter(|_| !delivery.retransmitted_acked) {
+        rtt::on_sample(c, config, (now - at).as_micros() as u32);
+    } else if delivery.delivered > 0
+        && let Some(ts) = timestamps.filter(|ts| ts.echo != 0)
+    {
+        // Karn's ambiguity does not exist with timestamps (RFC 7323 §4.1).
+        let now_ts = (now.as_millis() as u32).wrapping_add(c.ts_offset);
+        let ms = now_ts.wrapping_sub(ts.echo);
+        if ms < 1 << 20 {
+            rtt::on_sample(c, config, ms.max(1) * 1000);
+        }
+    }
+}
+
+/// RFC 8985 §7.4: was a loss repaired by the probe itself?
+fn process_tail_probe(c: &mut Tcb, b: &mut Busy, dsack: Option<(SeqNumber, SeqNumber)>, advanced: bool) {
+    let Some((end, retransmission)) = b.probe_end else { return };
+    if c.snd_una.lt(end) {
+        return;
+    }
+    if !retransmission || dsack.is_some_and(|d| d.1 == end) {
+        b.probe_end = None;
+    } else if c.snd_una.gt(end) {
+        b.probe_end = None;
+        recovery::on_probe_repaired(c, b);
+    } else if !advanced {
+        // The probe arrived as a duplicate and the DSACK was lost.
+        b.probe_end = None;
+    }
+}
+
+/// Whether the congestion window was what kept the sender from sending more (RFC 7661): only then may it grow.
+fn is_cwnd_limited(c: &Tcb, b: &Busy) -> bool {
+    if b.cwnd_limited {
+        return true;
+    }
+    c.cwnd < c.ssthresh && c.cwnd < 2 * b.flight_max
+}

@@ -1,0 +1,308 @@
+//! A segment arrives: the checks of RFC 9293 §3.10.7, in their order.
+
+use super::ack::AckOutcome;
+use super::conn::{Flags, Tcb};
+use super::demux::{self, FlowKey, Found};
+use super::listen;
+use super::state::State;
+use super::Tcp;
+use crate::device::RxBurst;
+use crate::events::CloseReason;
+use crate::ip::Network;
+use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
+
+/// Linux's bound on the age of a timestamp to compare with (RFC 7323 §5.5: 24 days).
+const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
+
+/// A segment with all that was found out about it before its connection was touched.
+pub(crate) struct Arrived<'a> {
+    pub key: FlowKey,
+    pub hash: u32,
+    pub header: TcpHeader,
+    pub options: &'a [u8],
+    pub payload: &'a [u8],
+    /// Where the payload lies in the burst, if it does.
+    pub frame: Option<(u16, u16)>,
+    /// Congestion was experienced (RFC 3168).
+    pub ce: bool,
+    /// ECN-capable transport: either codepoint.
+    pub ect: bool,
+    /// Wire segments in it (more than one after receive coalescing).
+    pub segments: u16,
+}
+
+impl Arrived<'_> {
+    /// Sequence number after the segment.
+    pub fn end(&self) -> SeqNumber {
+        self.header.seq + self.seq_len()
+    }
+
+    /// Sequence space it takes.
+    pub fn seq_len(&self) -> u32 {
+        let flags = self.header.flags;
+        self.payload.len() as u32
+            + u32::from(flags.contains(TcpFlags::SYN))
+            + u32::from(flags.contains(TcpFlags::FIN))
+    }
+
+    fn has(&self, flag: TcpFlags) -> bool {
+        self.header.flags.contains(flag)
+    }
+
+    /// Timestamps, looking at the usual layout first.
+    pub fn timestamps(&self) -> Option<Timestamps> {
+        TcpOptions::parse_timestamps_only(self.options).or_else(|| TcpOptions::parse(self.options).timestamps)
+    }
+}
+
+/// Splits header and payload. `None` if the header is malformed.
+pub(crate) fn parse<'a>(key: impl FnOnce(u16, u16) -> FlowKey, bytes: &'a [u8]) -> Option<(FlowKey, TcpSegment<'a>)> {
+    let segment = TcpSegment::parse(bytes).ok()?;
+    let key = key(segment.header.src_port, segment.header.dst_port);
+    Some((key, segment))
+}
+
+impl Tcp {
+    /// Takes one segment. `burst` is what `seg.frame` refers to.
+    pub fn input(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+        self.stats.segments_in += u64::from(seg.segments);
+        let found =
+            demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key);
+        match found {
+            None => self.input_listen(net, seg),
+            Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg),
+            Some(Found::Connection(idx)) => {
+                if seg.frame.is_none() || self.conns[idx].has(Flags::INLINE) && !self.fits_inline(idx, seg) {
+                    self.stash_pending(idx, burst);
+                }
+                match self.conns[idx].state {
+                    State::SynSent => self.input_syn_sent(net, idx, seg),
+                    _ => self.input_established(net, idx, seg),
+                }
+                self.rearm(idx);
+            }
+        }
+    }
+
+    /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.
+    pub fn input_established(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+        let timestamps = if self.conns[idx].has(Flags::TIMESTAMPS) { seg.timestamps() } else { None };
+        if !self.acceptable(net, idx, seg, timestamps) {
+            return;
+        }
+        // Second check: RST (RFC 5961 §3.2).
+        if seg.has(TcpFlags::RST) {
+            self.on_rst(idx, seg);
+            return;
+        }
+        // Fourth check: SYN (RFC 5961 §4.2): never a reason to reset.
+        if seg.has(TcpFlags::SYN) {
+            self.on_unexpected_syn(idx, seg);
+            return;
+        }
+        // Fifth check: a segment without ACK is dropped.
+        if !seg.has(TcpFlags::ACK) {
+            return;
+        }
+        if self.conns[idx].state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
+            return;
+        }
+        self.note_arrival(idx, seg, timestamps);
+        let outcome = self.on_ack(idx, seg, timestamps);
+        match outcome {
+            AckOutcome::Accepted => {}
+            AckOutcome::Old if seg.payload.is_empty() && !seg.has(TcpFlags::FIN) => return,
+            AckOutcome::Old => {}
+            AckOutcome::Invalid => {
+                self.challenge(idx);
+                return;
+            }
+            AckOutcome::Gone => return,
+        }
+        if seg.has(TcpFlags::URG) {
+            self.on_urgent(idx, seg);
+        }
+        self.on_payload(net, idx, seg);
+    }
+
+    /// First check: does any of it lie in the window, and is it not an old duplicate (RFC 9293 §3.10.7.4, RFC 7323 §5.3)?
+    fn acceptable(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        seg: &Arrived<'_>,
+        timestamps: Option<Timestamps>,
+    ) -> bool {
+        let now_ms = self.now_ms();
+        let c = &self.conns[idx];
+        let rst = seg.has(TcpFlags::RST);
+        if let Some(ts) = timestamps
+            && !rst
+            && !paws_accepts(c, ts.value, now_ms)
+        {
+            self.stats.paws_rejected += 1;
+            self.answer_invalid(net, idx, seg);
+            return false;
+        }
+        // The left edge is what we acknowledged last: a segment between it and rcv_nxt may cross our acknowledgement.
+        let edge = c.rcv_edge.max(c.rcv_nxt);
+        let window_ok = seg.end().ge(c.rcv_acked) && seg.header.seq.le(edge);
+        if window_ok && !(seg.header.seq == edge && edge == c.rcv_nxt && seg.seq_len() > 0 && !rst && c.rcv_wnd() == 0) {
+            return true;
+        }
+        if window_ok && !rst && seg.header.seq == c.rcv_nxt {
+            // A zero window probe: its acknowledgement counts although its data are refused (RFC 9293 §3.10.7.4).
+            return true;
+        }
+        self.stats.out_of_window += 1;
+        if !rst {
+            if seg.has(TcpFlags::SYN) {
+                self.on_unexpected_syn(idx, seg);
+            } else {
+                self.answer_invalid(net, idx, seg);
+            }
+        }
+        false
+    }
+
+    /// RFC 5961 §3.2: only an RST at exactly the expected sequence number resets; another one in the window is challenged.
+    fn on_rst(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let c = &self.conns[idx];
+        if seg.header.seq != c.rcv_nxt {
+            self.challenge(idx);
+            return;
+        }
+        let reason = match c.state {
+            // The peer has all our data and its FIN was received: nothing was lost.
+            State::Closing | State::LastAck | State::TimeWait => CloseReason::Normal,
+            State::SynReceived if c.has(Flags::ACTIVE) => CloseReason::Refused,
+            _ => CloseReason::Reset,
+        };
+        self.destroy(idx, reason);
+    }
+
+    fn on_unexpected_syn(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let c = &mut self.conns[idx];
+        let repeated = c.state == State::SynReceived && seg.header.seq + 1 == c.rcv_nxt;
+        if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE) {
+            // Our SYN+ACK was lost: it leaves again, without counting as a time-out.
+            c.flags.set(Flags::SYN_PENDING);
+            self.want_transmit(idx);
+            return;
+        }
+        if repeated && c.has(Flags::ACTIVE) && seg.has(TcpFlags::ACK) && seg.header.ack == c.snd_nxt {
+            // Simultaneous open: the peer's SYN+ACK acknowledges our SYN.
+            return self.finish_simultaneous_open(idx, seg);
+        }
+        self.challenge(idx);
+    }
+
+    /// A challenge acknowledgement (RFC 5961), within its budgets.
+    pub fn challenge(&mut self, idx: u32) {
+        if self.rate_limited(idx) || !self.may_challenge() {
+            return;
+        }
+        self.stats.challenge_acks += 1;
+        self.ack_now(idx);
+    }
+
+    /// An acknowledgement that tells the peer where we are, in answer to a segment outside of the window.
+    fn answer_invalid(&mut self, _net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+        let in_handshake = self.conns[idx].state == State::SynReceived;
+        if in_handshake && !self.conns[idx].has(Flags::ACTIVE) {
+            return self.reply_ack(_net, idx);
+        }
+        // Segments with data are rarely part of an acknowledgement loop: always answered, as on Linux.
+        if seg.payload.is_empty() && self.rate_limited(idx) {
+            return;
+        }
+        self.note_duplicate(idx, seg);
+        let c = &mut self.conns[idx];
+        c.quick_acks = c.quick_acks.max(2);
+        self.ack_now(idx);
+    }
+
+    /// One answer in `invalid_ack_interval_ms`, so that two confused ends do not answer each other for ever.
+    fn rate_limited(&mut self, idx: u32) -> bool {
+        let interval = self.config.invalid_ack_interval_ms;
+        if interval == 0 {
+            return false;
+        }
+        let now_ms = self.now_ms();
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        let limited = b.last_invalid_ms.is_some_and(|at| now_ms.wrapping_sub(at) < interval);
+        if !limited {
+            b.last_invalid_ms = Some(now_ms);
+        }
+        limited
+    }
+
+    /// The acknowledgement that completes a passive or simultaneous open. False if the segment goes no further.
+    fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) -> bool {
+        let now_us = self.now.as_micros() as u32;
+        let c = &self.conns[idx];
+        if seg.header.ack.le(c.snd_una) || seg.header.ack.gt(c.snd_nxt) {
+            // RFC 9293 §3.10.7.4, fifth check, SYN-RECEIVED.
+            self.reset_segment(net, seg);
+            return false;
+        }
+        if c.has(Flags::ACTIVE) {
+            let c = &mut self.conns[idx];
+            listen::take_handshake_rtt(c, &self.config, now_us);
+            c.snd_una = c.snd_una + 1;
+            self.establish_active(idx);
+        } else {
+            let listener = c.token;
+            if !self.listeners.is_open(listener) {
+                self.reset_segment(net, seg);
+                self.destroy(idx, CloseReason::Aborted);
+                return false;
+            }
+            if !self.establish_passive(idx) {
+                // No room to be accepted: as if the segment was lost. The peer sends it again, or we send SYN+ACK again.
+                self.stats.accept_overflows += 1;
+                return false;
+            }
+            self.half_open -= 1;
+            self.listeners.on_half_open_end(listener);
+            let c = &mut self.conns[idx];
+            listen::take_handshake_rtt(c, &self.config, now_us);
+            c.snd_una = c.snd_una + 1;
+        }
+        let c = &mut self.conns[idx];
+        c.flags.clear(Flags::SYN_PENDING);
+        c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
+        c.snd_wl1 = seg.header.seq;
+        true
+    }
+
+    /// What every acceptable segment updates: timestamp to echo, idle time, ECN.
+    fn note_arrival(&mut self, idx: u32, seg: &Arrived<'_>, timestamps: Option<Timestamps>) {
+        let now_ms = self.now_ms();
+        let c = &mut self.conns[idx];
+        if let Some(ts) = timestamps {
+            // RFC 7323 §4.3: only from the segment that covers the left edge of what we acknowledged.
+            if seg.header.seq.le(c.rcv_acked) && (ts.value.wrapping_sub(c.ts_recent) as i32) >= 0 {
+                c.ts_recent = ts.value;
+            }
+        }
+        c.last_rx = now_ms;
+        c.retries = 0;
+        if c.has(Flags::ECN) {
+            if seg.has(TcpFlags::CWR) {
+                c.flags.clear(Flags::ECN_ECHO);
+            }
+            if seg.ce && !seg.payload.is_empty() {
+                // RFC 3168 §6.1.3: echo until the peer says that it reduced its window, and tell it at once.
+                c.flags.set(Flags::ECN_ECHO);
+                c.quick_acks = c.quick_acks.max(2);
+            }
+        }
+    }
+}
+
+/// Protection against wrapped sequence numbers (RFC 7323 §5). A timestamp older than 24 days is no measure.
+fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
+    (value.wrapping_sub(c.ts_recent) as i32) >= 0 || now_ms.wrapping_sub(c.last_rx) > PAWS_IDLE_MS
+}

@@ -1,0 +1,489 @@
+//! Listeners: lookup, half-open connections, accept queues.
+
+use super::conn::{Flags, Tcb};
+use super::cookies::{self, CookieOptions};
+use super::demux::FlowKey;
+use super::input::Arrived;
+use super::profile::ProfileId;
+use super::state::State;
+use super::{Tcp, rtt};
+use crate::error::ListenError;
+use crate::events::Event;
+use crate::handle::{Conn, Listener};
+use crate::ip::Network;
+use crate::options::ListenOptions;
+use crate::tcp::config::{EcnMode, SynCookies};
+use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
+use core::net::{IpAddr, SocketAddr};
+use std::collections::VecDeque;
+
+/// One listener.
+pub(crate) struct ListenEntry {
+    pub addr: SocketAddr,
+    pub options: ListenOptions,
+    pub profile: ProfileId,
+    generation: u32,
+    open: bool,
+    half_open: u32,
+    /// Established, not yet accepted.
+    queue: VecDeque<u32>,
+}
+
+impl ListenEntry {
+    fn is_wildcard(&self) -> bool {
+        self.addr.ip().is_unspecified()
+    }
+
+    /// Whether a segment to `local` may belong to it.
+    fn takes(&self, local: IpAddr) -> bool {
+        match (self.addr.ip(), local) {
+            (own, local) if own == local => true,
+            (IpAddr::V4(own), IpAddr::V4(_)) => own.is_unspecified(),
+            (IpAddr::V6(own), IpAddr::V6(_)) => own.is_unspecified(),
+            (IpAddr::V6(own), IpAddr::V4(_)) => own.is_unspecified() && !self.options.v6_only,
+            (IpAddr::V4(_), IpAddr::V6(_)) => false,
+        }
+    }
+
+    /// Whether both cannot exist beside each other.
+    fn conflicts(&self, addr: SocketAddr, v6_only: bool) -> bool {
+        if self.addr.port() != addr.port() {
+            return false;
+        }
+        let dual = |a: SocketAddr, only: bool| a.is_ipv6() && a.ip().is_unspecified() && !only;
+        self.addr.ip() == addr.ip()
+            || dual(self.addr, self.options.v6_only) && addr.ip().is_ipv4() && addr.ip().is_unspecified()
+            || dual(addr, v6_only) && self.addr.ip().is_ipv4() && self.is_wildcard()
+    }
+
+    /// Linux lets one more wait than the backlog says.
+    fn queue_is_full(&self) -> bool {
+        self.queue.len() > self.options.backlog as usize
+    }
+}
+
+/// All listeners of a shard.
+pub(crate) struct ListenTable {
+    entries: Vec<ListenEntry>,
+    /// (port, entry), sorted: few enough for a binary search, and no hash to iterate.
+    by_port: Vec<(u16, u32)>,
+    free: Vec<u32>,
+    max: usize,
+}
+
+impl ListenTable {
+    pub fn new(max: u32) -> Self {
+        Self { entries: Vec::new(), by_port: Vec::new(), free: Vec::new(), max: max as usize }
+    }
+
+    pub fn add(
+        &mut self,
+        addr: SocketAddr,
+        options: ListenOptions,
+        profile: ProfileId,
+    ) -> Result<Listener, ListenError> {
+        if self.by_port.iter().any(|(_, i)| self.entries[*i as usize].conflicts(addr, options.v6_only)) {
+            return Err(ListenError::AddressInUse);
+        }
+        if self.by_port.len() >= self.max {
+            return Err(ListenError::TooMany);
+        }
+        let entry = |generation| ListenEntry {
+            addr,
+            options,
+            profile,
+            generation,
+            open: true,
+            half_open: 0,
+            queue: VecDeque::new(),
+        };
+        let index = match self.free.pop() {
+            Some(index) => {
+                let generation = self.entries[index as usize].generation.wrapping_add(1);
+                self.entries[index as usize] = entry(generation);
+                index
+            }
+            None => {
+                self.entries.push(entry(0));
+                (self.entries.len() - 1) as u32
+            }
+        };
+        let at = self.by_port.partition_point(|e| *e < (addr.port(), index));
+        self.by_port.insert(at, (addr.port(), index));
+        Ok(Listener::new(index, self.entries[index as usize].generation))
+    }
+
+    /// Closes a listener; returns it and the connections that waited in its queue.
+    fn remove(&mut self, index: u32) -> (ProfileId, VecDeque<u32>) {
+        self.by_port.retain(|(_, i)| *i != index);
+        let entry = &mut self.entries[index as usize];
+        entry.open = false;
+        let queue = core::mem::take(&mut entry.queue);
+        if entry.half_open == 0 {
+            self.free.push(index);
+        }
+        (entry.profile, queue)
+    }
+
+    pub fn index(&self, listener: Listener) -> Option<u32> {
+        let entry = self.entries.get(listener.index() as usize)?;
+        (entry.open && entry.generation == listener.generation()).then_some(listener.index())
+    }
+
+    pub fn get(&self, index: u32) -> &ListenEntry {
+        &self.entries[index as usize]
+    }
+
+    fn handle(&self, index: u32) -> Listener {
+        Listener::new(index, self.entries[index as usize].generation)
+    }
+
+    /// The listener for a segment: an exact address wins over the wildcard, the wildcard of the same family over the other's.
+    pub fn find(&self, local: IpAddr, port: u16) -> Option<u32> {
+        let from = self.by_port.partition_point(|e| e.0 < port);
+        let candidates = self.by_port[from..].iter().take_while(|e| e.0 == port).map(|e| e.1);
+        candidates
+            .filter(|i| self.entries[*i as usize].takes(local))
+            .min_by_key(|i| {
+                let entry = &self.entries[*i as usize];
+                (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_ipv4())
+            })
+    }
+
+    /// A half-open connection of listener `index` is gone or established.
+    pub fn on_half_open_end(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        entry.half_open -= 1;
+        if !entry.open && entry.half_open == 0 {
+            self.free.push(index);
+        }
+    }
+
+    pub fn is_open(&self, index: u32) -> bool {
+        self.entries[index as usize].open
+    }
+
+    pub fn remove_from_queue(&mut self, index: u32, conn: u32) {
+        self.entries[index as usize].queue.retain(|c| *c != conn);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &ListenEntry> {
+        self.entries.iter().filter(|e| e.open)
+    }
+
+    /// Whether a local address and port belong to a listener: `connect` must not choose it.
+    pub fn has_port(&self, port: u16) -> bool {
+        let from = self.by_port.partition_point(|e| e.0 < port);
+        self.by_port.get(from).is_some_and(|e| e.0 == port)
+    }
+}
+
+impl Tcp {
+    /// Opens a listener.
+    pub fn listen(&mut self, addr: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError> {
+        let profile = self
+            .profiles
+            .get(ProfileId::DEFAULT)
+            .with(&options.socket)
+            .and_then(|p| self.profiles.intern(p))
+            .ok_or(ListenError::InvalidOption)?;
+        self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
+    }
+
+    /// Closes a listener. Connections that nobody accepted are reset, as on Linux.
+    pub fn unlisten(&mut self, net: &mut Network, listener: Listener) -> bool {
+        let Some(index) = self.listeners.index(listener) else { return false };
+        let (profile, queue) = self.listeners.remove(index);
+        for idx in queue {
+            self.conns[idx].flags.clear(Flags::IN_ACCEPT_QUEUE);
+            self.abort(net, idx);
+        }
+        self.profiles.release(profile);
+        true
+    }
+
+    /// Takes the first connection of the accept queue.
+    pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
+        let index = self.listeners.index(listener)?;
+        let idx = self.listeners.entries[index as usize].queue.pop_front()?;
+        let c = &mut self.conns[idx];
+        c.flags.clear(Flags::IN_ACCEPT_QUEUE);
+        c.flags.set(Flags::ACCEPTED);
+        c.token = 0;
+        let conn = self.conns.handle(idx);
+        // What arrived before it was accepted was reported to nobody.
+        let c = &self.conns[idx];
+        let peer_fin = c.has(Flags::PEER_FIN);
+        let readable = self.both(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
+        if readable {
+            self.conns[idx].flags.set(Flags::READABLE_QUEUED);
+            self.events.push_back(Event::Readable { conn });
+        }
+        if peer_fin {
+            self.events.push_back(Event::PeerClosed { conn });
+        }
+        Some(conn)
+    }
+
+    /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
+    pub fn input_listen(&mut self, net: &mut Network, seg: &Arrived<'_>) {
+        let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port) else {
+            self.stats.no_listener += 1;
+            self.reset_segment(net, seg);
+            return;
+        };
+        let flags = seg.header.flags;
+        // First check for RST, then ACK, then SYN.
+        if flags.contains(TcpFlags::RST) {
+            return;
+        }
+        if flags.contains(TcpFlags::ACK) {
+            if !flags.contains(TcpFlags::SYN) && self.accept_cookie(net, listener, seg) {
+                return;
+            }
+            self.reset_segment(net, seg);
+            return;
+        }
+        if flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::FIN) {
+            self.on_syn(net, listener, seg, None);
+        }
+    }
+
+    /// SYN for a listener. `sequence` is set if TIME_WAIT chose our initial sequence number.
+    pub fn on_syn(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>, sequence: Option<SeqNumber>) {
+        let entry = &self.listeners.entries[listener as usize];
+        if entry.queue_is_full() {
+            self.stats.accept_overflows += 1;
+            return;
+        }
+        let over = self.half_open >= self.config.half_open_max || entry.half_open > entry.options.backlog;
+        let cookies = match self.config.syn_cookies {
+            SynCookies::Off => false,
+            SynCookies::Auto => over && sequence.is_none(),
+            SynCookies::Always => sequence.is_none(),
+        };
+        if cookies {
+            self.send_cookie(net, listener, seg);
+            return;
+        }
+        if over {
+            self.stats.half_open_overflows += 1;
+            return;
+        }
+        let iss = sequence.unwrap_or_else(|| SeqNumber(self.secrets.initial_sequence(&seg.key, self.now)));
+        let options = TcpOptions::parse(seg.options);
+        let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return };
+        self.conns[idx].state = State::SynReceived;
+        self.half_open += 1;
+        self.listeners.entries[listener as usize].half_open += 1;
+        let c = &mut self.conns[idx];
+        c.flags.set(Flags::SYN_PENDING);
+        c.snd_nxt = iss + 1;
+        c.token = listener;
+        self.want_transmit(idx);
+    }
+
+    /// A connection from a peer's SYN, or from what a cookie kept of it.
+    fn new_passive(
+        &mut self,
+        net: &mut Network,
+        listener: u32,
+        seg: &Arrived<'_>,
+        options: &TcpOptions,
+        iss: SeqNumber,
+    ) -> Option<u32> {
+        let route = net.route(self.now, seg.key.remote, Some(seg.key.local)).ok()?;
+        let profile = self.listeners.entries[listener as usize].profile;
+        let socket = self.listeners.entries[listener as usize].options.socket;
+        let Some(idx) = self.insert_connection(&seg.key, seg.hash, profile) else {
+            self.stats.connection_overflows += 1;
+            return None;
+        };
+        let ts_offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
+        let now_ms = self.now_ms();
+        let ecn = self.config.ecn != EcnMode::Off
+            && seg.header.flags.contains(TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR);
+        let config = &self.config;
+        let c = &mut self.conns[idx];
+        c.hop = route.hop;
+        c.pmtu = route.mtu;
+        c.ts_offset = ts_offset;
+        c.rcv_nxt = seg.header.seq + 1;
+        c.rcv_acked = c.rcv_nxt;
+        c.grow_mark = c.rcv_nxt;
+        c.snd_una = iss;
+        c.snd_nxt = iss;
+        c.snd_wnd = seg.header.window.into();
+        c.snd_wl1 = seg.header.seq;
+        c.last_rx = now_ms;
+        c.flags.assign(Flags::ECN, ecn);
+        c.flags.assign(Flags::NODELAY, socket.nodelay);
+        c.flags.assign(Flags::KEEPALIVE, socket.keepalive);
+        c.flags.assign(Flags::ACK_EVENTS, socket.ack_events);
+        take_peer_options(c, config, options);
+        self.init_windows(idx);
+        Some(idx)
+    }
+
+    /// A slot with the addresses of `key`, in the flow table.
+    pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
+        let idx = self.conns.alloc()?;
+        if self.flows.insert(hash, idx).is_err() {
+            self.conns[idx].state = State::Closed;
+            self.conns.free(idx);
+            return None;
+        }
+        let (remote_ip, local_ip, v6) = self.addresses.store(key);
+        let profile = self.profiles.share(profile);
+        let slot = &mut self.conns[idx];
+        *slot = Tcb {
+            remote_ip,
+            local_ip,
+            remote_port: key.remote_port,
+            local_port: key.local_port,
+            generation: slot.generation,
+            cwnd: self.config.initial_window_segments,
+            rttvar: 0,
+            min_rtt: 0,
+            token: 0,
+            profile,
+            ..Tcb::vacant()
+        };
+        slot.flags.assign(Flags::V6, v6);
+        Some(idx)
+    }
+
+    /// The receive window a connection begins with, and its scale.
+    pub fn init_windows(&mut self, idx: u32) {
+        let recv_buffer = self.profile(idx).recv_buffer_bytes;
+        let mss = self.announced_mss(idx);
+        let c = &mut self.conns[idx];
+        // The smallest shift that can express the whole buffer (RFC 7323 §2.3: at most 14).
+        let mut shift = 0;
+        while shift < 14 && 65_535u32 << shift < recv_buffer {
+            shift += 1;
+        }
+        c.wscale = c.wscale & 15 | shift << 4;
+        let window = recv_buffer.min(65_535);
+        let window = if window > u32::from(mss) { window - window % u32::from(mss) } else { window };
+        c.rcv_edge = c.rcv_nxt + window;
+        c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
+    }
+
+    /// The segment size we announce: what the path takes (RFC 6691), or less if the socket asks so.
+    pub fn announced_mss(&self, idx: u32) -> u16 {
+        let c = &self.conns[idx];
+        let mss = c.pmtu.saturating_sub(c.header_bytes());
+        match self.profile(idx).mss {
+            0 => mss,
+            limit => mss.min(limit),
+        }
+    }
+
+    /// The handshake of a passive open is complete: into the accept queue. False if there is no room, or no listener any more.
+    pub fn establish_passive(&mut self, idx: u32) -> bool {
+        let listener = self.conns[idx].token;
+        let entry = &mut self.listeners.entries[listener as usize];
+        if !entry.open || entry.queue_is_full() {
+            return false;
+        }
+        entry.queue.push_back(idx);
+        let c = &mut self.conns[idx];
+        c.flags.set(Flags::IN_ACCEPT_QUEUE);
+        c.state = State::Established;
+        self.stats.passive_opens += 1;
+        self.events.push_back(Event::Incoming { listener: self.listeners.handle(listener) });
+        true
+    }
+
+    fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>) {
+        let options = TcpOptions::parse(seg.options);
+        let Ok(route) = net.route(self.now, seg.key.remote, Some(seg.key.local)) else { return };
+        let peer_mss = options.mss.unwrap_or(536);
+        let cookie = cookies::make(&self.secrets, &seg.key, seg.header.seq.0, peer_mss, self.now);
+        let header = if seg.key.remote.is_ipv4() { 40 } else { 60 };
+        let announced = match self.profiles.get(self.listeners.get(listener).profile).mss {
+            0 => route.mtu.saturating_sub(header),
+            limit => limit.min(route.mtu.saturating_sub(header)),
+        };
+        self.stats.cookies_sent += 1;
+        self.reply_cookie(net, &route, seg, &options, SeqNumber(cookie), announced);
+    }
+
+    /// ACK for a listener: perhaps the answer to a cookie. Returns whether it was.
+    fn accept_cookie(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>) -> bool {
+        if self.config.syn_cookies == SynCookies::Off || self.stats.cookies_sent == 0 {
+            return false;
+        }
+        let cookie = seg.header.ack - 1;
+        let peer_sequence = seg.header.seq - 1;
+        let Some(mss) = cookies::check(&self.secrets, &seg.key, peer_sequence.0, cookie.0, self.now) else {
+            self.stats.cookies_failed += 1;
+            return false;
+        };
+        if self.listeners.get(listener).queue_is_full() {
+            self.stats.accept_overflows += 1;
+            return true;
+        }
+        let timestamps = TcpOptions::parse(seg.options).timestamps.filter(|_| self.config.timestamps);
+        let ts_offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
+        let kept = match timestamps {
+            Some(ts) => cookies::decode_timestamp(ts.echo.wrapping_sub(ts_offset), mss),
+            None => CookieOptions { mss, window_scale: None, sack: false, ecn: false },
+        };
+        let options = TcpOptions {
+            mss: Some(kept.mss),
+            window_scale: kept.window_scale,
+            sack_permitted: kept.sack,
+            timestamps,
+            ..TcpOptions::default()
+        };
+        let Some(idx) = self.new_passive(net, listener, seg, &options, cookie) else { return true };
+        self.stats.cookies_accepted += 1;
+        let c = &mut self.conns[idx];
+        c.rcv_nxt = seg.header.seq;
+        c.rcv_acked = c.rcv_nxt;
+        c.grow_mark = c.rcv_nxt;
+        c.snd_una = seg.header.ack;
+        c.snd_nxt = seg.header.ack;
+        c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
+        c.flags.assign(Flags::ECN, kept.ecn);
+        c.token = listener;
+        c.min_rtt = u32::MAX;
+        self.init_windows(idx);
+        let established = self.establish_passive(idx);
+        debug_assert!(established, "room was checked");
+        self.input_established(net, idx, seg);
+        true
+    }
+}
+
+/// Takes over what the peer's SYN offers, as far as we want it too.
+pub(crate) fn take_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, options: &TcpOptions) {
+    // RFC 9293 §3.7.1: without the option 536 (IPv4) or 1220 (IPv6). A peer that announces next to nothing gets Linux's
+    // minimum of 48 instead of a flood of tiny segments.
+    let default = if c.has(Flags::V6) { 1220 } else { 536 };
+    c.peer_mss = options.mss.filter(|m| *m != 0).unwrap_or(default).max(48);
+    if config.window_scaling
+        && let Some(shift) = options.window_scale
+    {
+        c.flags.set(Flags::WSCALE);
+        c.wscale = c.wscale & 0xf0 | shift.min(14);
+    }
+    c.flags.assign(Flags::SACK, config.sack && options.sack_permitted);
+    if config.timestamps
+        && let Some(ts) = options.timestamps
+    {
+        c.flags.set(Flags::TIMESTAMPS);
+        c.ts_recent = ts.value;
+    }
+}
+
+/// The first round trip time, of SYN or SYN+ACK, if it was sent only once (Karn).
+pub(crate) fn take_handshake_rtt(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, now_us: u32) {
+    let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
+    if c.retries == 0 {
+        rtt::on_sample(c, config, now_us.wrapping_sub(sent));
+    }
+    c.retries = 0;
+}
