@@ -27,6 +27,8 @@ errors! {
         AddressNotAvailable => "cannot assign requested address",
         /// `listeners_max` is reached (`ENFILE`).
         TooMany => "too many listeners",
+        /// A socket option is out of range (`EINVAL`).
+        InvalidOption => "invalid socket option",
     }
 }
 
@@ -45,6 +47,8 @@ errors! {
         InvalidAddress => "invalid destination address",
         /// `connections_max` is reached (`ENFILE`).
         TooMany => "too many connections",
+        /// A socket option is out of range (`EINVAL`).
+        InvalidOption => "invalid socket option",
     }
 }
 
@@ -79,6 +83,8 @@ errors! {
         Stale => "stale connection handle",
         /// Out of range (`EINVAL`).
         Invalid => "invalid option value",
+        /// 65,535 different sets of options are in use (`ENOBUFS`).
+        TooMany => "too many different sets of options",
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the engine tells its owner after a batch. No call goes upward from inside TCP: results wait here until the owner
 //! takes them with [`Stack::next_event`](crate::stack::Stack::next_event).
 
+use crate::device::RxBurst;
 use crate::handle::{Conn, Listener, UdpHandle};
 
 /// Bytes of the stream that still lie in a frame of the current burst.
@@ -9,7 +10,7 @@ pub struct InlineData {
     /// Which frame of the burst.
     pub(crate) frame: u16,
     /// First byte within the frame.
-    pub(crate) start: u16,
+    pub(crate) start: u32,
     /// Number of bytes.
     pub(crate) len: u32,
 }
@@ -23,6 +24,12 @@ impl InlineData {
     /// Never true for data of an event.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The bytes, in the burst they came with.
+    pub(crate) fn bytes<'a>(&self, burst: &RxBurst<'a>) -> &'a [u8] {
+        let start = self.start as usize;
+        &burst[usize::from(self.frame)].bytes[start..start + self.len()]
     }
 }
 
@@ -85,6 +92,11 @@ pub enum Event {
         conn: Conn,
         /// How many, since the last such event.
         bytes: u32,
+    },
+    /// The peer announced urgent data.
+    Urgent {
+        /// Which connection.
+        conn: Conn,
     },
     /// The peer sent FIN: after the bytes that are buffered, nothing more comes.
     PeerClosed {

@@ -15,6 +15,7 @@ pub mod ip;
 pub mod link;
 pub mod options;
 pub mod prefetch;
+pub mod stack;
 pub mod tcp;
 pub mod time;
 pub mod timer_wheel;

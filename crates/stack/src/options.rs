@@ -9,13 +9,15 @@ use core::time::Duration;
 pub struct ListenOptions {
     /// Connections that may wait to be accepted, as Linux counts them (one more than this number fits). Default 4,096.
     pub backlog: u32,
+    /// A listener on an IPv6 address does not take IPv4 connections (`IPV6_V6ONLY`). Default false, as on Linux.
+    pub v6_only: bool,
     /// Options that accepted connections start with.
     pub socket: SocketOptions,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 4096, socket: SocketOptions::default() }
+        Self { backlog: 4096, v6_only: false, socket: SocketOptions::default() }
     }
 }
 
@@ -147,10 +149,6 @@ pub struct TcpInfo {
     pub wscale: bool,
     /// ECN was negotiated.
     pub ecn: bool,
-    /// Bytes acknowledged by the peer.
-    pub bytes_acked: u64,
-    /// Bytes received in order.
-    pub bytes_received: u64,
     /// Bytes queued and not yet sent.
     pub notsent_bytes: u32,
     /// Bytes waiting to be read.

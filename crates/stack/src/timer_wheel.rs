@@ -158,6 +158,18 @@ impl TimerWheel {
         self.append(store, slot, id, tick);
     }
 
+    /// Arms timer `id` for `at`, unless it is armed for that time or an earlier one already.
+    #[inline]
+    pub fn schedule_no_later<S: TimerStore + ?Sized>(&mut self, store: &mut S, id: u32, at: Instant) {
+        let node = *store.timer_node(id);
+        let tick = at.as_nanos().div_ceil(1 << TICK_SHIFT) as u32;
+        // Compared as sequence numbers: the low 32 bits of a tick go round in 78 hours.
+        if node.is_armed() && (node.deadline.wrapping_sub(tick) as i32) <= 0 {
+            return;
+        }
+        self.schedule(store, id, at);
+    }
+
     /// Makes sure that timer `id` does not fire. Returns whether it was armed.
     pub fn cancel<S: TimerStore + ?Sized>(&mut self, store: &mut S, id: u32) -> bool {
         let armed = store.timer_node(id).is_armed();

@@ -79,7 +79,7 @@ impl Tcp {
         let prior_una = c.snd_una;
         if advanced {
             let bytes = advance(c, b, seg.header.ack);
-            b.send.discard_front(&mut self.chunks, &mut self.sources, bytes as usize);
+            b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
             if c.has(Flags::ACK_EVENTS) {
                 b.acked_bytes = b.acked_bytes.saturating_add(bytes);
             }
@@ -104,6 +104,10 @@ impl Tcp {
             b.trouble_since = None;
         }
         b.probes = 0;
+        if outstanding == 0 {
+            // An answer to a zero window probe: the peer lives.
+            b.trouble_since = None;
+        }
         if outstanding > 0 {
             self.react(idx, seg, &delivery, &blocks, advanced, timestamps);
         }
@@ -334,8 +338,7 @@ fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
         }
         CaState::Loss => {}
         _ => {
-            // RFC 6582 §4.1: duplicates of data sent before the last recovery do not start another.
-            if b.sent.sacked_out >= threshold && c.snd_una.ge(b.recovery.high_seq_guard()) {
+            if b.sent.sacked_out >= threshold {
                 b.sent.mark_head_lost(mss);
             }
         }

@@ -84,8 +84,18 @@ pub(crate) struct Busy {
     pub urgent_out: Option<SeqNumber>,
     /// Retransmissions of the head after ICMP said that it was too large: one per acknowledgement.
     pub mtu_reduced_at: Option<SeqNumber>,
-    /// Window from the newest segment went to zero at.
+    /// Largest window the peer offered.
     pub window_max: u32,
+    /// A tail loss probe is due.
+    pub send_tail: bool,
+    /// The next partial segment leaves whatever holds it back.
+    pub force: bool,
+    /// FIN was sent.
+    pub fin_sent: bool,
+    /// A FIN that came before the data in front of it.
+    pub fin_at: Option<SeqNumber>,
+    /// When we last answered an invalid segment, in ms.
+    pub last_invalid_ms: Option<u32>,
 }
 
 impl Busy {
@@ -119,6 +129,11 @@ impl Busy {
             urgent_out: None,
             mtu_reduced_at: None,
             window_max: 0,
+            send_tail: false,
+            force: false,
+            fin_sent: false,
+            fin_at: None,
+            last_invalid_ms: None,
         }
     }
 

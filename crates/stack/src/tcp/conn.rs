@@ -81,9 +81,9 @@ impl Flags {
     pub const ZOMBIE: Self = Self(1 << 28);
     /// ICMP or a soft error was noted while it tried.
     pub const SOFT_ERROR: Self = Self(1 << 29);
-    /// The next pure acknowledgement repeats for the peer's keepalive or probe: never delayed.
-    pub const WINDOW_FORCED: Self = Self(1 << 30);
-    /// A urgent byte is expected or held.
+    /// Both directions are closed and another entry owns the addresses; only unread data keep it.
+    pub const DETACHED: Self = Self(1 << 30);
+    /// An urgent byte is expected or held.
     pub const URGENT: Self = Self(1 << 31);
 
     pub const NONE: Self = Self(0);

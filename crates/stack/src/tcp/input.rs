@@ -9,7 +9,7 @@ use super::Tcp;
 use crate::device::RxBurst;
 use crate::events::CloseReason;
 use crate::ip::Network;
-use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment, Timestamps};
+use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
 /// Linux's bound on the age of a timestamp to compare with (RFC 7323 §5.5: 24 days).
 const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
@@ -22,11 +22,9 @@ pub(crate) struct Arrived<'a> {
     pub options: &'a [u8],
     pub payload: &'a [u8],
     /// Where the payload lies in the burst, if it does.
-    pub frame: Option<(u16, u16)>,
+    pub frame: Option<(u16, u32)>,
     /// Congestion was experienced (RFC 3168).
     pub ce: bool,
-    /// ECN-capable transport: either codepoint.
-    pub ect: bool,
     /// Wire segments in it (more than one after receive coalescing).
     pub segments: u16,
 }
@@ -55,13 +53,6 @@ impl Arrived<'_> {
     }
 }
 
-/// Splits header and payload. `None` if the header is malformed.
-pub(crate) fn parse<'a>(key: impl FnOnce(u16, u16) -> FlowKey, bytes: &'a [u8]) -> Option<(FlowKey, TcpSegment<'a>)> {
-    let segment = TcpSegment::parse(bytes).ok()?;
-    let key = key(segment.header.src_port, segment.header.dst_port);
-    Some((key, segment))
-}
-
 impl Tcp {
     /// Takes one segment. `burst` is what `seg.frame` refers to.
     pub fn input(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
@@ -72,7 +63,7 @@ impl Tcp {
             None => self.input_listen(net, seg),
             Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg),
             Some(Found::Connection(idx)) => {
-                if seg.frame.is_none() || self.conns[idx].has(Flags::INLINE) && !self.fits_inline(idx, seg) {
+                if self.conns[idx].has(Flags::INLINE) && !self.fits_inline(idx, seg) {
                     self.stash_pending(idx, burst);
                 }
                 match self.conns[idx].state {
@@ -82,6 +73,12 @@ impl Tcp {
                 self.rearm(idx);
             }
         }
+    }
+
+    /// Whether a segment leaves in-burst data of the connection where they are: it carries none, or continues them in the burst.
+    fn fits_inline(&self, idx: u32, seg: &Arrived<'_>) -> bool {
+        let urgent = seg.has(TcpFlags::URG);
+        !urgent && (seg.payload.is_empty() || seg.frame.is_some() && seg.header.seq.le(self.conns[idx].rcv_nxt))
     }
 
     /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.

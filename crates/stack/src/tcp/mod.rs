@@ -12,8 +12,8 @@ pub mod config;
 mod conn;
 mod connect;
 mod cookies;
-mod demux;
-mod input;
+pub(crate) mod demux;
+pub(crate) mod input;
 mod listen;
 mod output;
 mod profile;
@@ -27,6 +27,7 @@ mod secrets;
 pub mod send_buffer;
 mod sent_queue;
 mod socket;
+pub mod source;
 pub mod state;
 mod stats;
 mod syn_sent;
@@ -42,17 +43,20 @@ use crate::chunk_pool::ChunkPool;
 use crate::events::{CloseReason, Event, InlineData};
 use crate::flow_table::FlowTable;
 use crate::handle::Conn;
+use crate::prefetch::prefetch;
+use crate::stack::Usage;
 use crate::time::Instant;
 use crate::timer_wheel::TimerWheel;
 use busy::Busy;
 use config::TcpConfig;
 use conn::{BusyPool, ConnTable, Flags, NONE, Tcb};
 use core::time::Duration;
-use demux::{AddressPool, FlowKey};
+use demux::AddressPool;
+pub(crate) use demux::FlowKey;
 use listen::ListenTable;
 use profile::{Profile, ProfileId, ProfileTable};
 use secrets::Secrets;
-use send_buffer::SourceTable;
+use source::SourceTable;
 use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
@@ -62,6 +66,8 @@ use time_wait::TimeWaitTable;
 pub(crate) struct Pending {
     pub conn: Conn,
     pub data: InlineData,
+    /// Its event was taken: the owner is reading it.
+    pub delivered: bool,
 }
 
 /// All TCP state of a shard.
@@ -80,7 +86,9 @@ pub(crate) struct Tcp {
     pub secrets: Secrets,
     pub events: VecDeque<Event>,
     /// Data of the current burst whose events were not taken, or not dealt with, yet.
-    pub pending: Vec<Pending>,
+    pub pending: VecDeque<Pending>,
+    /// Chunks that `pending` may need if nobody consumes it.
+    pub pending_chunks: usize,
     /// Connections that have something to send.
     pub tx_list: VecDeque<u32>,
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
@@ -88,6 +96,8 @@ pub(crate) struct Tcp {
     pub half_open: u32,
     challenge_second: u64,
     challenges_left: u32,
+    /// Counts up with each chosen local port.
+    next_port: u32,
     pub stats: TcpStats,
     /// Time of the current call.
     pub now: Instant,
@@ -112,12 +122,14 @@ impl Tcp {
             sources: SourceTable::default(),
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
-            pending: Vec::new(),
+            pending: VecDeque::new(),
+            pending_chunks: 0,
             tx_list: VecDeque::new(),
             reap: None,
             half_open: 0,
             challenge_second: 0,
             challenges_left: 0,
+            next_port: 0,
             stats: TcpStats::default(),
             now,
             config,
@@ -166,7 +178,12 @@ impl Tcp {
             let b = &mut self.busy[c.busy];
             b.congestion = congestion::Congestion::new(self.config.congestion_control);
             b.usage_end = c.snd_nxt;
-            b.last_sent = self.now;
+            b.recovery.high_seq = c.snd_una;
+            b.window_max = c.snd_wnd;
+            // A busy part that was given back means idleness since about the last segment received.
+            let idle = (self.now.as_millis() as u32).wrapping_sub(c.last_rx);
+            let idle = Duration::from_millis(idle.into()).min(self.now.saturating_since(Instant::ZERO));
+            b.last_sent = Instant::from_nanos(self.now.as_nanos() - idle.as_nanos() as u64);
         }
         c.busy
     }
@@ -182,6 +199,94 @@ impl Tcp {
         b.recv.clear(&mut self.chunks);
         self.busy.free(c.busy);
         c.busy = NONE;
+    }
+
+    /// Asks for the cache lines of the connections that a hash may mean.
+    #[inline]
+    pub fn prefetch_connection(&self, hash: u32) {
+        self.flows.find(hash, |value| {
+            if value & demux::TIME_WAIT_BIT == 0 {
+                let c = &self.conns[value];
+                prefetch(&c.remote_ip);
+                prefetch(&c.cwnd);
+            } else {
+                prefetch(self.time_wait.get(value & !demux::TIME_WAIT_BIT));
+            }
+            false
+        });
+    }
+
+    /// The next event whose connection still exists.
+    pub fn next_event(&mut self) -> Option<Event> {
+        if let Some(idx) = self.reap.take() {
+            self.free_slot(idx);
+        }
+        while let Some(event) = self.events.pop_front() {
+            let conn = match event {
+                Event::Data { conn, data } => {
+                    let Some(idx) = self.conns.lookup(conn) else { continue };
+                    if !self.conns[idx].has(Flags::ACCEPTED) {
+                        continue;
+                    }
+                    // It may have moved to the receive buffer meanwhile.
+                    let pending = self.pending.iter_mut().find(|p| p.conn == conn && p.data == data);
+                    let Some(pending) = pending else { continue };
+                    pending.delivered = true;
+                    return Some(event);
+                }
+                Event::Closed { conn, .. } => {
+                    if let Some(idx) = self.conns.lookup(conn) {
+                        self.reap = Some(idx);
+                    }
+                    return Some(event);
+                }
+                Event::Readable { conn } => {
+                    if let Some(idx) = self.conns.lookup(conn) {
+                        self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
+                    }
+                    conn
+                }
+                Event::Connected { conn }
+                | Event::Writable { conn }
+                | Event::Acked { conn, .. }
+                | Event::Urgent { conn }
+                | Event::PeerClosed { conn } => conn,
+                Event::Incoming { .. } | Event::UdpReadable { .. } => return Some(event),
+            };
+            let known = self.conns.lookup(conn).is_some_and(|idx| {
+                let c = &self.conns[idx];
+                c.has(Flags::ACCEPTED) && !c.has(Flags::ORPHAN)
+            });
+            if known {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    pub fn token(&self, conn: Conn) -> Option<u32> {
+        self.conns.lookup(conn).map(|idx| self.conns[idx].token)
+    }
+
+    pub fn set_token(&mut self, conn: Conn, token: u32) -> bool {
+        let found = self.conns.lookup(conn).filter(|idx| self.conns[*idx].has(Flags::ACCEPTED));
+        if let Some(idx) = found {
+            self.conns[idx].token = token;
+        }
+        found.is_some()
+    }
+
+    pub fn usage(&self) -> Usage {
+        Usage {
+            connections: self.conns.live(),
+            half_open: self.half_open as usize,
+            time_wait: self.time_wait.len(),
+            busy: self.busy.in_use(),
+            chunks: self.chunks.in_use(),
+            chunks_high_water: self.chunks.high_water(),
+            timers: self.wheel.len(),
+            flow_table_bytes: self.flows.bytes_used(),
+        }
     }
 
     /// Connection and busy part at once.
@@ -261,32 +366,6 @@ impl Tcp {
         self.conns.free(idx);
     }
 
-    /// Moves a connection to TIME_WAIT. The connection itself ends here (RFC 9293 §3.6.1 asks only that its addresses stay blocked).
-    pub fn enter_time_wait(&mut self, idx: u32) {
-        while self.time_wait.is_full() {
-            let Some(oldest) = self.time_wait.oldest() else { break };
-            self.end_time_wait(oldest);
-            self.stats.time_wait_overflows += 1;
-        }
-        let key = self.key(idx);
-        let entry = time_wait::TimeWait::from_tcb(&self.conns[idx]);
-        let index = self.time_wait.insert(entry, self.now);
-        let hash = self.secrets.flow_hash(&key);
-        let replaced = self.flows.replace(hash, idx, index | demux::TIME_WAIT_BIT);
-        debug_assert!(replaced);
-        // An acknowledgement still owed leaves now: there is no connection to send it later.
-        self.finish(idx, CloseReason::Normal);
-    }
-
-    /// Removes an entry in TIME_WAIT.
-    pub fn end_time_wait(&mut self, index: u32) {
-        let entry = *self.time_wait.get(index);
-        let hash = self.secrets.flow_hash(&entry.key(&self.addresses));
-        self.flows.remove(hash, index | demux::TIME_WAIT_BIT);
-        self.addresses.release(entry.v6, entry.remote_ip);
-        self.time_wait.remove(index);
-    }
-
     /// Whether another challenge acknowledgement may leave in this second (RFC 5961 §10).
     pub fn may_challenge(&mut self) -> bool {
         let second = self.now.as_millis() / 1000;
@@ -303,5 +382,40 @@ impl Tcp {
         }
         self.challenges_left -= 1;
         true
+    }
+}
+
+impl Tcp {
+    /// Checks invariants; for tests and fuzzing.
+    pub fn check_invariants(&self) {
+        let mut live = 0;
+        let mut half_open = 0;
+        for (idx, c) in self.conns.iter() {
+            if c.state == State::Closed && !c.has(Flags::ZOMBIE | Flags::DETACHED) {
+                assert!(c.busy == NONE, "a vacant slot has a busy part");
+                continue;
+            }
+            live += 1;
+            half_open += u32::from(c.state == State::SynReceived && !c.has(Flags::ACTIVE));
+            assert!(c.snd_una.le(c.snd_nxt), "snd_una is beyond snd_nxt");
+            assert!(c.rcv_acked.le(c.rcv_nxt), "more was acknowledged than received");
+            if c.busy == NONE {
+                continue;
+            }
+            let b = &self.busy[c.busy];
+            assert_eq!(b.owner, idx, "a busy part has another owner");
+            b.sent.check();
+            let in_flight = b.sent.back().map(|s| s.end);
+            if c.state.is_synchronized() && let Some(end) = in_flight {
+                assert_eq!(end, c.snd_nxt, "the retransmission queue ends at snd_nxt");
+                assert!(b.sent.front().is_some_and(|s| s.start == c.snd_una), "it begins at snd_una");
+                assert!(b.timer_kind != busy::RetransmitTimer::Off || c.has(Flags::TX_LISTED | Flags::ZOMBIE | Flags::DETACHED),
+                    "data are in flight and no timer is set");
+            }
+        }
+        assert_eq!(live, self.conns.live());
+        assert_eq!(half_open, self.half_open);
+        assert!(half_open <= self.config.half_open_max.max(1) + 1);
+        assert!(self.time_wait.len() <= self.config.time_wait_max as usize);
     }
 }

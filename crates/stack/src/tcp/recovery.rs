@@ -160,6 +160,9 @@ pub(crate) fn on_ack(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
         }
         CaState::Recovery | CaState::Loss => {}
     }
+    if b.recovery.state == CaState::Open {
+        b.recovery.high_seq = c.snd_una;
+    }
     if b.recovery.reduces() {
         reduce(c, b, ack);
         return false;
@@ -239,4 +242,18 @@ pub(crate) fn rack_input(c: &Tcb, b: &Busy, now: crate::time::Instant, dup_thres
         dup_threshold,
         echo_is_older_than_retransmission: stale_echo,
     }
+}
+
+/// A tail loss probe repaired a loss that was never seen otherwise: the window pays for it (RFC 8985 §7.4.2).
+pub(crate) fn on_probe_repaired(c: &mut Tcb, b: &mut Busy) {
+    if b.recovery.state == CaState::Open || b.recovery.state == CaState::Disorder {
+        begin_reduction(c, b, CaState::Cwr);
+        b.recovery.forget();
+    }
+}
+
+/// Segments were found lost without an acknowledgement: fast recovery begins, or goes on.
+pub(crate) fn on_loss_found(c: &mut Tcb, b: &mut Busy) {
+    let none = AckSummary { delivered: 0, una_advanced: false, newly_lost: 1, ece: false, dsack: false, echo: None };
+    on_ack(c, b, &none);
 }

@@ -195,6 +195,11 @@ impl SentQueue {
         let flags = front.flags;
         front.segments = left;
         out.delivered += gone;
+        if gone > 0 && flags & (EVER_RETRANSMITTED | SACKED) == 0 {
+            let at = front.at;
+            out.first_at = Some(out.first_at.map_or(at, |t| t.min(at)));
+            out.last_at = Some(out.last_at.map_or(at, |t| t.max(at)));
+        }
         self.packets_out -= gone;
         if flags & SACKED != 0 {
             self.sacked_out -= gone;

@@ -72,6 +72,10 @@ counters! {
         fast_recoveries,
         /// Reductions taken back.
         undos,
+        /// Segments that had to wait, or were lost, because the device had no room.
+        device_full,
+        /// ICMP errors about segments that are not in flight.
+        icmp_ignored,
         /// Segments that came out of order.
         out_of_order,
         /// Bytes received twice.

@@ -144,6 +144,12 @@ impl TimeWaitTable {
         self.link_last(index);
     }
 
+    /// How long an entry has been there, in ms.
+    pub fn age_ms(&self, index: u32, now: Instant) -> u32 {
+        let began = self.get(index).deadline.wrapping_sub(self.lifetime_ms);
+        (now.as_millis() as u32).wrapping_sub(began)
+    }
+
     /// Removes an entry.
     pub fn remove(&mut self, index: u32) {
         self.unlink(index);

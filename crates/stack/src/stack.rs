@@ -1,0 +1,436 @@
+//! One stack: what a shard owns. Frames and the time go in, events and frames come out.
+//!
+//! One turn of its owner:
+//!
+//! ```text
+//!   receive(now, port, &burst)     frames are parsed, their connections fetched, then processed; events queue up
+//!   next_event() … consume(…)      the owner reads events and answers
+//!   finish_burst(&burst)           what it did not read moves to receive buffers; the burst may go
+//!   advance(now)                   timers
+//!   transmit(now)                  everything that is to be sent leaves, with acknowledgements riding on answers
+//! ```
+
+use crate::device::{RxBurst, RxFrame, TxQueue};
+use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+use crate::events::{Event, InlineData};
+use crate::handle::{Conn, LinkId, Listener, PortId};
+use crate::icmp::error::TransportError;
+use crate::ip::{L4, Network, NetworkConfig, Other, Parsed, RouteConfig, input::Input};
+use crate::link::LinkConfig;
+use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use crate::tcp::config::TcpConfig;
+use crate::tcp::input::Arrived;
+use crate::tcp::source::{Source, SourceId};
+use crate::tcp::state::State;
+use crate::tcp::{FlowKey, Tcp, TcpStats};
+use crate::time::Instant;
+use crate::wire::protocol;
+use crate::wire::tcp::TcpSegment;
+use arrayvec::ArrayVec;
+use core::net::SocketAddr;
+use serde::Deserialize;
+
+/// Configuration of a stack.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct StackConfig {
+    /// Everything below TCP, and UDP.
+    pub network: NetworkConfig,
+    /// TCP.
+    pub tcp: TcpConfig,
+}
+
+impl StackConfig {
+    /// Checks every range. The error names the key.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.network.validate()?;
+        self.tcp.validate()
+    }
+}
+
+/// A stack. See the module's text.
+pub struct Stack {
+    net: Network,
+    tcp: Tcp,
+}
+
+/// A frame of the burst after the first pass.
+enum Prepared<'b> {
+    Tcp(Arrived<'b>),
+    Other(Parsed<'b>),
+}
+
+impl Stack {
+    /// An empty stack. `seed` keys everything that must not be guessed; with the same seed and inputs it behaves the same.
+    ///
+    /// # Errors
+    /// The first key that is out of range.
+    pub fn new(config: StackConfig, seed: [u8; 32], now: Instant) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let net = Network::new(config.network, &seed)?;
+        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now) })
+    }
+
+    /// Adds a device by its sending half.
+    pub fn add_port(&mut self, tx: Box<dyn TxQueue + Send>) -> PortId {
+        self.net.add_port(tx)
+    }
+
+    /// Adds a link with its addresses to a device.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration of the link.
+    pub fn add_link(&mut self, port: PortId, config: &LinkConfig) -> Result<LinkId, ConfigError> {
+        self.net.add_link(port, config)
+    }
+
+    /// Adds a route.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn add_route(&mut self, route: RouteConfig) -> Result<(), ConfigError> {
+        self.net.add_route(route)
+    }
+
+    /// The network layer: addresses, neighbours, counters.
+    pub fn network(&self) -> &Network {
+        &self.net
+    }
+
+    /// The network layer, to change it.
+    pub fn network_mut(&mut self) -> &mut Network {
+        &mut self.net
+    }
+
+    /// Takes a burst of frames from device `port`.
+    pub fn receive(&mut self, now: Instant, port: PortId, burst: &RxBurst<'_>) {
+        self.tcp.now = now;
+        let mut prepared: ArrayVec<Prepared<'_>, { crate::device::BURST_FRAMES_MAX }> = ArrayVec::new();
+        // First pass: everything that needs no connection, and the addresses of what the next one needs.
+        for (index, frame) in burst.iter().enumerate() {
+            let parsed = self.net.parse(port, frame);
+            self.net.account(&parsed);
+            prepared.push(match parsed {
+                Parsed::Tcp(l4) => match self.prepare(&l4, Some((index, frame))) {
+                    Some(arrived) => {
+                        self.tcp.flows.prefetch(arrived.hash);
+                        Prepared::Tcp(arrived)
+                    }
+                    None => continue,
+                },
+                Parsed::Drop(_) => continue,
+                other => Prepared::Other(other),
+            });
+        }
+        // Second pass: connections.
+        for p in &prepared {
+            if let Prepared::Tcp(arrived) = p {
+                self.tcp.prefetch_connection(arrived.hash);
+            }
+        }
+        for p in &prepared {
+            match p {
+                Prepared::Tcp(arrived) => self.tcp.input(&mut self.net, arrived, burst),
+                Prepared::Other(parsed) => self.receive_other(now, port, parsed, burst),
+            }
+        }
+    }
+
+    /// Parses a TCP segment. `None` if its header is malformed.
+    fn prepare<'b>(&mut self, l4: &L4<'b>, frame: Option<(usize, &RxFrame<'b>)>) -> Option<Arrived<'b>> {
+        let Ok(segment) = TcpSegment::parse(l4.bytes) else {
+            self.tcp.stats.malformed += 1;
+            return None;
+        };
+        let header = segment.header;
+        let key = FlowKey {
+            remote: l4.src,
+            local: l4.dst,
+            remote_port: header.src_port,
+            local_port: header.dst_port,
+        };
+        let frame = frame.map(|(index, frame)| {
+            let start = segment.payload.as_ptr() as usize - frame.bytes.as_ptr() as usize;
+            (index as u16, start as u32)
+        });
+        let segments = match l4.gso {
+            Some(gso) => segment.payload.len().div_ceil(usize::from(gso.size.max(1))).max(1),
+            None => 1,
+        };
+        Some(Arrived {
+            hash: self.tcp.secrets.flow_hash(&key),
+            key,
+            header,
+            options: segment.options,
+            payload: segment.payload,
+            frame,
+            ce: l4.ecn == 3,
+            segments: segments as u16,
+        })
+    }
+
+    /// Frames that are not TCP in one piece.
+    fn receive_other(&mut self, now: Instant, port: PortId, parsed: &Parsed<'_>, burst: &RxBurst<'_>) {
+        match *parsed {
+            Parsed::Other(other) => self.network_input(now, port, other, burst),
+            Parsed::Udp(l4) => self.net.udp_input(now, &l4),
+            Parsed::Tcp(_) | Parsed::Drop(_) => {}
+        }
+    }
+
+    fn network_input(&mut self, now: Instant, port: PortId, other: Other<'_>, burst: &RxBurst<'_>) {
+        match self.net.input(now, other) {
+            Input::Done => {}
+            Input::Error(error) => self.on_transport_error(&error),
+            Input::Reassembled(packet) => {
+                match self.net.parse_reassembled(&packet) {
+                    Parsed::Tcp(l4) => {
+                        if let Some(arrived) = self.prepare(&l4, None) {
+                            self.tcp.input(&mut self.net, &arrived, burst);
+                        }
+                    }
+                    parsed => self.receive_other(now, port, &parsed, burst),
+                }
+                self.net.recycle(packet);
+            }
+        }
+    }
+
+    fn on_transport_error(&mut self, error: &TransportError) {
+        match error.protocol {
+            protocol::TCP => self.tcp.on_icmp_error(error),
+            protocol::UDP => self.net.udp_error(error),
+            _ => {}
+        }
+    }
+
+    /// The next thing that happened. Slots of connections whose end was reported before are reused from here on.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.tcp.next_event()
+    }
+
+    /// The bytes of a [`Event::Data`], in the burst that was given to [`Stack::receive`].
+    pub fn inline_data<'a>(&self, burst: &RxBurst<'a>, data: &InlineData) -> &'a [u8] {
+        data.bytes(burst)
+    }
+
+    /// Says how many of the bytes of an [`Event::Data`] were read; the rest moves to the receive buffer.
+    /// To be called once for each such event, before the next event is taken.
+    pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
+        self.tcp.consume(conn, data, count, burst);
+    }
+
+    /// Moves what nobody read to the receive buffers: after this the burst's frames may go back to the device.
+    pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
+        self.tcp.finish_burst(burst);
+    }
+
+    /// Runs timers that are due.
+    pub fn advance(&mut self, now: Instant) {
+        self.tcp.now = now;
+        self.net.timers(now);
+        while let Some(error) = self.net.poll_errors() {
+            self.on_transport_error(&error);
+        }
+        self.tcp.advance(&mut self.net);
+    }
+
+    /// Sends everything that may be sent, and hands it to the devices.
+    pub fn transmit(&mut self, now: Instant) {
+        self.tcp.now = now;
+        self.tcp.transmit(&mut self.net);
+        self.net.flush(now);
+    }
+
+    /// When the next turn is due if no frame comes before. `None` if nothing waits.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        [self.net.next_deadline(), self.tcp.next_deadline()].into_iter().flatten().min()
+    }
+
+    /// Opens a listener.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn listen(&mut self, addr: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError> {
+        if !addr.ip().is_unspecified() && !self.net.is_local(addr.ip()) {
+            return Err(ListenError::AddressNotAvailable);
+        }
+        self.tcp.listen(addr, options)
+    }
+
+    /// Closes a listener. Connections in its accept queue are reset. Returns false if it was closed already.
+    pub fn unlisten(&mut self, listener: Listener) -> bool {
+        self.tcp.unlisten(&mut self.net, listener)
+    }
+
+    /// Takes the first connection from the accept queue.
+    pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
+        self.tcp.accept(listener)
+    }
+
+    /// Opens a connection; [`Event::Connected`] or [`Event::Closed`] follows.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        remote: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<Conn, ConnectError> {
+        self.tcp.now = now;
+        self.tcp.connect(&mut self.net, remote, options)
+    }
+
+    /// Queues bytes to be sent, copied. Returns how many were taken: if fewer than given, [`Event::Writable`] follows.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        self.tcp.send(conn, bytes)
+    }
+
+    /// Queues `len` bytes of a source from `offset` on, without copying. Taken whole or not at all.
+    ///
+    /// # Errors
+    /// [`SendError::Full`] if the send buffer is full or too many slices wait: [`Event::Writable`] follows.
+    pub fn send_source(
+        &mut self,
+        conn: Conn,
+        source: SourceId,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), SendError> {
+        self.tcp.send_source(conn, source, offset, len)
+    }
+
+    /// Queues bytes of which the last is urgent (`MSG_OOB`).
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        self.tcp.send_urgent(conn, bytes)
+    }
+
+    /// Registers something that many connections may send from.
+    pub fn add_source(&mut self, source: Box<dyn Source>) -> SourceId {
+        self.tcp.sources.add(source)
+    }
+
+    /// Gives a source up; it goes when nothing queued refers to it any more. Returns false if it was given up already.
+    pub fn release_source(&mut self, source: SourceId) -> bool {
+        self.tcp.sources.release(source)
+    }
+
+    /// Reads buffered bytes. `Ok(0)` is the end of the stream.
+    ///
+    /// # Errors
+    /// See [`RecvError`].
+    pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        self.tcp.recv(conn, out)
+    }
+
+    /// Takes the urgent byte, if there is one and it is out of line.
+    ///
+    /// # Errors
+    /// [`RecvError::WouldBlock`] if there is none.
+    pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
+        self.tcp.recv_urgent(conn)
+    }
+
+    /// Bytes that can be read now.
+    pub fn readable(&self, conn: Conn) -> usize {
+        self.tcp.readable(conn)
+    }
+
+    /// No more data from us: FIN follows what is queued.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.tcp.shutdown_write(conn)
+    }
+
+    /// The application is done with the connection: FIN follows what is queued, or RST if there are unread bytes.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.tcp.close(&mut self.net, conn)
+    }
+
+    /// Ends the connection with RST; what is queued is lost.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.tcp.abort_conn(&mut self.net, conn)
+    }
+
+    /// Sets an option.
+    ///
+    /// # Errors
+    /// See [`OptionError`].
+    pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
+        self.tcp.set_option(conn, option)
+    }
+
+    /// What is known about a connection; `None` if the handle is stale.
+    pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
+        self.tcp.info(conn)
+    }
+
+    /// State of a connection; `None` if the handle is stale.
+    pub fn state(&self, conn: Conn) -> Option<State> {
+        self.tcp.state(conn)
+    }
+
+    /// The application's number for a connection, 0 at first; `None` if the handle is stale.
+    pub fn token(&self, conn: Conn) -> Option<u32> {
+        self.tcp.token(conn)
+    }
+
+    /// Sets the application's number for a connection. Returns false if the handle is stale.
+    pub fn set_token(&mut self, conn: Conn, token: u32) -> bool {
+        self.tcp.set_token(conn, token)
+    }
+
+    /// TCP's counters.
+    pub fn tcp_stats(&self) -> &TcpStats {
+        &self.tcp.stats
+    }
+
+    /// How much of what is limited is in use.
+    pub fn usage(&self) -> Usage {
+        self.tcp.usage()
+    }
+
+    /// Checks the engine's invariants; for tests and fuzzing. Takes time in proportion to the number of connections.
+    ///
+    /// # Panics
+    /// If one does not hold.
+    pub fn check_invariants(&self) {
+        self.tcp.check_invariants();
+    }
+}
+
+/// How much is in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Connections, half-open ones included.
+    pub connections: usize,
+    /// Half-open ones.
+    pub half_open: usize,
+    /// Entries in TIME_WAIT.
+    pub time_wait: usize,
+    /// Connections with something queued, in flight or unread.
+    pub busy: usize,
+    /// Buffer chunks in use.
+    pub chunks: usize,
+    /// Most chunks ever in use.
+    pub chunks_high_water: usize,
+    /// Timers set.
+    pub timers: usize,
+    /// Bytes of the flow table.
+    pub flow_table_bytes: usize,
+}

@@ -1,0 +1,176 @@
+//! How connections end.
+
+use super::Tcp;
+use super::ack::AckOutcome;
+use super::conn::{Flags, NONE};
+use super::demux::TIME_WAIT_BIT;
+use super::input::Arrived;
+use super::state::State;
+use super::time_wait::TimeWait;
+use crate::events::CloseReason;
+use crate::ip::Network;
+use crate::wire::tcp::{SeqNumber, TcpFlags};
+
+impl Tcp {
+    /// The peer acknowledged our FIN.
+    pub fn on_fin_acknowledged(&mut self, idx: u32) -> AckOutcome {
+        match self.conns[idx].state {
+            State::FinWait1 => {
+                self.conns[idx].state = State::FinWait2;
+                if self.conns[idx].has(Flags::ORPHAN) {
+                    self.start_fin_timeout(idx);
+                }
+                AckOutcome::Accepted
+            }
+            State::Closing => {
+                self.enter_time_wait(idx);
+                AckOutcome::Gone
+            }
+            State::LastAck => {
+                self.forget_flow(idx);
+                let c = &self.conns[idx];
+                let (v6, ip) = (c.has(Flags::V6), c.remote_ip);
+                self.addresses.release(v6, ip);
+                self.conclude(idx);
+                AckOutcome::Gone
+            }
+            _ => AckOutcome::Accepted,
+        }
+    }
+
+    /// Both directions are closed and the addresses belong to somebody else now. The connection ends when the owner has read everything.
+    fn conclude(&mut self, idx: u32) {
+        let c = &self.conns[idx];
+        if c.has(Flags::ORPHAN) || !c.has(Flags::ACCEPTED) || self.unread(idx) == 0 {
+            self.finish(idx, CloseReason::Normal);
+            return;
+        }
+        self.wheel.cancel(&mut self.conns, idx);
+        if let Some((_, b)) = self.both(idx) {
+            b.stop_timer();
+            b.cork_at = None;
+        }
+        let c = &mut self.conns[idx];
+        c.state = State::Closed;
+        c.flags.set(Flags::DETACHED);
+    }
+
+    /// Nobody holds the connection any more: the peer has a limited time to send its FIN (Linux's tcp_fin_timeout).
+    pub fn start_fin_timeout(&mut self, idx: u32) {
+        let ms = u32::from(self.profile(idx).fin_timeout_seconds) * 1000;
+        let deadline = self.now_ms().wrapping_add(ms);
+        // An orphan's receive window does not grow: the field is free for the deadline.
+        self.conns[idx].grow_mark = SeqNumber(deadline);
+    }
+
+    /// Moves a connection to TIME_WAIT. Its addresses stay blocked by a small entry; the connection itself ends here.
+    pub fn enter_time_wait(&mut self, idx: u32) {
+        while self.time_wait.is_full() {
+            let Some(oldest) = self.time_wait.oldest() else { break };
+            self.end_time_wait(oldest);
+            self.stats.time_wait_overflows += 1;
+        }
+        let key = self.key(idx);
+        let entry = TimeWait::from_tcb(&self.conns[idx]);
+        let index = self.time_wait.insert(entry, self.now);
+        let hash = self.secrets.flow_hash(&key);
+        let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
+        debug_assert!(replaced, "a live connection is in the flow table");
+        self.conclude(idx);
+    }
+
+    /// Removes an entry in TIME_WAIT.
+    pub fn end_time_wait(&mut self, index: u32) {
+        let entry = *self.time_wait.get(index);
+        let hash = self.secrets.flow_hash(&entry.key(&self.addresses));
+        self.flows.remove(hash, index | TIME_WAIT_BIT);
+        self.addresses.release(entry.v6, entry.remote_ip);
+        self.time_wait.remove(index);
+    }
+
+    /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).
+    pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Arrived<'_>) {
+        let entry = *self.time_wait.get(index);
+        let timestamps = if entry.timestamps { seg.timestamps() } else { None };
+        let old_timestamp = timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) < 0);
+        let flags = seg.header.flags;
+        let rst = flags.contains(TcpFlags::RST);
+        let syn = flags.contains(TcpFlags::SYN);
+        if !old_timestamp && seg.header.seq == entry.rcv_nxt && (seg.seq_len() == 0 || rst) {
+            if rst {
+                // Linux's default; RFC 1337 would ignore it.
+                self.end_time_wait(index);
+            } else {
+                self.restart_time_wait(index, timestamps.map(|ts| ts.value));
+            }
+            return;
+        }
+        let newer_timestamp = timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) > 0);
+        let reusable = seg.header.seq.gt(entry.rcv_nxt) || newer_timestamp;
+        if syn && !rst && !flags.contains(TcpFlags::ACK) && !old_timestamp && reusable {
+            self.reuse_time_wait(net, index, &entry, seg);
+            return;
+        }
+        if rst {
+            return;
+        }
+        if old_timestamp {
+            self.stats.paws_rejected += 1;
+        }
+        if old_timestamp || flags.contains(TcpFlags::ACK) {
+            // A retransmitted FIN: 2 MSL begin again.
+            self.time_wait.restart(index, self.now);
+        }
+        let now_ms = self.now_ms();
+        let interval = self.config.invalid_ack_interval_ms;
+        let limited = seg.payload.is_empty() && now_ms.wrapping_sub(entry.last_answer) < interval;
+        if !limited || flags.contains(TcpFlags::FIN) {
+            self.time_wait.get_mut(index).last_answer = now_ms;
+            self.reply_time_wait(net, &entry, seg);
+        }
+    }
+
+    fn restart_time_wait(&mut self, index: u32, ts: Option<u32>) {
+        self.time_wait.restart(index, self.now);
+        if let Some(value) = ts {
+            self.time_wait.get_mut(index).ts_recent = value;
+        }
+    }
+
+    /// A new connection with the addresses of an old one: safe, because its sequence numbers or timestamps are beyond the old
+    /// one's (RFC 6191, RFC 1122 §4.2.2.13).
+    fn reuse_time_wait(&mut self, net: &mut Network, index: u32, entry: &TimeWait, seg: &Arrived<'_>) {
+        let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port) else {
+            self.reset_segment(net, seg);
+            return;
+        };
+        self.end_time_wait(index);
+        self.stats.time_wait_reused += 1;
+        // Beyond anything the old connection could have sent.
+        let sequence = entry.snd_nxt + (65_535 + 2);
+        self.on_syn(net, listener, seg, Some(sequence));
+    }
+
+    /// Ends a connection with RST (RFC 9293 §3.10.5).
+    pub fn abort(&mut self, net: &mut Network, idx: u32) {
+        let tell = match self.conns[idx].state {
+            State::Closed | State::Listen | State::SynSent | State::TimeWait => false,
+            State::Closing | State::LastAck => !self.everything_acknowledged(idx),
+            _ => true,
+        };
+        if self.conns[idx].has(Flags::DETACHED) {
+            self.conns[idx].flags.set(Flags::ORPHAN);
+            self.finish(idx, CloseReason::Aborted);
+            return;
+        }
+        if tell {
+            self.reply_reset(net, idx);
+        }
+        self.destroy(idx, CloseReason::Aborted);
+    }
+
+    fn everything_acknowledged(&self, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        c.snd_una == c.snd_nxt && (c.busy == NONE || self.busy[c.busy].send.is_empty())
+    }
+}

@@ -1,0 +1,177 @@
+//! Active open, and what ICMP says about connections.
+
+use super::Tcp;
+use super::conn::{Flags, NONE};
+use super::demux::{self, FlowKey, Found};
+use super::profile::ProfileId;
+use super::sent_queue::Sent;
+use super::state::State;
+use crate::error::ConnectError;
+use crate::events::CloseReason;
+use crate::handle::Conn;
+use crate::icmp::error::{IcmpErrorKind, TransportError};
+use crate::ip::{Network, RouteError};
+use crate::options::ConnectOptions;
+use crate::tcp::config::EcnMode;
+use crate::wire::tcp::SeqNumber;
+use core::net::{IpAddr, SocketAddr};
+
+impl Tcp {
+    /// Opens a connection. SYN leaves with the next `transmit`.
+    pub fn connect(
+        &mut self,
+        net: &mut Network,
+        remote: SocketAddr,
+        options: &ConnectOptions,
+    ) -> Result<Conn, ConnectError> {
+        let wanted = options.local.map(|a| a.ip()).filter(|ip| !ip.is_unspecified());
+        if remote.port() == 0 || options.local.is_some_and(|l| l.is_ipv4() != remote.is_ipv4()) {
+            return Err(ConnectError::InvalidAddress);
+        }
+        let route = net.route(self.now, remote.ip(), wanted).map_err(|e| match e {
+            RouteError::SourceNotLocal => ConnectError::AddressNotAvailable,
+            RouteError::InvalidDestination => ConnectError::InvalidAddress,
+            RouteError::NeighboursExhausted => ConnectError::TooMany,
+            RouteError::NetUnreachable | RouteError::OwnAddress => ConnectError::NetUnreachable,
+        })?;
+        let profile = self.profiles.get(ProfileId::DEFAULT).with(&options.socket);
+        let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
+        let port = options.local.map_or(0, |l| l.port());
+        let opened = self.choose_key(remote, route.src, port).and_then(|(key, hash)| {
+            self.insert_connection(&key, hash, profile).map(|idx| (idx, key)).ok_or(ConnectError::TooMany)
+        });
+        // `insert_connection` counts its own use of the profile.
+        self.profiles.release(profile);
+        let (idx, key) = opened?;
+        let iss = SeqNumber(self.secrets.initial_sequence(&key, self.now));
+        let ts_offset = self.secrets.timestamp_offset(key.local, key.remote);
+        let c = &mut self.conns[idx];
+        c.state = State::SynSent;
+        c.hop = route.hop;
+        c.pmtu = route.mtu;
+        c.ts_offset = ts_offset;
+        c.snd_una = iss;
+        c.snd_nxt = iss + 1;
+        c.peer_mss = u16::MAX;
+        c.flags |= Flags::ACTIVE | Flags::ACCEPTED | Flags::SYN_PENDING;
+        c.flags.assign(Flags::ECN, self.config.ecn == EcnMode::Active);
+        c.flags.assign(Flags::NODELAY, options.socket.nodelay);
+        c.flags.assign(Flags::KEEPALIVE, options.socket.keepalive);
+        c.flags.assign(Flags::ACK_EVENTS, options.socket.ack_events);
+        self.init_windows(idx);
+        self.stats.active_opens += 1;
+        self.want_transmit(idx);
+        Ok(self.conns.handle(idx))
+    }
+
+    /// A local port that is free towards `remote` (RFC 6056 §3.3.3: an offset keyed by the destination, then upwards).
+    fn choose_key(&mut self, remote: SocketAddr, local: IpAddr, port: u16) -> Result<(FlowKey, u32), ConnectError> {
+        let key = |port| FlowKey { remote: remote.ip(), local, remote_port: remote.port(), local_port: port };
+        if port != 0 {
+            let key = key(port);
+            let hash = self.secrets.flow_hash(&key);
+            return if self.claim(&key, hash) { Ok((key, hash)) } else { Err(ConnectError::AddressInUse) };
+        }
+        let first = u32::from(self.config.local_port_first);
+        let count = u32::from(self.config.local_port_last) - first + 1;
+        let offset = self.secrets.port_offset(local, remote.ip(), remote.port());
+        for _ in 0..count {
+            let at = offset.wrapping_add(self.next_port) % count;
+            self.next_port = self.next_port.wrapping_add(1);
+            let port = (first + at) as u16;
+            if self.listeners.has_port(port) {
+                continue;
+            }
+            let key = key(port);
+            let hash = self.secrets.flow_hash(&key);
+            if self.claim(&key, hash) {
+                return Ok((key, hash));
+            }
+        }
+        Err(ConnectError::PortsExhausted)
+    }
+
+    /// Whether the addresses are free. TIME_WAIT gives them up after a second if timestamps tell old segments from new ones
+    /// (RFC 6191; Linux's tcp_tw_reuse).
+    fn claim(&mut self, key: &FlowKey, hash: u32) -> bool {
+        match demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, key) {
+            None => true,
+            Some(Found::Connection(_)) => false,
+            Some(Found::TimeWait(index)) => {
+                let reusable = self.time_wait.get(index).timestamps
+                    && self.time_wait.age_ms(index, self.now) > 1000
+                    && self.config.timestamps;
+                if reusable {
+                    self.end_time_wait(index);
+                    self.stats.time_wait_reused += 1;
+                }
+                reusable
+            }
+        }
+    }
+
+    /// An ICMP error about a segment of ours, or a neighbour that does not answer.
+    pub fn on_icmp_error(&mut self, error: &TransportError) {
+        let key = FlowKey {
+            remote: error.remote.ip(),
+            local: error.local.ip(),
+            remote_port: error.remote.port(),
+            local_port: error.local.port(),
+        };
+        let hash = self.secrets.flow_hash(&key);
+        let found = demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, &key);
+        let Some(Found::Connection(idx)) = found else { return };
+        let c = &self.conns[idx];
+        // RFC 5927 §4.1: only about something that is in flight.
+        let in_flight = error.seq.is_some_and(|s| SeqNumber(s).ge(c.snd_una) && SeqNumber(s).lt(c.snd_nxt));
+        if !in_flight {
+            self.stats.icmp_ignored += 1;
+            return;
+        }
+        if let IcmpErrorKind::PacketTooBig { mtu } = error.kind {
+            if c.state.is_synchronized() {
+                let floor = if c.has(Flags::V6) { 1280 } else { 552 };
+                self.on_smaller_mtu(idx, mtu.max(floor));
+                self.rearm(idx);
+            }
+            return;
+        }
+        let opening = matches!(c.state, State::SynSent | State::SynReceived);
+        if opening && c.has(Flags::ACTIVE) {
+            // Linux ends an attempt to connect at the first word that it cannot succeed.
+            let reason = match error.kind {
+                IcmpErrorKind::PortUnreachable => CloseReason::Refused,
+                IcmpErrorKind::NetUnreachable => CloseReason::NetUnreachable,
+                IcmpErrorKind::ProtocolUnreachable => CloseReason::ProtocolUnreachable,
+                _ => CloseReason::HostUnreachable,
+            };
+            self.destroy(idx, reason);
+        } else {
+            // RFC 5461 and RFC 1122 §4.2.3.9: it may pass. Remembered for when it does not.
+            self.conns[idx].flags.set(Flags::SOFT_ERROR);
+        }
+    }
+
+    /// The path takes less than we thought (RFC 1191, RFC 8201): segments that are too large are sent again, cut anew.
+    pub fn on_smaller_mtu(&mut self, idx: u32, mtu: u16) {
+        let c = &mut self.conns[idx];
+        if mtu >= c.pmtu {
+            return;
+        }
+        let old = c.mss();
+        c.pmtu = mtu;
+        let mss = c.mss();
+        if c.busy == NONE || mss >= old {
+            return;
+        }
+        let b = &mut self.busy[c.busy];
+        b.sent.mark_oversized_lost(old, mss);
+        b.sent.resegment(mss);
+        let oversized = b.sent.iter().any(|s: &Sent| s.has(super::sent_queue::LOST));
+        if oversized {
+            // Not a sign of congestion: the window stays (RFC 1191 §6.4), Linux keeps it through `Loss` with the same threshold.
+            b.mtu_reduced_at = Some(c.snd_nxt);
+            self.want_transmit(idx);
+        }
+    }
+}

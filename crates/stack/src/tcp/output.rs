@@ -1,0 +1,575 @@
+//! Segments leave: the only place that builds those of a connection.
+//!
+//! Each turn works off the transmit list. For each connection: SYN, what was lost, what is new as far as the windows go, FIN,
+//! and an acknowledgement by itself if nothing else carried it.
+
+use super::Tcp;
+use super::busy::RetransmitTimer;
+use super::conn::{Flags, NONE};
+use super::rtt;
+use super::sent_queue::Sent;
+use super::state::State;
+use crate::ip::{Checksum, IpHeader, Network, TxError};
+use crate::wire::checksum::Sum;
+use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+use crate::wire::protocol;
+use core::time::Duration;
+
+/// ECN-capable transport, codepoint ECT(0) (RFC 3168 §5).
+const ECT0: u8 = 2;
+
+/// How long a cork holds a partial segment (Linux, tcp(7)).
+const CORK_MAX: Duration = Duration::from_millis(200);
+
+/// Payload of a super-frame at the most: what an IPv4 packet can carry less headers.
+const SUPER_PAYLOAD_MAX: u32 = 65_535 - 120;
+
+/// One segment (or super-frame) to be built.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub seq: SeqNumber,
+    pub len: u32,
+    pub flags: TcpFlags,
+    /// Payload bytes per wire segment if it is a super-frame.
+    pub gso_size: Option<u16>,
+    /// New data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
+    pub ect: bool,
+}
+
+/// What may be sent now.
+struct Allowance {
+    /// Bytes queued behind `snd_nxt`.
+    unsent: u32,
+    /// Of those, the peer's window takes.
+    window: u32,
+    /// Segments the congestion window takes.
+    segments: u32,
+    mss: u32,
+}
+
+impl Tcp {
+    /// Works off the transmit list. Connections for which the device has no room stay on it.
+    pub fn transmit(&mut self, net: &mut Network) {
+        for _ in 0..self.tx_list.len() {
+            let Some(idx) = self.tx_list.pop_front() else { break };
+            self.conns[idx].flags.clear(Flags::TX_LISTED);
+            let result = self.output(net, idx);
+            if result == Err(TxError::Full) {
+                self.stats.device_full += 1;
+                self.want_transmit(idx);
+            }
+            self.rearm(idx);
+            if result == Err(TxError::Full) && net.port_count() == 1 {
+                break;
+            }
+        }
+    }
+
+    /// Sends what one connection has to send.
+    fn output(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        if self.conns[idx].has(Flags::SYN_PENDING) {
+            return self.send_syn(net, idx);
+        }
+        if !self.conns[idx].state.is_synchronized() {
+            return Ok(());
+        }
+        if self.conns[idx].busy != NONE {
+            self.restart_after_idle(idx);
+            self.send_lost(net, idx)?;
+            self.send_new(net, idx)?;
+        }
+        if self.conns[idx].has(Flags::ACK_NOW) {
+            self.send_ack(net, idx)?;
+        }
+        Ok(())
+    }
+
+    /// SYN or SYN+ACK.
+    fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let c = &self.conns[idx];
+        let mut flags = TcpFlags::SYN;
+        let passive = c.state == State::SynReceived;
+        if passive {
+            flags |= TcpFlags::ACK;
+            if c.has(Flags::ECN) {
+                flags |= TcpFlags::ECE;
+            }
+        } else if c.has(Flags::ECN) && c.retries == 0 {
+            // RFC 3168 §6.1.1; after a loss without it, for middleboxes that drop such SYNs (§6.1.1.1).
+            flags |= TcpFlags::ECE | TcpFlags::CWR;
+        }
+        let segment = Segment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
+        self.emit(net, idx, &segment)?;
+        let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
+        let c = &mut self.conns[idx];
+        c.flags.clear(Flags::SYN_PENDING | Flags::ACK_NOW);
+        c.snd_nxt = c.snd_una + 1;
+        if c.retries == 0 {
+            c.min_rtt = now_us;
+        }
+        c.last_rx = now_ms;
+        Ok(())
+    }
+
+    /// An acknowledgement by itself.
+    fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let c = &self.conns[idx];
+        let segment = Segment { seq: c.snd_nxt, len: 0, flags: TcpFlags::ACK, gso_size: None, ect: false };
+        self.emit(net, idx, &segment)
+    }
+
+    /// Linux's slow start after idle (RFC 5681 §4.1): the window halves for each time-out without sending, down to the initial one.
+    fn restart_after_idle(&mut self, idx: u32) {
+        let now = self.now;
+        let c = &mut self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        b.window_max = b.window_max.max(c.snd_wnd);
+        if !b.sent.is_empty() || b.send.is_empty() {
+            return;
+        }
+        let rto = rtt::rto(c, &self.config, 0);
+        let mut idle = now - b.last_sent;
+        if idle <= rto {
+            return;
+        }
+        let restart = self.config.initial_window_segments.min(c.cwnd);
+        c.ssthresh = c.ssthresh.max((c.cwnd >> 1) + (c.cwnd >> 2));
+        while idle > rto && c.cwnd > restart {
+            idle -= rto;
+            c.cwnd >>= 1;
+        }
+        c.cwnd = c.cwnd.max(restart);
+        b.last_sent = now;
+        b.congestion.on_idle();
+    }
+
+    /// Retransmits what is lost, as far as the congestion window goes.
+    fn send_lost(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let now = self.now;
+        loop {
+            let c = &self.conns[idx];
+            let b = &mut self.busy[c.busy];
+            if b.sent.lost_out == 0 || b.sent.in_flight() >= c.cwnd {
+                break;
+            }
+            let room = c.cwnd - b.sent.in_flight();
+            let mss = c.mss();
+            let Some(lost) = b.sent.next_lost(mss, self.super_payload(net, idx, mss, room)) else { break };
+            let first = self.busy[self.conns[idx].busy].sent.front().is_some_and(|s| s.start == lost.start);
+            self.resend(net, idx, &lost)?;
+            let c = &self.conns[idx];
+            let b = &mut self.busy[c.busy];
+            if first && b.timer_kind != RetransmitTimer::Reorder {
+                let rto = rtt::rto(c, &self.config, b.backoff);
+                b.set_timer(RetransmitTimer::Rto, now + rto);
+            }
+        }
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        if core::mem::take(&mut b.send_tail) && b.sent.lost_out == 0 {
+            self.send_tail_probe(net, idx)?;
+        }
+        Ok(())
+    }
+
+    /// Sends one entry of the retransmission queue again.
+    fn resend(&mut self, net: &mut Network, idx: u32, sent: &Sent) -> Result<(), TxError> {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let queued_end = c.snd_una + b.send.len() as u32;
+        let payload_end = sent.end.min(queued_end);
+        let len = (payload_end - sent.start).max(0) as u32;
+        let mut flags = TcpFlags::ACK;
+        if sent.end.gt(queued_end) {
+            flags |= TcpFlags::FIN;
+        }
+        if payload_end == queued_end && len > 0 {
+            flags |= TcpFlags::PSH;
+        }
+        let mss = c.mss();
+        let gso_size = (len > mss).then_some(mss as u16);
+        let segment = Segment { seq: sent.start, len, flags, gso_size, ect: false };
+        self.emit(net, idx, &segment)?;
+        let now = self.now;
+        let our_ts = self.now_ms().wrapping_add(self.conns[idx].ts_offset);
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        b.sent.on_retransmitted(sent.start, now);
+        b.recovery.on_retransmit(sent.segments.into(), our_ts);
+        b.recovery.on_sent(sent.segments.into());
+        b.total_retrans += u32::from(sent.segments);
+        b.trouble_since.get_or_insert(now);
+        self.stats.retransmitted += u64::from(sent.segments);
+        Ok(())
+    }
+
+    /// RFC 8985 §7.3: one new segment if there is one and the window takes it, otherwise the last one again.
+    fn send_tail_probe(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let allowance = self.allowance(idx);
+        let mss = allowance.mss;
+        let len = allowance.unsent.min(allowance.window).min(mss);
+        self.stats.tail_probes += 1;
+        if len > 0 {
+            self.send_one(net, idx, len, len == allowance.unsent, None)?;
+            let c = &self.conns[idx];
+            self.busy[c.busy].probe_end = Some((c.snd_nxt, false));
+        } else {
+            let c = &self.conns[idx];
+            let Some(tail) = self.busy[c.busy].sent.tail(mss) else { return Ok(()) };
+            self.resend(net, idx, &tail)?;
+            let c = &self.conns[idx];
+            self.busy[c.busy].probe_end = Some((c.snd_nxt, true));
+        }
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let rto = rtt::rto(c, &self.config, b.backoff);
+        b.set_timer(RetransmitTimer::Rto, self.now + rto);
+        Ok(())
+    }
+
+    /// What windows and queue allow.
+    fn allowance(&self, idx: u32) -> Allowance {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let queued_end = c.snd_una + b.send.len() as u32;
+        let unsent = (queued_end - c.snd_nxt).max(0) as u32;
+        let window_end = c.snd_una + c.snd_wnd;
+        let window = (window_end - c.snd_nxt).max(0) as u32;
+        let segments = c.cwnd.saturating_sub(b.sent.in_flight());
+        // Never more than half of the largest window the peer had (RFC 9293 §3.8.6.2.1): with a tiny window a full segment would never fit.
+        let half = if b.window_max > 536 { b.window_max / 2 } else { b.window_max };
+        let mss = if half > 0 { c.mss().min(half.max(28)) } else { c.mss() };
+        Allowance { unsent, window, segments, mss }
+    }
+
+    /// Sends new data, and FIN after them.
+    fn send_new(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        loop {
+            let a = self.allowance(idx);
+            let c = &self.conns[idx];
+            let b = &self.busy[c.busy];
+            if a.unsent == 0 {
+                return self.send_fin(net, idx, &a);
+            }
+            if a.segments == 0 {
+                self.note_usage(idx, true);
+                return Ok(());
+            }
+            let most = a.unsent.min(a.window).min(self.super_payload(net, idx, a.mss, a.segments));
+            let Some(len) = self.size_to_send(idx, &a, most) else {
+                self.note_usage(idx, false);
+                self.hold(idx, &a);
+                return Ok(());
+            };
+            let gso_size = (len > a.mss).then_some(a.mss as u16);
+            self.send_one(net, idx, len, len == a.unsent, gso_size)?;
+        }
+    }
+
+    /// How much of `most` bytes leaves now; `None` if it waits (Nagle, cork, window).
+    fn size_to_send(&mut self, idx: u32, a: &Allowance, most: u32) -> Option<u32> {
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let partial = most % a.mss;
+        if partial == 0 {
+            return (most > 0).then_some(most);
+        }
+        let whole = most - partial;
+        let last = most == a.unsent;
+        let urgent = b.urgent_out.is_some();
+        if last {
+            let corked = c.has(Flags::CORK);
+            // Minshall: hold a small segment only while another small one is not acknowledged.
+            let nagle = !c.has(Flags::NODELAY) && !b.sent.is_empty() && b.small_end.is_some();
+            if urgent || c.has(Flags::FIN_QUEUED) || b.force || !(corked || nagle) {
+                b.force = false;
+                return Some(most);
+            }
+        } else if b.force && whole == 0 {
+            // A probe into a window that is open, but not for a whole segment.
+            b.force = false;
+            return Some(most);
+        } else if most < a.window {
+            // Limited by the congestion window or the size of a super-frame: whole segments.
+            return (whole > 0).then_some(whole);
+        }
+        (whole > 0).then_some(whole)
+    }
+
+    /// Data wait: sees to it that something will make them leave.
+    fn hold(&mut self, idx: u32, a: &Allowance) {
+        let now = self.now;
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let fits = a.unsent <= a.window;
+        if c.has(Flags::CORK) && fits {
+            b.cork_at.get_or_insert(now + CORK_MAX);
+            return;
+        }
+        if b.sent.is_empty() && b.timer_kind == RetransmitTimer::Off {
+            // RFC 9293 §3.8.6.1: without a timer a lost window update would stop both ends for ever.
+            let rto = rtt::rto(c, &self.config, b.backoff);
+            b.set_timer(RetransmitTimer::Persist, now + rto);
+        }
+    }
+
+    fn send_fin(&mut self, net: &mut Network, idx: u32, a: &Allowance) -> Result<(), TxError> {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        if b.timer_kind == RetransmitTimer::Persist && !c.has(Flags::FIN_QUEUED) {
+            self.busy[c.busy].stop_timer();
+            return Ok(());
+        }
+        let fin_seq = c.snd_una + b.send.len() as u32;
+        if !c.has(Flags::FIN_QUEUED) || c.snd_nxt != fin_seq || !matches!(c.state, State::FinWait1 | State::LastAck | State::Closing) {
+            return Ok(());
+        }
+        if c.snd_una == c.snd_nxt && b.fin_sent {
+            return Ok(());
+        }
+        if a.window == 0 {
+            self.hold(idx, a);
+            return Ok(());
+        }
+        self.send_one(net, idx, 0, true, None)
+    }
+
+    /// Sends `len` new bytes from `snd_nxt` on, with FIN if they are the last.
+    fn send_one(&mut self, net: &mut Network, idx: u32, len: u32, last: bool, gso_size: Option<u16>) -> Result<(), TxError> {
+        let now = self.now;
+        let mut flags = TcpFlags::ACK;
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let window_end = c.snd_una + c.snd_wnd;
+        let fin = last && c.has(Flags::FIN_QUEUED) && (c.snd_nxt + len).lt(window_end);
+        if fin {
+            flags |= TcpFlags::FIN;
+        }
+        if last && len > 0 {
+            flags |= TcpFlags::PSH;
+        }
+        if c.has(Flags::ECN_CWR) && len > 0 {
+            flags |= TcpFlags::CWR;
+        }
+        let mss = gso_size.map_or_else(|| c.mss(), u32::from);
+        let segments = len.div_ceil(mss).max(1) as u16;
+        let was_empty = b.sent.is_empty();
+        let segment = Segment { seq: c.snd_nxt, len, flags, gso_size, ect: c.has(Flags::ECN) && len > 0 };
+        self.emit(net, idx, &segment)?;
+        self.stats.bytes_out += u64::from(len);
+        let now_ms = self.now_ms();
+        let delay = self.config.delayed_ack_ms;
+        let c = &mut self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let start = c.snd_nxt;
+        let end = start + (len + u32::from(fin));
+        if flags.contains(TcpFlags::CWR) {
+            c.flags.clear(Flags::ECN_CWR);
+        }
+        if b.timer_kind == RetransmitTimer::Persist {
+            // The window opened: what its closing has lengthened is short again.
+            b.backoff = 0;
+            b.trouble_since = None;
+        }
+        b.sent.push(start, end, now, segments);
+        b.recovery.on_sent(segments.into());
+        b.fin_sent |= fin;
+        c.snd_nxt = end;
+        b.congestion.on_sent(end);
+        if len % mss != 0 {
+            b.small_end = Some(end);
+        }
+        b.last_sent = now;
+        b.idle_since = None;
+        b.cork_at = None;
+        if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < delay {
+            c.flags.set(Flags::PINGPONG);
+        }
+        let restart = was_empty || b.timer_kind == RetransmitTimer::Probe || b.timer_kind == RetransmitTimer::Persist;
+        self.note_usage(idx, false);
+        self.set_retransmit_timer(idx, restart, None);
+        Ok(())
+    }
+
+    /// Congestion window validation (RFC 7661 in Linux's form): how much of the window was used during the last round.
+    fn note_usage(&mut self, idx: u32, limited: bool) {
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        let out = b.sent.packets_out;
+        if c.snd_una.ge(b.usage_end) || limited || !b.cwnd_limited && out > b.flight_max {
+            b.cwnd_limited = limited;
+            b.flight_max = out;
+            b.usage_end = c.snd_nxt;
+        }
+    }
+
+    /// Payload bytes of the largest (super-)frame for `segments` segments.
+    fn super_payload(&self, net: &Network, idx: u32, mss: u32, segments: u32) -> u32 {
+        let c = &self.conns[idx];
+        let urgent = c.busy != NONE && self.busy[c.busy].urgent_out.is_some();
+        let max = net.capabilities(c.hop.link()).map_or(0, |caps| caps.gso_bytes_max);
+        if max == 0 || urgent {
+            return mss;
+        }
+        let headers = u32::from(c.header_bytes()) + 40 + 18;
+        let room = (max as u32).saturating_sub(headers).min(SUPER_PAYLOAD_MAX) / mss;
+        room.clamp(1, segments.max(1)) * mss
+    }
+
+    /// Builds one segment in the device's own memory.
+    fn emit(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+        if !net.hop_is_current(&self.conns[idx].hop) {
+            self.reroute(net, idx)?;
+        }
+        let options = self.options_for(idx, segment);
+        let key = self.key(idx);
+        let syn = segment.flags.contains(TcpFlags::SYN);
+        let (window, edge) = self.window_field(idx, syn);
+        let c = &self.conns[idx];
+        let header = IpHeader {
+            src: key.local,
+            dst: key.remote,
+            protocol: protocol::TCP,
+            tos: if segment.ect { ECT0 } else { 0 },
+            hop_limit: self.config.hop_limit,
+            dont_fragment: true,
+        };
+        let mut flags = segment.flags;
+        if c.has(Flags::ECN_ECHO) && !syn {
+            flags |= TcpFlags::ECE;
+        }
+        let mut urgent = 0;
+        if c.busy != NONE && let Some(end) = self.busy[c.busy].urgent_out {
+            // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.
+            let ahead = end - segment.seq;
+            if ahead > 0 && ahead <= 0xffff {
+                flags |= TcpFlags::URG;
+                urgent = ahead as u16;
+            }
+        }
+        let has_ack = flags.contains(TcpFlags::ACK);
+        let tcp_header = TcpHeader {
+            src_port: key.local_port,
+            dst_port: key.remote_port,
+            seq: segment.seq,
+            ack: if has_ack { c.rcv_nxt } else { SeqNumber(0) },
+            flags,
+            window,
+            urgent,
+            header_len: 0,
+        };
+        let header_len = TcpHeader::LEN + options.encoded_len();
+        let l4_len = header_len + segment.len as usize;
+        let mut packet = net.begin(self.now, &c.hop, &header, l4_len)?;
+        let l4 = packet.l4();
+        tcp::emit(&tcp_header, &options, l4);
+        let payload = if segment.len > 0 {
+            let b = &self.busy[c.busy];
+            let offset = (segment.seq - c.snd_una) as u64;
+            Some((header_len, b.send.fill(&self.chunks, &self.sources, offset, &mut l4[header_len..l4_len])))
+        } else {
+            Some((header_len, Sum::ZERO))
+        };
+        let sealed = packet.seal(l4_len, Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload }, segment.gso_size);
+        net.commit(sealed);
+        let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
+        self.stats.segments_out += wire;
+        if has_ack {
+            self.on_ack_sent(idx, edge);
+        }
+        Ok(())
+    }
+
+    /// The acknowledgement that just left covers everything received.
+    fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
+        let c = &mut self.conns[idx];
+        c.rcv_edge = edge;
+        c.rcv_acked = c.rcv_nxt;
+        c.quick_acks = c.quick_acks.saturating_sub(1);
+        c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
+        if c.busy != NONE {
+            self.busy[c.busy].dsack = None;
+        }
+    }
+
+    /// The window field, and the right edge it stands for.
+    fn window_field(&self, idx: u32, syn: bool) -> (u16, SeqNumber) {
+        let c = &self.conns[idx];
+        if syn {
+            // Never scaled in a SYN (RFC 7323 §2.2).
+            let window = c.rcv_wnd().min(65_535);
+            return (window as u16, c.rcv_nxt + window);
+        }
+        let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
+        let window = if c.state.may_receive() { self.window_to_offer(idx) } else { c.rcv_wnd() };
+        // Rounded up, so that the right edge does not move back by rounding.
+        let field = (u64::from(window).div_ceil(1 << scale)).min(65_535) as u32;
+        let edge = c.rcv_nxt + (field << scale);
+        (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
+    }
+
+    fn options_for(&self, idx: u32, segment: &Segment) -> TcpOptions {
+        let c = &self.conns[idx];
+        let mut options = TcpOptions::default();
+        let value = self.now_ms().wrapping_add(c.ts_offset);
+        if segment.flags.contains(TcpFlags::SYN) {
+            let passive = c.state == State::SynReceived;
+            options.mss = Some(self.announced_mss(idx));
+            // A passive open answers only what was offered (RFC 7323 §1.3).
+            options.sack_permitted = if passive { c.has(Flags::SACK) } else { self.config.sack };
+            if if passive { c.has(Flags::WSCALE) } else { self.config.window_scaling } {
+                options.window_scale = Some(c.rcv_wscale());
+            }
+            if if passive { c.has(Flags::TIMESTAMPS) } else { self.config.timestamps } {
+                options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
+            }
+            return options;
+        }
+        if c.has(Flags::TIMESTAMPS) {
+            options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
+        }
+        if c.busy != NONE && c.has(Flags::SACK) {
+            self.sack_blocks_for(idx, &mut options);
+        }
+        options
+    }
+
+    /// What was received twice, then what came out of order, the latest first (RFC 2883 §4, RFC 2018 §4).
+    fn sack_blocks_for(&self, idx: u32, options: &mut TcpOptions) {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let room = if c.has(Flags::TIMESTAMPS) { 3 } else { 4 };
+        if let Some(block) = b.dsack {
+            options.sack_blocks.push(block);
+        }
+        if b.recv.range_count() == 0 {
+            return;
+        }
+        // Ranges count from the first unread byte, which lies `readable` bytes before rcv_nxt.
+        let base = c.rcv_nxt - b.recv.readable() as u32;
+        for (start, end) in b.recv.ranges() {
+            if options.sack_blocks.len() == room {
+                break;
+            }
+            options.sack_blocks.push((base + start as u32, base + end as u32));
+        }
+    }
+
+    /// Routes or addresses changed: asks for the way again.
+    fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let key = self.key(idx);
+        match net.route(self.now, key.remote, Some(key.local)) {
+            Ok(route) => {
+                let c = &mut self.conns[idx];
+                c.hop = route.hop;
+                if route.mtu < c.pmtu {
+                    self.on_smaller_mtu(idx, route.mtu);
+                } else {
+                    c.pmtu = route.mtu;
+                }
+                Ok(())
+            }
+            Err(_) => Err(TxError::Unreachable),
+        }
+    }
+}

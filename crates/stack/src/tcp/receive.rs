@@ -1,0 +1,341 @@
+//! What a segment carries: payload in and out of order, urgent data, FIN; and when it is acknowledged.
+
+use super::busy::Urgent;
+use super::conn::{Flags, NONE};
+use super::input::Arrived;
+use super::state::State;
+use super::{Pending, Tcp};
+use crate::device::RxBurst;
+use crate::events::{CloseReason, Event, InlineData};
+use crate::ip::Network;
+use crate::wire::tcp::{SeqNumber, TcpFlags};
+
+/// Immediate acknowledgements a connection begins with (Linux's TCP_MAX_QUICKACKS): the sender is in slow start.
+const QUICK_ACKS_MAX: u32 = 16;
+
+impl Tcp {
+    /// RFC 9293 §3.10.7.4, seventh and eighth check.
+    pub fn on_payload(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+        let fin = seg.header.flags.contains(TcpFlags::FIN);
+        if seg.payload.is_empty() && !fin {
+            return;
+        }
+        let c = &self.conns[idx];
+        if seg.end().le(c.rcv_nxt) {
+            // All of it is old: the peer missed our acknowledgement.
+            self.note_duplicate(idx, seg);
+            self.quick_ack(idx);
+            return;
+        }
+        if !c.state.may_receive() {
+            // The peer's FIN was the end: what comes after it does not exist (RFC 9293 §3.10.7.4).
+            return;
+        }
+        let new_data = !seg.payload.is_empty() && (seg.header.seq + seg.payload.len() as u32).gt(c.rcv_nxt);
+        if c.has(Flags::ORPHAN) && new_data {
+            // Nobody will ever read it, so the peer must learn that it was lost (RFC 2525 §2.17).
+            self.abort(net, idx);
+            return;
+        }
+        if seg.header.seq.gt(c.rcv_nxt) {
+            self.on_out_of_order(net, idx, seg);
+        } else {
+            self.on_in_order(net, idx, seg);
+        }
+    }
+
+    fn on_in_order(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+        let c = &self.conns[idx];
+        let skip = (c.rcv_nxt - seg.header.seq) as usize;
+        let room = c.rcv_wnd() as usize;
+        let data = seg.payload.get(skip..).unwrap_or(&[]);
+        let data = &data[..data.len().min(room)];
+        if skip > 0 && skip.min(seg.payload.len()) > 0 {
+            let end = c.rcv_nxt;
+            self.note_dsack(idx, seg.header.seq, end);
+        }
+        let taken = if data.is_empty() { 0 } else { self.take_in_order(idx, seg, skip, data) };
+        if taken > 0 {
+            self.on_new_bytes(idx, seg, taken);
+        }
+        let fin_seq = seg.header.seq + seg.payload.len() as u32;
+        let fin_here = seg.header.flags.contains(TcpFlags::FIN) && fin_seq == self.conns[idx].rcv_nxt;
+        if fin_here || self.waiting_fin(idx) {
+            self.on_fin(net, idx);
+        } else if taken < data.len() || data.is_empty() {
+            // Refused for want of room: say where we are.
+            self.ack_now(idx);
+        }
+    }
+
+    /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
+    fn take_in_order(&mut self, idx: u32, seg: &Arrived<'_>, skip: usize, data: &[u8]) -> usize {
+        let c = &self.conns[idx];
+        let buffered = c.busy != NONE && !self.busy[c.busy].recv.is_empty();
+        let urgent = c.has(Flags::URGENT);
+        if let Some((frame, start)) = seg.frame
+            && !buffered
+            && !urgent
+            && self.chunks.available() > self.pending_chunks + data.len() / 1024 + 2
+        {
+            let conn = self.conns.handle(idx);
+            let data = InlineData { frame, start: start + skip as u32, len: data.len() as u32 };
+            self.pending_chunks += data.len() / 1024 + 2;
+            self.pending.push_back(Pending { conn, data, delivered: false });
+            self.events.push_back(Event::Data { conn, data });
+            let c = &mut self.conns[idx];
+            c.flags.set(Flags::INLINE);
+            c.rcv_nxt += data.len;
+            return data.len();
+        }
+        let capacity = self.profile(idx).recv_buffer_bytes as usize + 65_535;
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        let at = b.recv.readable();
+        let out = b.recv.write(&mut self.chunks, at, data, at + capacity);
+        if out.accepted < data.len() {
+            self.stats.pool_exhausted += 1;
+        }
+        self.stats.bytes_copied_in += out.stored as u64;
+        self.conns[idx].rcv_nxt += out.newly_contiguous as u32;
+        if out.newly_contiguous > 0 {
+            self.report_readable(idx);
+        }
+        out.newly_contiguous
+    }
+
+    /// Data behind a gap: kept in place, and acknowledged at once with SACK blocks (RFC 5681 §4.2, RFC 2018 §4).
+    fn on_out_of_order(&mut self, _net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+        self.stats.out_of_order += 1;
+        let busy = self.ensure_busy(idx);
+        let c = &self.conns[idx];
+        let b = &mut self.busy[busy];
+        let gap = (seg.header.seq - c.rcv_nxt) as usize;
+        let room = (c.rcv_wnd() as usize).saturating_sub(gap);
+        let data = &seg.payload[..seg.payload.len().min(room)];
+        let base = b.recv.readable();
+        // The window bounds it; half of the pool is kept for data in order, which can be consumed.
+        if !data.is_empty() && self.chunks.available() * 2 > self.chunks.capacity().min(64) {
+            let out = b.recv.write(&mut self.chunks, base + gap, data, base + gap + room);
+            self.stats.bytes_copied_in += out.stored as u64;
+            if let Some((start, end)) = out.duplicate {
+                let seq = |position: usize| c.rcv_nxt + (position - base) as u32;
+                b.dsack = Some((seq(start), seq(end)));
+                self.stats.duplicate_bytes += (end - start) as u64;
+            }
+        } else if !data.is_empty() {
+            self.stats.pool_exhausted += 1;
+        }
+        if seg.header.flags.contains(TcpFlags::FIN) && data.len() == seg.payload.len() {
+            // It counts when the hole in front of it is filled, not before.
+            b.fin_at = Some(seg.header.seq + seg.payload.len() as u32);
+        }
+        self.ack_now(idx);
+    }
+
+    /// Whether a FIN that came out of order is next.
+    fn waiting_fin(&self, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        c.busy != NONE && self.busy[c.busy].fin_at == Some(c.rcv_nxt)
+    }
+
+    /// `count` bytes were received in order: window growth and acknowledgement.
+    fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize) {
+        self.stats.bytes_in += count as u64;
+        let limit = self.profile(idx).recv_buffer_bytes;
+        let delay = self.config.delayed_ack_ms;
+        let now_ms = self.now_ms();
+        let advertised = self.announced_mss(idx);
+        let holes = self.conns[idx].busy != NONE && self.busy[self.conns[idx].busy].recv.range_count() > 0;
+        let c = &mut self.conns[idx];
+        let wire = (seg.payload.len() / usize::from(seg.segments.max(1))).min(usize::from(advertised)) as u16;
+        if wire > c.rcv_mss {
+            c.rcv_mss = wire;
+        }
+        // The window doubles when as much as it holds has arrived: as fast as a sender in slow start.
+        let window = (65_535u64 << c.rcv_grow).min(limit.into()) as u32;
+        if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit {
+            c.rcv_grow += 1;
+            c.grow_mark = c.rcv_nxt;
+        }
+        if !c.has(Flags::ATO_SET) {
+            c.flags.set(Flags::ATO_SET);
+            let grant = (c.rcv_wnd() / (2 * u32::from(c.rcv_mss.max(1)))).clamp(2, QUICK_ACKS_MAX);
+            c.quick_acks = c.quick_acks.max(grant as u8);
+        }
+        let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
+        let quick = c.quick_acks > 0 && !c.has(Flags::PINGPONG);
+        if unacked > u32::from(c.rcv_mss) || quick || holes {
+            self.ack_now(idx);
+        } else if !c.has(Flags::ACK_DELAYED) {
+            c.flags.set(Flags::ACK_DELAYED);
+            c.ack_deadline = now_ms.wrapping_add(delay) as u16;
+        }
+    }
+
+    /// A segment that was received before: reported first in the next acknowledgement (RFC 2883).
+    pub fn note_duplicate(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let c = &self.conns[idx];
+        if seg.seq_len() == 0 || !seg.end().le(c.rcv_nxt) {
+            return;
+        }
+        self.stats.duplicate_bytes += seg.payload.len() as u64;
+        self.note_dsack(idx, seg.header.seq, seg.end());
+    }
+
+    fn note_dsack(&mut self, idx: u32, start: SeqNumber, end: SeqNumber) {
+        if !self.conns[idx].has(Flags::SACK) {
+            return;
+        }
+        let busy = self.ensure_busy(idx);
+        self.busy[busy].dsack = Some((start, end));
+    }
+
+    /// Acknowledge at once, and stay quick for a while: something is wrong on the path.
+    pub fn quick_ack(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        c.quick_acks = c.quick_acks.max(QUICK_ACKS_MAX as u8);
+        self.ack_now(idx);
+    }
+
+    /// FIN in order (RFC 9293 §3.10.7.4, eighth check).
+    fn on_fin(&mut self, net: &mut Network, idx: u32) {
+        if self.conns[idx].busy != NONE {
+            let busy = self.conns[idx].busy;
+            self.busy[busy].fin_at = None;
+        }
+        let c = &mut self.conns[idx];
+        c.rcv_nxt += 1;
+        c.flags.set(Flags::PEER_FIN);
+        c.flags.set(Flags::ACK_NOW);
+        let state = c.state;
+        if c.has(Flags::ACCEPTED) && !c.has(Flags::ORPHAN) {
+            let conn = self.conns.handle(idx);
+            self.events.push_back(Event::PeerClosed { conn });
+        }
+        match state {
+            State::Established => {
+                self.conns[idx].state = State::CloseWait;
+                self.want_transmit(idx);
+            }
+            State::FinWait1 => {
+                self.conns[idx].state = State::Closing;
+                self.want_transmit(idx);
+            }
+            State::FinWait2 => {
+                self.reply_ack(net, idx);
+                self.enter_time_wait(idx);
+            }
+            _ => debug_assert!(false, "FIN in a state that does not receive"),
+        }
+    }
+
+    /// Urgent data as Linux understands them: one byte, the one in front of where the pointer points (RFC 6093 §3.2).
+    pub fn on_urgent(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let at = seg.header.seq + u32::from(seg.header.urgent.max(1)) - 1;
+        let c = &self.conns[idx];
+        if !c.state.may_receive() || at.lt(c.rcv_nxt) || at.gt(c.rcv_edge) {
+            return;
+        }
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        let newer = match b.urgent_in {
+            Urgent::None => true,
+            Urgent::Pending(s) | Urgent::Held(s, _) | Urgent::Taken(s) => at.gt(s),
+        };
+        if !newer {
+            return;
+        }
+        b.urgent_in = Urgent::Pending(at);
+        let into = at - seg.header.seq;
+        if let Some(byte) = usize::try_from(into).ok().and_then(|i| seg.payload.get(i)) {
+            b.urgent_in = Urgent::Held(at, *byte);
+        }
+        self.conns[idx].flags.set(Flags::URGENT);
+        let conn = self.conns.handle(idx);
+        self.events.push_back(Event::Urgent { conn });
+    }
+
+    /// Tells the owner once that there is something to read.
+    pub fn report_readable(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        if c.has(Flags::ACCEPTED) && !c.has(Flags::READABLE_QUEUED) {
+            c.flags.set(Flags::READABLE_QUEUED);
+            let conn = self.conns.handle(idx);
+            self.events.push_back(Event::Readable { conn });
+        }
+    }
+
+    /// Moves all in-burst data of a connection to its receive buffer.
+    pub fn stash_pending(&mut self, idx: u32, burst: &RxBurst<'_>) {
+        if !self.conns[idx].has(Flags::INLINE) {
+            return;
+        }
+        let conn = self.conns.handle(idx);
+        for i in 0..self.pending.len() {
+            let p = self.pending[i];
+            if p.conn == conn && !p.delivered {
+                self.pending[i].data.len = 0;
+                self.stash(idx, p.data.bytes(burst));
+            }
+        }
+        // What was delivered is being read: its rest comes through `consume`.
+        let delivered = self.pending.iter().any(|p| p.conn == conn && p.delivered);
+        self.conns[idx].flags.assign(Flags::INLINE, delivered);
+        self.pending.retain(|p| p.data.len > 0);
+    }
+
+    /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. There is room: it was checked when they came.
+    pub fn stash(&mut self, idx: u32, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        let at = b.recv.readable();
+        let out = b.recv.write(&mut self.chunks, at, bytes, usize::MAX);
+        debug_assert_eq!(out.accepted, bytes.len());
+        self.stats.bytes_copied_in += out.stored as u64;
+        self.report_readable(idx);
+    }
+
+    /// Bytes received and not read.
+    pub fn unread(&self, idx: u32) -> usize {
+        let c = &self.conns[idx];
+        let buffered = if c.busy == NONE { 0 } else { self.busy[c.busy].recv.readable() };
+        if !c.has(Flags::INLINE) {
+            return buffered;
+        }
+        let conn = self.conns.handle(idx);
+        let pending = self.pending.iter().filter(|p| p.conn == conn && !p.delivered);
+        buffered + pending.map(|p| p.data.len()).sum::<usize>()
+    }
+
+    /// The owner read something: perhaps the window opened enough to tell the peer (RFC 9293 §3.8.6.2.2).
+    pub fn after_read(&mut self, idx: u32) {
+        let window = self.window_to_offer(idx);
+        let c = &self.conns[idx];
+        if !c.state.may_receive() {
+            if c.has(Flags::DETACHED) && self.unread(idx) == 0 {
+                self.finish(idx, CloseReason::Normal);
+            }
+            return;
+        }
+        let left = c.rcv_wnd();
+        if window > 0 && u64::from(window) >= 2 * u64::from(left) {
+            self.ack_now(idx);
+        }
+    }
+
+    /// Window the next segment of ours should offer, by receiver's silly window avoidance (RFC 9293 §3.8.6.2.2), unscaled.
+    pub fn window_to_offer(&self, idx: u32) -> u32 {
+        let limit = self.profile(idx).recv_buffer_bytes;
+        let c = &self.conns[idx];
+        let unread = self.unread(idx) as u32;
+        let capacity = (65_535u64 << c.rcv_grow).min(limit.into()) as u32;
+        let free = capacity.saturating_sub(unread);
+        let left = c.rcv_wnd();
+        let step = u32::from(c.rcv_mss).min(capacity / 2);
+        if free < left + step && free < capacity { left } else { free.max(left) }
+    }
+}

@@ -1,0 +1,172 @@
+//! Segments that leave at once and outside of a connection's own sending: answers to strangers, RST, probes, TIME_WAIT, cookies.
+
+use super::Tcp;
+use super::conn::Flags;
+use super::cookies::{self, CookieOptions};
+use super::demux::FlowKey;
+use super::input::Arrived;
+use super::time_wait::TimeWait;
+use crate::ip::{Checksum, Hop, IpHeader, Network, Route};
+use crate::tcp::config::EcnMode;
+use crate::wire::checksum::Sum;
+use crate::wire::protocol;
+use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+
+impl Tcp {
+    /// Sends a segment without payload. If the device has no room it is lost like any other packet: all of these are sent again
+    /// when they are needed again.
+    fn send_bare(&mut self, net: &mut Network, hop: &Hop, key: &FlowKey, header: &TcpHeader, options: &TcpOptions) {
+        let ip = IpHeader {
+            src: key.local,
+            dst: key.remote,
+            protocol: protocol::TCP,
+            tos: 0,
+            hop_limit: self.config.hop_limit,
+            dont_fragment: true,
+        };
+        let len = TcpHeader::LEN + options.encoded_len();
+        let Ok(mut packet) = net.begin(self.now, hop, &ip, len) else {
+            self.stats.device_full += 1;
+            return;
+        };
+        tcp::emit(header, options, packet.l4());
+        let checksum = Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload: Some((len, Sum::ZERO)) };
+        let sealed = packet.seal(len, checksum, None);
+        net.commit(sealed);
+        self.stats.segments_out += 1;
+        if header.flags.contains(TcpFlags::RST) {
+            self.stats.resets_out += 1;
+        }
+    }
+
+    fn send_to_stranger(&mut self, net: &mut Network, key: &FlowKey, header: &TcpHeader, options: &TcpOptions) {
+        if let Ok(route) = net.route(self.now, key.remote, Some(key.local)) {
+            self.send_bare(net, &route.hop, key, header, options);
+        }
+    }
+
+    fn header(key: &FlowKey, seq: SeqNumber, ack: SeqNumber, flags: TcpFlags, window: u16) -> TcpHeader {
+        TcpHeader {
+            src_port: key.local_port,
+            dst_port: key.remote_port,
+            seq,
+            ack,
+            flags,
+            window,
+            urgent: 0,
+            header_len: 0,
+        }
+    }
+
+    /// RST in answer to a segment that fits no connection (RFC 9293 §3.10.7.1). Never in answer to RST.
+    pub fn reset_segment(&mut self, net: &mut Network, seg: &Arrived<'_>) {
+        if seg.header.flags.contains(TcpFlags::RST) {
+            return;
+        }
+        let header = if seg.header.flags.contains(TcpFlags::ACK) {
+            Self::header(&seg.key, seg.header.ack, SeqNumber(0), TcpFlags::RST, 0)
+        } else {
+            Self::header(&seg.key, SeqNumber(0), seg.end(), TcpFlags::RST | TcpFlags::ACK, 0)
+        };
+        self.send_to_stranger(net, &seg.key, &header, &TcpOptions::default());
+    }
+
+    fn timestamps_for(&self, idx: u32) -> TcpOptions {
+        let c = &self.conns[idx];
+        let value = self.now_ms().wrapping_add(c.ts_offset);
+        TcpOptions {
+            timestamps: c.has(Flags::TIMESTAMPS).then_some(Timestamps { value, echo: c.ts_recent }),
+            ..TcpOptions::default()
+        }
+    }
+
+    /// Sends a bare segment of a connection at `seq`.
+    fn send_for(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
+        let key = self.key(idx);
+        let options = self.timestamps_for(idx);
+        let c = &self.conns[idx];
+        let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
+        let window = u16::try_from(c.rcv_wnd() >> scale).unwrap_or(u16::MAX);
+        let window = if flags.contains(TcpFlags::RST) { 0 } else { window };
+        let header = Self::header(&key, seq, c.rcv_nxt, flags, window);
+        let hop = c.hop;
+        if net.hop_is_current(&hop) {
+            self.send_bare(net, &hop, &key, &header, &options);
+        } else {
+            self.send_to_stranger(net, &key, &header, &options);
+        }
+    }
+
+    /// RST of a connection that we give up.
+    pub fn reply_reset(&mut self, net: &mut Network, idx: u32) {
+        let seq = self.conns[idx].snd_nxt;
+        self.send_for(net, idx, seq, TcpFlags::RST | TcpFlags::ACK);
+    }
+
+    /// An acknowledgement that cannot wait for the end of the batch, because the connection's entry goes before it.
+    pub fn reply_ack(&mut self, net: &mut Network, idx: u32) {
+        let seq = self.conns[idx].snd_nxt;
+        self.send_for(net, idx, seq, TcpFlags::ACK);
+        let c = &mut self.conns[idx];
+        c.rcv_acked = c.rcv_nxt;
+        c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
+    }
+
+    /// A segment below the window, which the peer must answer: keepalive and zero window probe (RFC 1122 §4.2.3.6 and §4.2.2.17 as
+    /// Linux does both).
+    pub fn reply_probe(&mut self, net: &mut Network, idx: u32) {
+        let seq = self.conns[idx].snd_una - 1;
+        self.send_for(net, idx, seq, TcpFlags::ACK);
+    }
+
+    /// Acknowledgement from TIME_WAIT.
+    pub fn reply_time_wait(&mut self, net: &mut Network, entry: &TimeWait, seg: &Arrived<'_>) {
+        let value = self.now_ms().wrapping_add(entry.ts_offset);
+        let options = TcpOptions {
+            timestamps: entry.timestamps.then_some(Timestamps { value, echo: entry.ts_recent }),
+            ..TcpOptions::default()
+        };
+        let header = Self::header(&seg.key, entry.snd_nxt, entry.rcv_nxt, TcpFlags::ACK, entry.window);
+        self.send_to_stranger(net, &seg.key, &header, &options);
+    }
+
+    /// SYN+ACK that keeps nothing here: the cookie and the timestamp remember.
+    pub fn reply_cookie(
+        &mut self,
+        net: &mut Network,
+        route: &Route,
+        seg: &Arrived<'_>,
+        peer: &TcpOptions,
+        cookie: SeqNumber,
+        announced_mss: u16,
+    ) {
+        let config = &self.config;
+        let timestamps = peer.timestamps.filter(|_| config.timestamps);
+        let asked = TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR;
+        // Without timestamps there is no place to remember any of these.
+        let kept = CookieOptions {
+            mss: announced_mss,
+            window_scale: peer.window_scale.filter(|_| config.window_scaling && timestamps.is_some()),
+            sack: peer.sack_permitted && config.sack && timestamps.is_some(),
+            ecn: config.ecn != EcnMode::Off && seg.header.flags.contains(asked) && timestamps.is_some(),
+        };
+        let offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
+        let value = cookies::encode_timestamp(self.now_ms(), &kept).wrapping_add(offset);
+        let buffer = config.recv_buffer_bytes;
+        let scale = (0..14).find(|s| 65_535u32 << s >= buffer).unwrap_or(14);
+        let options = TcpOptions {
+            mss: Some(announced_mss),
+            window_scale: kept.window_scale.map(|_| scale),
+            sack_permitted: kept.sack,
+            timestamps: timestamps.map(|ts| Timestamps { value, echo: ts.value }),
+            ..TcpOptions::default()
+        };
+        let mut flags = TcpFlags::SYN | TcpFlags::ACK;
+        if kept.ecn {
+            flags |= TcpFlags::ECE;
+        }
+        let window = buffer.min(65_535) as u16;
+        let header = Self::header(&seg.key, cookie, seg.header.seq + 1, flags, window);
+        self.send_bare(net, &route.hop, &seg.key, &header, &options);
+    }
+}

@@ -1,0 +1,389 @@
+//! What applications do with a connection.
+
+use super::Tcp;
+use super::busy::Urgent;
+use super::conn::{Flags, NONE};
+use super::profile::{checked_buffer, checked_mss};
+use super::rtt;
+use super::source::SourceId;
+use super::send_buffer::PushSourceError;
+use super::state::State;
+use crate::error::{OptionError, RecvError, SendError, Stale};
+use crate::events::{CloseReason, InlineData};
+use crate::device::RxBurst;
+use crate::handle::Conn;
+use crate::ip::Network;
+use crate::options::{CaState, TcpInfo, TcpOption};
+use core::time::Duration;
+
+impl Tcp {
+    fn index(&self, conn: Conn) -> Option<u32> {
+        self.conns.lookup(conn)
+    }
+
+    /// May the application still write?
+    fn writable(&self, conn: Conn) -> Result<u32, SendError> {
+        let idx = self.index(conn).ok_or(SendError::Stale)?;
+        let c = &self.conns[idx];
+        let opening = matches!(c.state, State::SynSent | State::SynReceived);
+        if c.has(Flags::FIN_QUEUED | Flags::ORPHAN) || !(c.state.may_send() || opening) {
+            return Err(SendError::Closed);
+        }
+        Ok(idx)
+    }
+
+    /// Copies bytes to the send buffer. Returns how many fit; if fewer than given, `Writable` will follow.
+    pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        let idx = self.writable(conn)?;
+        let limit = u64::from(self.profile(idx).send_buffer_bytes);
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        let taken = b.send.push_bytes(&mut self.chunks, bytes, limit);
+        if taken < bytes.len() {
+            self.conns[idx].flags.set(Flags::WANT_WRITABLE);
+        }
+        if taken > 0 {
+            self.want_transmit(idx);
+        }
+        Ok(taken)
+    }
+
+    /// Queues a slice of a source. It is taken whole, whatever the send buffer's size, as long as the queue is not over it already.
+    pub fn send_source(&mut self, conn: Conn, source: SourceId, offset: u64, len: u64) -> Result<(), SendError> {
+        let idx = self.writable(conn)?;
+        let limit = u64::from(self.profile(idx).send_buffer_bytes);
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        // Positions are compared as sequence numbers: never more than 2 GiB may be queued.
+        let full = b.send.len() >= limit && limit > 0 || b.send.len() + len > 1 << 30;
+        let pushed =
+            if full { Err(PushSourceError::Full) } else { b.send.push_source(&mut self.sources, source, offset, len) };
+        match pushed {
+            Ok(()) => {
+                self.want_transmit(idx);
+                Ok(())
+            }
+            Err(PushSourceError::Full) => {
+                self.conns[idx].flags.set(Flags::WANT_WRITABLE);
+                Err(SendError::Full)
+            }
+            Err(_) => Err(SendError::InvalidSource),
+        }
+    }
+
+    /// Sends one byte as urgent data, the way `MSG_OOB` does: the last byte of `bytes` is the urgent one.
+    pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        let taken = self.send(conn, bytes)?;
+        if taken > 0 && let Some(idx) = self.index(conn) && let Some((c, b)) = self.both(idx) {
+            b.urgent_out = Some(c.snd_una + b.send.len() as u32);
+        }
+        Ok(taken)
+    }
+
+    /// Reads from the receive buffer. `Ok(0)` is the end of the stream.
+    pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        let idx = self.index(conn).ok_or(RecvError::Stale)?;
+        self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
+        let Some((c, b)) = self.both(idx) else { return self.nothing_to_read(idx) };
+        let oob_inline = c.has(Flags::OOB_INLINE);
+        let rcv_nxt = c.rcv_nxt;
+        let b = &mut self.busy[self.conns[idx].busy];
+        let _ = b.owner;
+        let mark = urgent_offset(b, rcv_nxt).filter(|_| !oob_inline);
+        // A read stops at the urgent byte, and the byte itself is not part of the stream.
+        if mark == Some(0) && b.recv.readable() > 0 {
+            b.recv.consume(&mut self.chunks, 1);
+            clear_urgent_mark(b);
+        }
+        let mark = urgent_offset(b, rcv_nxt).filter(|_| !oob_inline);
+        let most = mark.map_or(out.len(), |m| out.len().min(m));
+        let n = b.recv.read(&mut self.chunks, &mut out[..most]);
+        if n == 0 {
+            return self.nothing_to_read(idx);
+        }
+        self.after_read(idx);
+        if self.conns.lookup(conn).is_some() {
+            self.rearm(idx);
+        }
+        Ok(n)
+    }
+
+    fn nothing_to_read(&self, idx: u32) -> Result<usize, RecvError> {
+        let c = &self.conns[idx];
+        let open = c.state.may_receive() || matches!(c.state, State::SynSent | State::SynReceived);
+        if open && !c.has(Flags::PEER_FIN) || self.unread(idx) > 0 { Err(RecvError::WouldBlock) } else { Ok(0) }
+    }
+
+    /// The urgent byte, if it arrived and stays out of line.
+    pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
+        let idx = self.index(conn).ok_or(RecvError::Stale)?;
+        let inline = self.conns[idx].has(Flags::OOB_INLINE);
+        let Some((_, b)) = self.both(idx) else { return Err(RecvError::WouldBlock) };
+        match b.urgent_in {
+            Urgent::Held(at, byte) if !inline => {
+                b.urgent_in = Urgent::Taken(at);
+                Ok(byte)
+            }
+            _ => Err(RecvError::WouldBlock),
+        }
+    }
+
+    /// Bytes that `recv` would give without waiting.
+    pub fn readable(&self, conn: Conn) -> usize {
+        self.index(conn).map_or(0, |idx| self.unread(idx))
+    }
+
+    /// The first buffered bytes in one piece, lent by moving their chunk out of the pool: to be given back with `end_peek`.
+    pub fn consume_buffered(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
+        let idx = self.index(conn).ok_or(Stale::Handle)?;
+        self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
+        if let Some((_, b)) = self.both(idx) {
+            let n = count.min(b.recv.readable());
+            let busy = self.conns[idx].busy;
+            self.busy[busy].recv.consume(&mut self.chunks, n);
+        }
+        self.after_read(idx);
+        if self.conns.lookup(conn).is_some() {
+            self.rearm(idx);
+        }
+        Ok(())
+    }
+
+    /// The owner has read the first `count` bytes of in-burst data; the rest moves to the receive buffer.
+    pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
+        let found = self.pending.iter().position(|p| p.conn == conn && p.data == data);
+        let Some(at) = found else { return };
+        self.pending.remove(at);
+        if self.pending.is_empty() {
+            self.pending_chunks = 0;
+        }
+        let Some(idx) = self.index(conn) else { return };
+        if !self.pending.iter().any(|p| p.conn == conn) {
+            self.conns[idx].flags.clear(Flags::INLINE);
+        }
+        let bytes = data.bytes(burst);
+        self.stash(idx, &bytes[count.min(bytes.len())..]);
+        self.after_read(idx);
+    }
+
+    /// Moves in-burst data that nobody consumed to receive buffers. To be called before the burst goes.
+    pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
+        while let Some(p) = self.pending.pop_front() {
+            let Some(idx) = self.index(p.conn) else { continue };
+            self.conns[idx].flags.clear(Flags::INLINE);
+            self.stash(idx, p.data.bytes(burst));
+            self.rearm(idx);
+        }
+        self.pending_chunks = 0;
+    }
+
+    /// No more data from us: FIN follows what is queued (`shutdown(SHUT_WR)`).
+    pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
+        let idx = self.index(conn).ok_or(Stale::Handle)?;
+        self.queue_fin(idx);
+        Ok(())
+    }
+
+    fn queue_fin(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        if c.has(Flags::FIN_QUEUED) {
+            return;
+        }
+        match c.state {
+            State::Established => c.state = State::FinWait1,
+            State::CloseWait => c.state = State::LastAck,
+            // FIN follows when the handshake is over.
+            State::SynSent | State::SynReceived => {}
+            _ => return,
+        }
+        c.flags.set(Flags::FIN_QUEUED);
+        self.ensure_busy(idx);
+        self.want_transmit(idx);
+    }
+
+    /// The application is done with the connection, as `close` of the last descriptor on Linux.
+    pub fn close(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
+        let idx = self.index(conn).ok_or(Stale::Handle)?;
+        let c = &self.conns[idx];
+        if c.has(Flags::ZOMBIE | Flags::ORPHAN) {
+            return Ok(());
+        }
+        let unread = self.unread(idx) > 0;
+        let c = &mut self.conns[idx];
+        if c.has(Flags::DETACHED) {
+            c.flags.set(Flags::ORPHAN);
+            self.finish(idx, CloseReason::Normal);
+            return Ok(());
+        }
+        if c.state == State::SynSent || unread || c.has(Flags::LINGER_ZERO) {
+            // RFC 2525 §2.17: a close that throws data away must not look like a good one.
+            c.flags.set(Flags::ORPHAN);
+            self.abort(net, idx);
+            return Ok(());
+        }
+        c.flags.set(Flags::ORPHAN);
+        self.queue_fin(idx);
+        if self.conns[idx].state == State::FinWait2 {
+            self.start_fin_timeout(idx);
+        }
+        self.rearm(idx);
+        Ok(())
+    }
+
+    /// Ends the connection with RST.
+    pub fn abort_conn(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
+        let idx = self.index(conn).ok_or(Stale::Handle)?;
+        if self.conns[idx].has(Flags::ZOMBIE) {
+            return Ok(());
+        }
+        self.conns[idx].flags.set(Flags::ORPHAN);
+        self.abort(net, idx);
+        Ok(())
+    }
+
+    /// Sets an option.
+    pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
+        let idx = self.index(conn).ok_or(OptionError::Stale)?;
+        let c = &mut self.conns[idx];
+        match option {
+            TcpOption::NoDelay(on) => {
+                c.flags.assign(Flags::NODELAY, on);
+                if on {
+                    self.push_now(idx);
+                }
+            }
+            TcpOption::Cork(on) => {
+                c.flags.assign(Flags::CORK, on);
+                if !on {
+                    self.push_now(idx);
+                }
+            }
+            TcpOption::QuickAck(on) => {
+                c.flags.assign(Flags::PINGPONG, !on);
+                if on {
+                    c.quick_acks = c.quick_acks.max(1);
+                    if c.has(Flags::ACK_DELAYED) {
+                        self.ack_now(idx);
+                    }
+                }
+            }
+            TcpOption::KeepAlive(on) => {
+                c.flags.assign(Flags::KEEPALIVE, on);
+                c.retries = 0;
+            }
+            TcpOption::LingerZero(on) => c.flags.assign(Flags::LINGER_ZERO, on),
+            TcpOption::OobInline(on) => c.flags.assign(Flags::OOB_INLINE, on),
+            TcpOption::AckEvents(on) => c.flags.assign(Flags::ACK_EVENTS, on),
+            other => self.set_profile_option(idx, other)?,
+        }
+        self.rearm(idx);
+        Ok(())
+    }
+
+    fn push_now(&mut self, idx: u32) {
+        if let Some((_, b)) = self.both(idx) {
+            b.cork_at = None;
+            b.force = true;
+            self.want_transmit(idx);
+        }
+    }
+
+    fn set_profile_option(&mut self, idx: u32, option: TcpOption) -> Result<(), OptionError> {
+        let seconds = |d: Duration| {
+            u16::try_from(d.as_secs()).ok().filter(|s| (1..=32_767).contains(s)).ok_or(OptionError::Invalid)
+        };
+        let mut p = *self.profile(idx);
+        match option {
+            TcpOption::KeepIdle(d) => p.keep_idle_seconds = seconds(d)?,
+            TcpOption::KeepInterval(d) => p.keep_interval_seconds = seconds(d)?,
+            TcpOption::KeepCount(n) if (1..=127).contains(&n) => p.keep_count = n,
+            TcpOption::UserTimeout(d) => {
+                p.user_timeout_ms = u32::try_from(d.as_millis()).map_err(|_| OptionError::Invalid)?;
+            }
+            TcpOption::Linger2(d) => p.fin_timeout_seconds = seconds(d)?,
+            TcpOption::RecvBuffer(n) => p.recv_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?,
+            TcpOption::SendBuffer(n) => p.send_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?,
+            TcpOption::MaxSegment(n) => p.mss = checked_mss(n).ok_or(OptionError::Invalid)?,
+            _ => return Err(OptionError::Invalid),
+        }
+        let id = self.profiles.intern(p).ok_or(OptionError::TooMany)?;
+        let c = &mut self.conns[idx];
+        let old = core::mem::replace(&mut c.profile, id);
+        if p.mss != 0 {
+            c.peer_mss = c.peer_mss.min(p.mss);
+        }
+        self.profiles.release(old);
+        Ok(())
+    }
+
+    /// State of a connection.
+    pub fn state(&self, conn: Conn) -> Option<State> {
+        self.index(conn).map(|idx| self.conns[idx].state)
+    }
+
+    /// Everything known about a connection.
+    pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
+        let idx = self.index(conn)?;
+        let c = &self.conns[idx];
+        let key = self.key(idx);
+        let b = (c.busy != NONE).then(|| &self.busy[c.busy]);
+        let us = |us: u32| Duration::from_micros(us.into());
+        let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
+        Some(TcpInfo {
+            state: c.state,
+            local: key.local_addr(),
+            remote: key.remote_addr(),
+            ca_state: b.map_or(CaState::Open, |b| b.recovery.state),
+            retransmits: b.map_or(c.retries, |b| b.retransmits),
+            probes: b.map_or(0, |b| b.probes),
+            backoff: b.map_or(0, |b| b.backoff),
+            rto: rtt::rto(c, &self.config, b.map_or(0, |b| b.backoff)),
+            ato: Duration::from_millis(self.config.delayed_ack_ms.into()),
+            snd_mss: c.mss(),
+            rcv_mss: c.rcv_mss.into(),
+            advmss: self.announced_mss(idx).into(),
+            pmtu: c.pmtu.into(),
+            unacked: b.map_or(0, |b| b.sent.packets_out),
+            sacked: b.map_or(0, |b| b.sent.sacked_out),
+            lost: b.map_or(0, |b| b.sent.lost_out),
+            retrans: b.map_or(0, |b| b.sent.retrans_out),
+            total_retrans: b.map_or(0, |b| b.total_retrans),
+            rtt: us(c.srtt >> 3),
+            rttvar: us(c.rttvar >> 2),
+            min_rtt: us(if seen { c.min_rtt } else { 0 }),
+            snd_ssthresh: c.ssthresh,
+            snd_cwnd: c.cwnd,
+            reordering: self.config.reordering_segments,
+            snd_wnd: c.snd_wnd,
+            rcv_wnd: c.rcv_wnd(),
+            snd_wscale: c.snd_wscale(),
+            rcv_wscale: c.rcv_wscale(),
+            timestamps: c.has(Flags::TIMESTAMPS),
+            sack: c.has(Flags::SACK),
+            wscale: c.has(Flags::WSCALE),
+            ecn: c.has(Flags::ECN),
+            notsent_bytes: b.map_or(0, |b| {
+                let end = c.snd_una + b.send.len() as u32;
+                (end - c.snd_nxt).max(0) as u32
+            }),
+            recv_queued: self.unread(idx) as u32,
+        })
+    }
+}
+
+/// Where the urgent byte stands, counted from the first unread byte.
+fn urgent_offset(b: &super::busy::Busy, rcv_nxt: crate::wire::tcp::SeqNumber) -> Option<usize> {
+    let at = match b.urgent_in {
+        Urgent::Held(at, _) | Urgent::Taken(at) => at,
+        Urgent::Pending(_) | Urgent::None => return None,
+    };
+    let first_unread = rcv_nxt - b.recv.readable() as u32;
+    usize::try_from(at - first_unread).ok()
+}
+
+/// The urgent byte was passed in the stream.
+fn clear_urgent_mark(b: &mut super::busy::Busy) {
+    if matches!(b.urgent_in, Urgent::Taken(_)) {
+        b.urgent_in = Urgent::None;
+    }
+}

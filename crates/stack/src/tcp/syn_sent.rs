@@ -1,0 +1,112 @@
+//! SYN_SENT (RFC 9293 §3.10.7.3).
+
+use super::Tcp;
+use super::conn::{Flags, NONE};
+use super::input::Arrived;
+use super::listen::{take_handshake_rtt, take_peer_options};
+use super::state::State;
+use crate::events::{CloseReason, Event};
+use crate::ip::Network;
+use crate::wire::tcp::{TcpFlags, TcpOptions};
+
+impl Tcp {
+    /// A segment for a connection whose SYN we sent.
+    pub fn input_syn_sent(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+        let flags = seg.header.flags;
+        let c = &self.conns[idx];
+        let ack = flags.contains(TcpFlags::ACK);
+        // First: the ACK must be of our SYN.
+        if ack && (seg.header.ack.le(c.snd_una) || seg.header.ack.gt(c.snd_nxt)) {
+            self.reset_segment(net, seg);
+            return;
+        }
+        // Second: RST, believed only with an acceptable ACK (RFC 5961 §3.2).
+        if flags.contains(TcpFlags::RST) {
+            if ack {
+                self.destroy(idx, CloseReason::Refused);
+            }
+            return;
+        }
+        // Fourth: without SYN there is nothing to do.
+        if !flags.contains(TcpFlags::SYN) {
+            return;
+        }
+        self.take_syn(idx, seg);
+        if ack {
+            let now_us = self.now.as_micros() as u32;
+            let c = &mut self.conns[idx];
+            take_handshake_rtt(c, &self.config, now_us);
+            c.snd_una = seg.header.ack;
+            self.establish_active(idx);
+            self.ack_now(idx);
+        } else {
+            // Simultaneous open (RFC 9293 §3.5, figure 8).
+            let c = &mut self.conns[idx];
+            c.state = State::SynReceived;
+            c.retries = 0;
+            c.flags.set(Flags::SYN_PENDING);
+            self.want_transmit(idx);
+        }
+    }
+
+    fn take_syn(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let options = TcpOptions::parse(seg.options);
+        let flags = seg.header.flags;
+        let now_ms = self.now_ms();
+        let c = &mut self.conns[idx];
+        c.rcv_nxt = seg.header.seq + 1;
+        c.rcv_acked = c.rcv_nxt;
+        c.grow_mark = c.rcv_nxt;
+        c.snd_wnd = seg.header.window.into();
+        c.snd_wl1 = seg.header.seq;
+        c.last_rx = now_ms;
+        // We asked with ECE and CWR; the answer agrees with ECE alone (RFC 3168 §6.1.1).
+        let agreed = if flags.contains(TcpFlags::ACK) {
+            flags.contains(TcpFlags::ECE) && !flags.contains(TcpFlags::CWR)
+        } else {
+            flags.contains(TcpFlags::ECE | TcpFlags::CWR)
+        };
+        let ecn = c.has(Flags::ECN) && agreed;
+        c.flags.assign(Flags::ECN, ecn);
+        take_peer_options(c, &self.config, &options);
+        self.init_windows(idx);
+        let c = &mut self.conns[idx];
+        if !c.has(Flags::WSCALE) {
+            c.wscale = 0;
+        }
+    }
+
+    /// Our open succeeded. What the application queued meanwhile may leave.
+    pub fn establish_active(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        c.state = State::Established;
+        c.flags.clear(Flags::SYN_PENDING);
+        if c.has(Flags::FIN_QUEUED) {
+            c.state = State::FinWait1;
+        }
+        let orphan = c.has(Flags::ORPHAN);
+        if c.busy != NONE {
+            let (una, nxt) = (c.snd_una, c.snd_nxt);
+            let b = &mut self.busy[c.busy];
+            b.recovery.high_seq = una;
+            b.usage_end = nxt;
+            b.last_sent = self.now;
+            self.want_transmit(idx);
+        }
+        if !orphan {
+            let conn = self.conns.handle(idx);
+            self.events.push_back(Event::Connected { conn });
+        }
+    }
+
+    /// The peer's SYN+ACK in a simultaneous open.
+    pub fn finish_simultaneous_open(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let now_us = self.now.as_micros() as u32;
+        let c = &mut self.conns[idx];
+        take_handshake_rtt(c, &self.config, now_us);
+        c.snd_una = seg.header.ack;
+        c.snd_wnd = seg.header.window.into();
+        self.establish_active(idx);
+        self.ack_now(idx);
+    }
+}

@@ -1,0 +1,354 @@
+//! Timers of connections. One node in the wheel stands for all timers of a connection; it is set for the earliest.
+
+use super::busy::RetransmitTimer;
+use super::conn::{Flags, NONE};
+use super::recovery;
+use super::state::State;
+use super::{Tcp, rtt};
+use crate::events::CloseReason;
+use crate::ip::Network;
+use crate::time::Instant;
+use core::time::Duration;
+
+/// TIME_WAIT entries that one turn removes at the most.
+const TIME_WAIT_BATCH: usize = 512;
+
+/// TIME_WAIT entries end in batches: nobody cares for a tenth of a second, and a sleeping shard should not wake for each.
+const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
+
+impl Tcp {
+    /// Runs all timers that are due.
+    pub fn advance(&mut self, net: &mut Network) {
+        while let Some(idx) = self.wheel.pop_expired(&mut self.conns, self.now) {
+            self.on_timer(net, idx);
+        }
+        for _ in 0..TIME_WAIT_BATCH {
+            let Some(index) = self.time_wait.expired(self.now) else { break };
+            self.end_time_wait(index);
+        }
+    }
+
+    /// When `advance` has to be called next.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        if !self.tx_list.is_empty() {
+            return Some(self.now);
+        }
+        let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
+        [self.wheel.next_deadline(), time_wait].into_iter().flatten().min()
+    }
+
+    /// The absolute time of a deadline kept as low bits of the clock in ms.
+    fn instant(&self, deadline_ms: u32) -> Instant {
+        let left = deadline_ms.wrapping_sub(self.now_ms()) as i32;
+        self.now + Duration::from_millis(left.max(0) as u64)
+    }
+
+    /// The earliest timer of a connection.
+    fn earliest(&self, idx: u32) -> Option<Instant> {
+        let c = &self.conns[idx];
+        if c.has(Flags::ZOMBIE | Flags::DETACHED) {
+            return None;
+        }
+        if !c.state.is_synchronized() {
+            return self.syn_deadline(idx);
+        }
+        let mut at = Instant::MAX;
+        if c.has(Flags::ACK_DELAYED) {
+            let left = c.ack_deadline.wrapping_sub(self.now_ms() as u16) as i16;
+            at = at.min(self.now + Duration::from_millis(left.max(0) as u64));
+        }
+        if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
+            at = at.min(self.instant(self.keepalive_deadline(idx)));
+        }
+        if c.state == State::FinWait2 && c.has(Flags::ORPHAN) {
+            at = at.min(self.instant(c.grow_mark.0));
+        }
+        if c.busy != NONE {
+            let b = &self.busy[c.busy];
+            at = at.min(b.timer_at);
+            if let Some(cork) = b.cork_at {
+                at = at.min(cork);
+            }
+            if let Some(since) = b.idle_since {
+                at = at.min(since + rtt::rto(c, &self.config, 0));
+            }
+        }
+        (at != Instant::MAX).then_some(at)
+    }
+
+    /// Sets the wheel for the earliest timer. A later one is left to find out when the earlier fires: connections move their
+    /// time-outs on with each acknowledgement, and the wheel need not know.
+    pub fn rearm(&mut self, idx: u32) {
+        self.note_idle(idx);
+        if let Some(at) = self.earliest(idx) {
+            self.wheel.schedule_no_later(&mut self.conns, idx, at);
+        }
+    }
+
+    /// Starts or stops the time after which an idle connection gives its busy part back.
+    fn note_idle(&mut self, idx: u32) {
+        let now = self.now;
+        let Some((c, b)) = self.both(idx) else { return };
+        if b.is_idle() && b.dsack.is_none() && c.state.is_synchronized() {
+            b.idle_since.get_or_insert(now);
+        } else {
+            b.idle_since = None;
+        }
+    }
+
+    /// SYN and SYN+ACK are sent again after 1, 2, 4 … s.
+    fn syn_deadline(&self, idx: u32) -> Option<Instant> {
+        let c = &self.conns[idx];
+        if c.has(Flags::SYN_PENDING) && c.has(Flags::TX_LISTED) {
+            return None;
+        }
+        let rto = rtt::rto(c, &self.config, c.retries);
+        Some(self.instant(c.last_rx.wrapping_add(rto.as_millis() as u32)))
+    }
+
+    fn keepalive_deadline(&self, idx: u32) -> u32 {
+        let c = &self.conns[idx];
+        let p = self.profile(idx);
+        let idle = u32::from(p.keep_idle_seconds) * 1000;
+        let interval = u32::from(p.keep_interval_seconds) * 1000;
+        c.last_rx.wrapping_add(idle).wrapping_add(u32::from(c.retries) * interval)
+    }
+
+    /// The wheel says that one of the timers may be due.
+    fn on_timer(&mut self, net: &mut Network, idx: u32) {
+        let c = &self.conns[idx];
+        if c.has(Flags::ZOMBIE | Flags::DETACHED) {
+            return;
+        }
+        if !c.state.is_synchronized() {
+            if self.syn_deadline(idx).is_some_and(|at| at <= self.now) && !self.on_syn_timeout(net, idx) {
+                return;
+            }
+            self.rearm(idx);
+            return;
+        }
+        if self.on_simple_timers(net, idx) && self.on_busy_timers(net, idx) {
+            self.rearm(idx);
+        }
+    }
+
+    /// False if the connection is gone.
+    fn on_syn_timeout(&mut self, _net: &mut Network, idx: u32) -> bool {
+        let limit = if self.conns[idx].state == State::SynSent || self.conns[idx].has(Flags::ACTIVE) {
+            self.config.syn_retries
+        } else {
+            self.config.synack_retries
+        };
+        self.stats.timeouts += 1;
+        let user = self.profile(idx).user_timeout_ms;
+        let c = &mut self.conns[idx];
+        let gave_up = c.retries >= limit || user != 0 && c.state == State::SynSent && c.retries > 0 && {
+            // Time since the first SYN: 1 + 2 + 4 … s.
+            (1u64 << (c.retries + 1)).saturating_sub(1) * u64::from(self.config.rto_initial_ms) >= u64::from(user)
+        };
+        if gave_up {
+            let reason = if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
+            self.destroy(idx, reason);
+            return false;
+        }
+        c.retries += 1;
+        c.flags.set(Flags::SYN_PENDING);
+        self.stats.retransmitted += 1;
+        self.want_transmit(idx);
+        true
+    }
+
+    /// Delayed acknowledgement, keepalive, FIN_WAIT_2. False if the connection is gone.
+    fn on_simple_timers(&mut self, net: &mut Network, idx: u32) -> bool {
+        let now_ms = self.now_ms();
+        let c = &mut self.conns[idx];
+        if c.has(Flags::ACK_DELAYED) && (now_ms as u16).wrapping_sub(c.ack_deadline) as i16 >= 0 {
+            // Nothing came that could carry it: the exchange is not interactive after all.
+            c.flags.clear(Flags::PINGPONG | Flags::ACK_DELAYED);
+            self.ack_now(idx);
+        }
+        let c = &self.conns[idx];
+        if c.state == State::FinWait2 && c.has(Flags::ORPHAN) && now_ms.wrapping_sub(c.grow_mark.0) as i32 >= 0 {
+            self.destroy(idx, CloseReason::TimedOut);
+            return false;
+        }
+        if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
+            let due = now_ms.wrapping_sub(self.keepalive_deadline(idx)) as i32 >= 0;
+            if due {
+                return self.on_keepalive(net, idx);
+            }
+        }
+        true
+    }
+
+    /// RFC 1122 §4.2.3.6. False if the connection is gone.
+    fn on_keepalive(&mut self, net: &mut Network, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        let waiting = c.busy != NONE && (!self.busy[c.busy].sent.is_empty() || !self.busy[c.busy].send.is_empty());
+        if waiting {
+            // Data in flight are probe enough.
+            let now_ms = self.now_ms();
+            self.conns[idx].last_rx = now_ms;
+            return true;
+        }
+        let p = *self.profile(idx);
+        let idle = self.now_ms().wrapping_sub(c.last_rx);
+        let over = if p.user_timeout_ms != 0 { c.retries > 0 && idle >= p.user_timeout_ms } else { c.retries >= p.keep_count };
+        if over {
+            self.reply_reset(net, idx);
+            self.destroy(idx, CloseReason::TimedOut);
+            return false;
+        }
+        self.stats.keepalive_probes += 1;
+        self.conns[idx].retries += 1;
+        self.reply_probe(net, idx);
+        true
+    }
+
+    /// Retransmission, probes, cork, release of the busy part. False if the connection is gone.
+    fn on_busy_timers(&mut self, net: &mut Network, idx: u32) -> bool {
+        let now = self.now;
+        let c = &self.conns[idx];
+        if c.busy == NONE {
+            return true;
+        }
+        let rto = rtt::rto(c, &self.config, 0);
+        let b = &mut self.busy[c.busy];
+        if b.cork_at.is_some_and(|at| at <= now) {
+            b.cork_at = None;
+            b.force = true;
+            self.want_transmit(idx);
+        }
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        if b.idle_since.is_some_and(|since| since + rto <= now) {
+            if b.is_idle() && c.state.is_synchronized() {
+                self.release_busy(idx);
+                return true;
+            }
+            b.idle_since = None;
+        }
+        if b.timer_at > now {
+            return true;
+        }
+        match core::mem::take(&mut b.timer_kind) {
+            RetransmitTimer::Off => b.timer_at = Instant::MAX,
+            RetransmitTimer::Rto => return self.on_retransmission_timeout(net, idx),
+            RetransmitTimer::Probe => {
+                b.send_tail = true;
+                b.timer_at = Instant::MAX;
+                self.want_transmit(idx);
+            }
+            RetransmitTimer::Reorder => self.on_reorder_timeout(idx),
+            RetransmitTimer::Persist => return self.on_persist(net, idx),
+        }
+        true
+    }
+
+    /// RFC 6298 §5.4 to §5.7. False if the connection is gone.
+    fn on_retransmission_timeout(&mut self, net: &mut Network, idx: u32) -> bool {
+        let now = self.now;
+        let (c, b) = match self.both(idx) {
+            Some(both) if !both.1.sent.is_empty() => both,
+            _ => {
+                if let Some((_, b)) = self.both(idx) {
+                    b.stop_timer();
+                }
+                return true;
+            }
+        };
+        let since = b.trouble_since;
+        let state = c.state;
+        if self.gave_up(idx, since, state) {
+            self.report_timeout(net, idx);
+            return false;
+        }
+        self.stats.timeouts += 1;
+        let Some((c, b)) = self.both(idx) else { return true };
+        recovery::enter_loss(c, b);
+        b.probe_end = None;
+        b.retransmits = b.retransmits.saturating_add(1);
+        b.backoff = b.backoff.saturating_add(1);
+        let (c, backoff) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
+        let rto = rtt::rto(c, &self.config, backoff);
+        let busy = c.busy;
+        self.busy[busy].set_timer(RetransmitTimer::Rto, now + rto);
+        self.want_transmit(idx);
+        true
+    }
+
+    /// Whether retransmissions or probes went on for long enough (RFC 1122 §4.2.3.5, RFC 5482).
+    fn gave_up(&self, idx: u32, since: Option<Instant>, state: State) -> bool {
+        let Some(since) = since else { return false };
+        let elapsed = self.now - since;
+        let user = self.profile(idx).user_timeout_ms;
+        if user != 0 {
+            return elapsed >= Duration::from_millis(user.into());
+        }
+        let orphan = self.conns[idx].has(Flags::ORPHAN) || matches!(state, State::Closing | State::LastAck);
+        let retries = if orphan { self.config.orphan_retries } else { self.config.retries };
+        let base = Duration::from_millis(self.config.rto_min_ms.into());
+        elapsed >= rtt::give_up_after(&self.config, retries, base)
+    }
+
+    fn report_timeout(&mut self, net: &mut Network, idx: u32) {
+        let c = &self.conns[idx];
+        let reason = if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
+        if c.has(Flags::ORPHAN) {
+            self.reply_reset(net, idx);
+        }
+        self.destroy(idx, reason);
+    }
+
+    /// RFC 8985 §6.3: what was given time to arrive out of order has had it.
+    fn on_reorder_timeout(&mut self, idx: u32) {
+        let now = self.now;
+        let threshold = self.config.reordering_segments;
+        let Some((c, b)) = self.both(idx) else { return };
+        b.timer_at = Instant::MAX;
+        let input = recovery::rack_input(c, b, now, threshold, false);
+        let (marked, again) = b.rack.detect_loss(&mut b.sent, &input);
+        if marked > 0 {
+            recovery::on_loss_found(c, b);
+            self.stats.fast_recoveries += 1;
+        }
+        self.set_retransmit_timer(idx, true, again);
+        self.want_transmit(idx);
+    }
+
+    /// RFC 9293 §3.8.6.1: the window may have opened without our knowing. False if the connection is gone.
+    fn on_persist(&mut self, net: &mut Network, idx: u32) -> bool {
+        let now = self.now;
+        let Some((c, b)) = self.both(idx) else { return true };
+        b.timer_at = Instant::MAX;
+        let fin_waits = c.has(Flags::FIN_QUEUED) && !b.fin_sent;
+        if b.send.is_empty() && !fin_waits || !b.sent.is_empty() {
+            return true;
+        }
+        let since = *b.trouble_since.get_or_insert(now);
+        let (state, probes) = (c.state, b.probes);
+        // A peer that answers keeps its window closed for as long as it likes; one that does not is given up like any other.
+        if probes > 0 && self.gave_up(idx, Some(since), state) {
+            self.report_timeout(net, idx);
+            return false;
+        }
+        self.stats.window_probes += 1;
+        let Some((c, b)) = self.both(idx) else { return true };
+        b.probes = b.probes.saturating_add(1);
+        b.backoff = b.backoff.saturating_add(1);
+        let open = (c.snd_una + c.snd_wnd).gt(c.snd_nxt);
+        if open {
+            b.force = true;
+        }
+        let (c, probes) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
+        let rto = rtt::rto(c, &self.config, probes);
+        let busy = c.busy;
+        self.busy[busy].set_timer(RetransmitTimer::Persist, now + rto);
+        if open {
+            self.want_transmit(idx);
+        } else {
+            self.reply_probe(net, idx);
+        }
+        true
+    }
+}
