@@ -15,7 +15,7 @@ use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvErro
 use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId};
 use crate::icmp::error::TransportError;
-use crate::ip::{L4, Network, NetworkConfig, Other, Parsed, RouteConfig, input::Input};
+use crate::ip::{Input, L4, Network, NetworkConfig, Other, Parsed, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use crate::tcp::config::TcpConfig;
@@ -172,34 +172,21 @@ impl Stack {
     /// Frames that are not TCP in one piece.
     fn receive_other(&mut self, now: Instant, port: PortId, parsed: &Parsed<'_>, burst: &RxBurst<'_>) {
         match *parsed {
-            Parsed::Other(other) => self.network_input(now, port, other, burst),
-            Parsed::Udp(l4) => self.net.udp_input(now, &l4),
-            Parsed::Tcp(_) | Parsed::Drop(_) => {}
+            Parsed::Other(ref other) => self.network_input(now, port, other, burst),
+            Parsed::Udp(_) | Parsed::Tcp(_) | Parsed::Drop(_) => {}
         }
     }
 
-    fn network_input(&mut self, now: Instant, port: PortId, other: Other<'_>, burst: &RxBurst<'_>) {
+    fn network_input(&mut self, now: Instant, port: PortId, other: &Other<'_>, burst: &RxBurst<'_>) {
         match self.net.input(now, other) {
-            Input::Done => {}
+            Input::Nothing => {}
             Input::Error(error) => self.on_transport_error(&error),
-            Input::Reassembled(packet) => {
-                match self.net.parse_reassembled(&packet) {
-                    Parsed::Tcp(l4) => {
-                        if let Some(arrived) = self.prepare(&l4, None) {
-                            self.tcp.input(&mut self.net, &arrived, burst);
-                        }
-                    }
-                    parsed => self.receive_other(now, port, &parsed, burst),
-                }
-                self.net.recycle(packet);
-            }
         }
     }
 
     fn on_transport_error(&mut self, error: &TransportError) {
         match error.protocol {
             protocol::TCP => self.tcp.on_icmp_error(error),
-            protocol::UDP => self.net.udp_error(error),
             _ => {}
         }
     }

@@ -157,6 +157,16 @@ impl Network {
         self.drops.count(reason);
     }
 
+    /// Whether an address is one of this stack's.
+    pub fn is_local(&self, address: core::net::IpAddr) -> bool {
+        self.local.link_of(address).is_some()
+    }
+
+    /// Number of devices.
+    pub fn port_count(&self) -> usize {
+        self.ports.len()
+    }
+
     /// What a link can do: the device's capabilities with the link's own MTU.
     pub fn capabilities(&self, link: LinkId) -> Option<Capabilities> {
         let link = self.links.get(usize::from(link.0))?;

@@ -57,7 +57,13 @@ impl Tcp {
         }
         let advanced = ack.gt(c.snd_una);
         self.acknowledge(idx, seg, timestamps, advanced, window_changed);
-        if old { AckOutcome::Old } else if self.fin_acknowledged(idx) { self.on_fin_acknowledged(idx) } else { AckOutcome::Accepted }
+        if old {
+            AckOutcome::Old
+        } else if self.fin_acknowledged(idx) {
+            self.on_fin_acknowledged(idx)
+        } else {
+            AckOutcome::Accepted
+        }
     }
 
     fn acknowledge(
@@ -91,7 +97,13 @@ impl Tcp {
         }
         if !c.has(Flags::SACK) {
             let repeats = !advanced && !window_changed && seg.payload.is_empty() && in_flight_before > 0;
-            count_duplicates(b, repeats && seg.header.ack == prior_una, in_flight_before, advanced, &mut delivery);
+            count_duplicates(
+                b,
+                repeats && seg.header.ack == prior_una,
+                in_flight_before,
+                advanced,
+                &mut delivery,
+            );
         }
         if let Some(block) = blocks.dsack {
             b.rack.on_dsack(c.snd_una, c.snd_nxt);
@@ -211,12 +223,20 @@ impl Tcp {
     }
 
     /// Retransmission time-out, tail loss probe, or a second look at segments that may be reordered (RFC 6298 §5, RFC 8985 §7.2).
-    pub fn set_retransmit_timer(&mut self, idx: u32, restart: bool, reorder_at: Option<crate::time::Instant>) {
+    pub fn set_retransmit_timer(
+        &mut self,
+        idx: u32,
+        restart: bool,
+        reorder_at: Option<crate::time::Instant>,
+    ) {
         let now = self.now;
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
         if b.sent.is_empty() {
-            if matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder) {
+            if matches!(
+                b.timer_kind,
+                RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder
+            ) {
                 b.stop_timer();
             }
             return;
@@ -253,7 +273,11 @@ fn tail_probe_timeout(c: &Tcb, b: &Busy, config: &super::config::TcpConfig) -> c
         return Duration::from_millis(config.rto_initial_ms.into());
     }
     let two_rounds = Duration::from_micros(u64::from(c.srtt >> 2));
-    let allowance = if b.sent.packets_out == 1 { Duration::from_millis(config.rto_min_ms.into()) } else { Duration::from_millis(2) };
+    let allowance = if b.sent.packets_out == 1 {
+        Duration::from_millis(config.rto_min_ms.into())
+    } else {
+        Duration::from_millis(2)
+    };
     two_rounds + allowance
 }
 

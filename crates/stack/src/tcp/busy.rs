@@ -140,8 +140,11 @@ impl Busy {
     /// Back to the initial state, keeping the capacity of the queues. Buffers must have been cleared by the caller, who has the pools.
     pub fn reset(&mut self) {
         self.sent.clear();
-        let (send, sent, recv) =
-            (core::mem::take(&mut self.send), core::mem::take(&mut self.sent), core::mem::take(&mut self.recv));
+        let (send, sent, recv) = (
+            core::mem::take(&mut self.send),
+            core::mem::take(&mut self.sent),
+            core::mem::take(&mut self.recv),
+        );
         *self = Self { send, sent, recv, ..Self::new() };
     }
 

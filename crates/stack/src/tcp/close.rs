@@ -105,7 +105,8 @@ impl Tcp {
             }
             return;
         }
-        let newer_timestamp = timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) > 0);
+        let newer_timestamp =
+            timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) > 0);
         let reusable = seg.header.seq.gt(entry.rcv_nxt) || newer_timestamp;
         if syn && !rst && !flags.contains(TcpFlags::ACK) && !old_timestamp && reusable {
             self.reuse_time_wait(net, index, &entry, seg);

@@ -65,7 +65,12 @@ impl Tcp {
     }
 
     /// A local port that is free towards `remote` (RFC 6056 §3.3.3: an offset keyed by the destination, then upwards).
-    fn choose_key(&mut self, remote: SocketAddr, local: IpAddr, port: u16) -> Result<(FlowKey, u32), ConnectError> {
+    fn choose_key(
+        &mut self,
+        remote: SocketAddr,
+        local: IpAddr,
+        port: u16,
+    ) -> Result<(FlowKey, u32), ConnectError> {
         let key = |port| FlowKey { remote: remote.ip(), local, remote_port: remote.port(), local_port: port };
         if port != 0 {
             let key = key(port);

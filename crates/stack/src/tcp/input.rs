@@ -1,11 +1,11 @@
 //! A segment arrives: the checks of RFC 9293 §3.10.7, in their order.
 
+use super::Tcp;
 use super::ack::AckOutcome;
 use super::conn::{Flags, Tcb};
 use super::demux::{self, FlowKey, Found};
 use super::listen;
 use super::state::State;
-use super::Tcp;
 use crate::device::RxBurst;
 use crate::events::CloseReason;
 use crate::ip::Network;
@@ -78,7 +78,8 @@ impl Tcp {
     /// Whether a segment leaves in-burst data of the connection where they are: it carries none, or continues them in the burst.
     fn fits_inline(&self, idx: u32, seg: &Arrived<'_>) -> bool {
         let urgent = seg.has(TcpFlags::URG);
-        !urgent && (seg.payload.is_empty() || seg.frame.is_some() && seg.header.seq.le(self.conns[idx].rcv_nxt))
+        !urgent
+            && (seg.payload.is_empty() || seg.frame.is_some() && seg.header.seq.le(self.conns[idx].rcv_nxt))
     }
 
     /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.
@@ -144,7 +145,9 @@ impl Tcp {
         // The left edge is what we acknowledged last: a segment between it and rcv_nxt may cross our acknowledgement.
         let edge = c.rcv_edge.max(c.rcv_nxt);
         let window_ok = seg.end().ge(c.rcv_acked) && seg.header.seq.le(edge);
-        if window_ok && !(seg.header.seq == edge && edge == c.rcv_nxt && seg.seq_len() > 0 && !rst && c.rcv_wnd() == 0) {
+        if window_ok
+            && !(seg.header.seq == edge && edge == c.rcv_nxt && seg.seq_len() > 0 && !rst && c.rcv_wnd() == 0)
+        {
             return true;
         }
         if window_ok && !rst && seg.header.seq == c.rcv_nxt {
@@ -204,10 +207,10 @@ impl Tcp {
     }
 
     /// An acknowledgement that tells the peer where we are, in answer to a segment outside of the window.
-    fn answer_invalid(&mut self, _net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    fn answer_invalid(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
         let in_handshake = self.conns[idx].state == State::SynReceived;
         if in_handshake && !self.conns[idx].has(Flags::ACTIVE) {
-            return self.reply_ack(_net, idx);
+            return self.reply_ack(net, idx);
         }
         // Segments with data are rarely part of an acknowledgement loop: always answered, as on Linux.
         if seg.payload.is_empty() && self.rate_limited(idx) {

@@ -142,12 +142,10 @@ impl ListenTable {
     pub fn find(&self, local: IpAddr, port: u16) -> Option<u32> {
         let from = self.by_port.partition_point(|e| e.0 < port);
         let candidates = self.by_port[from..].iter().take_while(|e| e.0 == port).map(|e| e.1);
-        candidates
-            .filter(|i| self.entries[*i as usize].takes(local))
-            .min_by_key(|i| {
-                let entry = &self.entries[*i as usize];
-                (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_ipv4())
-            })
+        candidates.filter(|i| self.entries[*i as usize].takes(local)).min_by_key(|i| {
+            let entry = &self.entries[*i as usize];
+            (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_ipv4())
+        })
     }
 
     /// A half-open connection of listener `index` is gone or established.
@@ -250,7 +248,13 @@ impl Tcp {
     }
 
     /// SYN for a listener. `sequence` is set if TIME_WAIT chose our initial sequence number.
-    pub fn on_syn(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>, sequence: Option<SeqNumber>) {
+    pub fn on_syn(
+        &mut self,
+        net: &mut Network,
+        listener: u32,
+        seg: &Arrived<'_>,
+        sequence: Option<SeqNumber>,
+    ) {
         let entry = &self.listeners.entries[listener as usize];
         if entry.queue_is_full() {
             self.stats.accept_overflows += 1;

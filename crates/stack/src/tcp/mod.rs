@@ -7,8 +7,8 @@
 mod ack;
 mod busy;
 mod close;
-mod congestion;
 pub mod config;
+mod congestion;
 mod conn;
 mod connect;
 mod cookies;
@@ -406,11 +406,16 @@ impl Tcp {
             assert_eq!(b.owner, idx, "a busy part has another owner");
             b.sent.check();
             let in_flight = b.sent.back().map(|s| s.end);
-            if c.state.is_synchronized() && let Some(end) = in_flight {
+            if c.state.is_synchronized()
+                && let Some(end) = in_flight
+            {
                 assert_eq!(end, c.snd_nxt, "the retransmission queue ends at snd_nxt");
                 assert!(b.sent.front().is_some_and(|s| s.start == c.snd_una), "it begins at snd_una");
-                assert!(b.timer_kind != busy::RetransmitTimer::Off || c.has(Flags::TX_LISTED | Flags::ZOMBIE | Flags::DETACHED),
-                    "data are in flight and no timer is set");
+                assert!(
+                    b.timer_kind != busy::RetransmitTimer::Off
+                        || c.has(Flags::TX_LISTED | Flags::ZOMBIE | Flags::DETACHED),
+                    "data are in flight and no timer is set"
+                );
             }
         }
         assert_eq!(live, self.conns.live());

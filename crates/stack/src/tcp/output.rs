@@ -11,8 +11,8 @@ use super::sent_queue::Sent;
 use super::state::State;
 use crate::ip::{Checksum, IpHeader, Network, TxError};
 use crate::wire::checksum::Sum;
-use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 use crate::wire::protocol;
+use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 use core::time::Duration;
 
 /// ECN-capable transport, codepoint ECT(0) (RFC 3168 §5).
@@ -148,14 +148,16 @@ impl Tcp {
         let now = self.now;
         loop {
             let c = &self.conns[idx];
-            let b = &mut self.busy[c.busy];
-            if b.sent.lost_out == 0 || b.sent.in_flight() >= c.cwnd {
+            let sent = &self.busy[c.busy].sent;
+            if sent.lost_out == 0 || sent.in_flight() >= c.cwnd {
                 break;
             }
-            let room = c.cwnd - b.sent.in_flight();
-            let mss = c.mss();
-            let Some(lost) = b.sent.next_lost(mss, self.super_payload(net, idx, mss, room)) else { break };
-            let first = self.busy[self.conns[idx].busy].sent.front().is_some_and(|s| s.start == lost.start);
+            let room = c.cwnd - sent.in_flight();
+            let (mss, busy) = (c.mss(), c.busy);
+            let bytes_max = self.super_payload(net, idx, mss, room);
+            let sent = &mut self.busy[busy].sent;
+            let Some(lost) = sent.next_lost(mss, bytes_max) else { break };
+            let first = sent.front().is_some_and(|s| s.start == lost.start);
             self.resend(net, idx, &lost)?;
             let c = &self.conns[idx];
             let b = &mut self.busy[c.busy];
@@ -246,8 +248,6 @@ impl Tcp {
     fn send_new(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         loop {
             let a = self.allowance(idx);
-            let c = &self.conns[idx];
-            let b = &self.busy[c.busy];
             if a.unsent == 0 {
                 return self.send_fin(net, idx, &a);
             }
@@ -321,7 +321,10 @@ impl Tcp {
             return Ok(());
         }
         let fin_seq = c.snd_una + b.send.len() as u32;
-        if !c.has(Flags::FIN_QUEUED) || c.snd_nxt != fin_seq || !matches!(c.state, State::FinWait1 | State::LastAck | State::Closing) {
+        if !c.has(Flags::FIN_QUEUED)
+            || c.snd_nxt != fin_seq
+            || !matches!(c.state, State::FinWait1 | State::LastAck | State::Closing)
+        {
             return Ok(());
         }
         if c.snd_una == c.snd_nxt && b.fin_sent {
@@ -335,7 +338,14 @@ impl Tcp {
     }
 
     /// Sends `len` new bytes from `snd_nxt` on, with FIN if they are the last.
-    fn send_one(&mut self, net: &mut Network, idx: u32, len: u32, last: bool, gso_size: Option<u16>) -> Result<(), TxError> {
+    fn send_one(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        len: u32,
+        last: bool,
+        gso_size: Option<u16>,
+    ) -> Result<(), TxError> {
         let now = self.now;
         let mut flags = TcpFlags::ACK;
         let c = &self.conns[idx];
@@ -385,7 +395,8 @@ impl Tcp {
         if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < delay {
             c.flags.set(Flags::PINGPONG);
         }
-        let restart = was_empty || b.timer_kind == RetransmitTimer::Probe || b.timer_kind == RetransmitTimer::Persist;
+        let restart =
+            was_empty || b.timer_kind == RetransmitTimer::Probe || b.timer_kind == RetransmitTimer::Persist;
         self.note_usage(idx, false);
         self.set_retransmit_timer(idx, restart, None);
         Ok(())
@@ -439,7 +450,9 @@ impl Tcp {
             flags |= TcpFlags::ECE;
         }
         let mut urgent = 0;
-        if c.busy != NONE && let Some(end) = self.busy[c.busy].urgent_out {
+        if c.busy != NONE
+            && let Some(end) = self.busy[c.busy].urgent_out
+        {
             // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.
             let ahead = end - segment.seq;
             if ahead > 0 && ahead <= 0xffff {
@@ -470,7 +483,11 @@ impl Tcp {
         } else {
             Some((header_len, Sum::ZERO))
         };
-        let sealed = packet.seal(l4_len, Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload }, segment.gso_size);
+        let sealed = packet.seal(
+            l4_len,
+            Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload },
+            segment.gso_size,
+        );
         net.commit(sealed);
         let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
         self.stats.segments_out += wire;

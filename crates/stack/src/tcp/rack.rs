@@ -41,7 +41,12 @@ pub(crate) struct RackInput {
 
 impl Rack {
     /// Steps 1 to 3: takes over what an acknowledgement delivered. Returns whether the newest delivered segment is a newer one now.
-    pub fn on_delivery(&mut self, delivery: &Delivery, highest: Option<SeqNumber>, input: &RackInput) -> bool {
+    pub fn on_delivery(
+        &mut self,
+        delivery: &Delivery,
+        highest: Option<SeqNumber>,
+        input: &RackInput,
+    ) -> bool {
         if let Some(h) = highest
             && self.highest.is_none_or(|old| h.gt(old))
         {

@@ -38,7 +38,7 @@ impl Tcp {
             return;
         }
         if seg.header.seq.gt(c.rcv_nxt) {
-            self.on_out_of_order(net, idx, seg);
+            self.on_out_of_order(idx, seg);
         } else {
             self.on_in_order(net, idx, seg);
         }
@@ -105,7 +105,7 @@ impl Tcp {
     }
 
     /// Data behind a gap: kept in place, and acknowledged at once with SACK blocks (RFC 5681 §4.2, RFC 2018 §4).
-    fn on_out_of_order(&mut self, _net: &mut Network, idx: u32, seg: &Arrived<'_>) {
+    fn on_out_of_order(&mut self, idx: u32, seg: &Arrived<'_>) {
         self.stats.out_of_order += 1;
         let busy = self.ensure_busy(idx);
         let c = &self.conns[idx];

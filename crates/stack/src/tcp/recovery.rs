@@ -143,7 +143,10 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut Busy) {
 pub(crate) fn on_ack(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
     let was = b.recovery.state;
     leave_finished_states(c, b, ack);
-    if ack.dsack && matches!(b.recovery.state, CaState::Open | CaState::Disorder) && b.recovery.undo_is_due(None) {
+    if ack.dsack
+        && matches!(b.recovery.state, CaState::Open | CaState::Disorder)
+        && b.recovery.undo_is_due(None)
+    {
         b.recovery.undo(c);
         b.congestion.on_undo();
     }
@@ -232,7 +235,13 @@ fn reduce(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
 }
 
 /// What RACK reads.
-pub(crate) fn rack_input(c: &Tcb, b: &Busy, now: crate::time::Instant, dup_threshold: u32, stale_echo: bool) -> RackInput {
+pub(crate) fn rack_input(
+    c: &Tcb,
+    b: &Busy,
+    now: crate::time::Instant,
+    dup_threshold: u32,
+    stale_echo: bool,
+) -> RackInput {
     RackInput {
         now,
         min_rtt_us: c.min_rtt,
@@ -254,6 +263,7 @@ pub(crate) fn on_probe_repaired(c: &mut Tcb, b: &mut Busy) {
 
 /// Segments were found lost without an acknowledgement: fast recovery begins, or goes on.
 pub(crate) fn on_loss_found(c: &mut Tcb, b: &mut Busy) {
-    let none = AckSummary { delivered: 0, una_advanced: false, newly_lost: 1, ece: false, dsack: false, echo: None };
+    let none =
+        AckSummary { delivered: 0, una_advanced: false, newly_lost: 1, ece: false, dsack: false, echo: None };
     on_ack(c, b, &none);
 }

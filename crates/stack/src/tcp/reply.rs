@@ -15,7 +15,14 @@ use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timesta
 impl Tcp {
     /// Sends a segment without payload. If the device has no room it is lost like any other packet: all of these are sent again
     /// when they are needed again.
-    fn send_bare(&mut self, net: &mut Network, hop: &Hop, key: &FlowKey, header: &TcpHeader, options: &TcpOptions) {
+    fn send_bare(
+        &mut self,
+        net: &mut Network,
+        hop: &Hop,
+        key: &FlowKey,
+        header: &TcpHeader,
+        options: &TcpOptions,
+    ) {
         let ip = IpHeader {
             src: key.local,
             dst: key.remote,
@@ -30,7 +37,8 @@ impl Tcp {
             return;
         };
         tcp::emit(header, options, packet.l4());
-        let checksum = Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload: Some((len, Sum::ZERO)) };
+        let checksum =
+            Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload: Some((len, Sum::ZERO)) };
         let sealed = packet.seal(len, checksum, None);
         net.commit(sealed);
         self.stats.segments_out += 1;
@@ -39,7 +47,13 @@ impl Tcp {
         }
     }
 
-    fn send_to_stranger(&mut self, net: &mut Network, key: &FlowKey, header: &TcpHeader, options: &TcpOptions) {
+    fn send_to_stranger(
+        &mut self,
+        net: &mut Network,
+        key: &FlowKey,
+        header: &TcpHeader,
+        options: &TcpOptions,
+    ) {
         if let Ok(route) = net.route(self.now, key.remote, Some(key.local)) {
             self.send_bare(net, &route.hop, key, header, options);
         }

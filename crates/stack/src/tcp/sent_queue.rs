@@ -84,7 +84,8 @@ impl Delivery {
                 self.reordered = true;
             }
         }
-        let newer = self.newest.is_none_or(|n| (sent.at, 0) > (n.at, 0) || (sent.at == n.at && sent.end.gt(n.end)));
+        let newer =
+            self.newest.is_none_or(|n| (sent.at, 0) > (n.at, 0) || (sent.at == n.at && sent.end.gt(n.end)));
         if newer {
             self.newest = Some(Newest { at: sent.at, end: sent.end, retransmitted });
         }
@@ -169,7 +170,14 @@ impl SentQueue {
     }
 
     /// Removes what a cumulative acknowledgement up to `una` covers. `highest` is the highest sequence number known to have arrived.
-    pub fn acknowledge(&mut self, una: SeqNumber, mss: u32, sack: bool, highest: SeqNumber, out: &mut Delivery) {
+    pub fn acknowledge(
+        &mut self,
+        una: SeqNumber,
+        mss: u32,
+        sack: bool,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
         while let Some(front) = self.queue.front().copied() {
             if front.end.gt(una) {
                 if una.gt(front.start) {

@@ -5,12 +5,12 @@ use super::busy::Urgent;
 use super::conn::{Flags, NONE};
 use super::profile::{checked_buffer, checked_mss};
 use super::rtt;
-use super::source::SourceId;
 use super::send_buffer::PushSourceError;
+use super::source::SourceId;
 use super::state::State;
+use crate::device::RxBurst;
 use crate::error::{OptionError, RecvError, SendError, Stale};
 use crate::events::{CloseReason, InlineData};
-use crate::device::RxBurst;
 use crate::handle::Conn;
 use crate::ip::Network;
 use crate::options::{CaState, TcpInfo, TcpOption};
@@ -49,15 +49,24 @@ impl Tcp {
     }
 
     /// Queues a slice of a source. It is taken whole, whatever the send buffer's size, as long as the queue is not over it already.
-    pub fn send_source(&mut self, conn: Conn, source: SourceId, offset: u64, len: u64) -> Result<(), SendError> {
+    pub fn send_source(
+        &mut self,
+        conn: Conn,
+        source: SourceId,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), SendError> {
         let idx = self.writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
         let busy = self.ensure_busy(idx);
         let b = &mut self.busy[busy];
         // Positions are compared as sequence numbers: never more than 2 GiB may be queued.
         let full = b.send.len() >= limit && limit > 0 || b.send.len() + len > 1 << 30;
-        let pushed =
-            if full { Err(PushSourceError::Full) } else { b.send.push_source(&mut self.sources, source, offset, len) };
+        let pushed = if full {
+            Err(PushSourceError::Full)
+        } else {
+            b.send.push_source(&mut self.sources, source, offset, len)
+        };
         match pushed {
             Ok(()) => {
                 self.want_transmit(idx);
@@ -74,7 +83,10 @@ impl Tcp {
     /// Sends one byte as urgent data, the way `MSG_OOB` does: the last byte of `bytes` is the urgent one.
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         let taken = self.send(conn, bytes)?;
-        if taken > 0 && let Some(idx) = self.index(conn) && let Some((c, b)) = self.both(idx) {
+        if taken > 0
+            && let Some(idx) = self.index(conn)
+            && let Some((c, b)) = self.both(idx)
+        {
             b.urgent_out = Some(c.snd_una + b.send.len() as u32);
         }
         Ok(taken)
@@ -84,11 +96,12 @@ impl Tcp {
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         let idx = self.index(conn).ok_or(RecvError::Stale)?;
         self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
-        let Some((c, b)) = self.both(idx) else { return self.nothing_to_read(idx) };
-        let oob_inline = c.has(Flags::OOB_INLINE);
-        let rcv_nxt = c.rcv_nxt;
-        let b = &mut self.busy[self.conns[idx].busy];
-        let _ = b.owner;
+        let c = &self.conns[idx];
+        if c.busy == NONE {
+            return self.nothing_to_read(idx);
+        }
+        let (oob_inline, rcv_nxt) = (c.has(Flags::OOB_INLINE), c.rcv_nxt);
+        let b = &mut self.busy[c.busy];
         let mark = urgent_offset(b, rcv_nxt).filter(|_| !oob_inline);
         // A read stops at the urgent byte, and the byte itself is not part of the stream.
         if mark == Some(0) && b.recv.readable() > 0 {
@@ -111,7 +124,11 @@ impl Tcp {
     fn nothing_to_read(&self, idx: u32) -> Result<usize, RecvError> {
         let c = &self.conns[idx];
         let open = c.state.may_receive() || matches!(c.state, State::SynSent | State::SynReceived);
-        if open && !c.has(Flags::PEER_FIN) || self.unread(idx) > 0 { Err(RecvError::WouldBlock) } else { Ok(0) }
+        if open && !c.has(Flags::PEER_FIN) || self.unread(idx) > 0 {
+            Err(RecvError::WouldBlock)
+        } else {
+            Ok(0)
+        }
     }
 
     /// The urgent byte, if it arrived and stays out of line.
@@ -301,8 +318,12 @@ impl Tcp {
                 p.user_timeout_ms = u32::try_from(d.as_millis()).map_err(|_| OptionError::Invalid)?;
             }
             TcpOption::Linger2(d) => p.fin_timeout_seconds = seconds(d)?,
-            TcpOption::RecvBuffer(n) => p.recv_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?,
-            TcpOption::SendBuffer(n) => p.send_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?,
+            TcpOption::RecvBuffer(n) => {
+                p.recv_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?
+            }
+            TcpOption::SendBuffer(n) => {
+                p.send_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?
+            }
             TcpOption::MaxSegment(n) => p.mss = checked_mss(n).ok_or(OptionError::Invalid)?,
             _ => return Err(OptionError::Invalid),
         }

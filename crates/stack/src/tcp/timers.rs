@@ -121,7 +121,7 @@ impl Tcp {
             return;
         }
         if !c.state.is_synchronized() {
-            if self.syn_deadline(idx).is_some_and(|at| at <= self.now) && !self.on_syn_timeout(net, idx) {
+            if self.syn_deadline(idx).is_some_and(|at| at <= self.now) && !self.on_syn_timeout(idx) {
                 return;
             }
             self.rearm(idx);
@@ -133,7 +133,7 @@ impl Tcp {
     }
 
     /// False if the connection is gone.
-    fn on_syn_timeout(&mut self, _net: &mut Network, idx: u32) -> bool {
+    fn on_syn_timeout(&mut self, idx: u32) -> bool {
         let limit = if self.conns[idx].state == State::SynSent || self.conns[idx].has(Flags::ACTIVE) {
             self.config.syn_retries
         } else {
@@ -142,12 +142,15 @@ impl Tcp {
         self.stats.timeouts += 1;
         let user = self.profile(idx).user_timeout_ms;
         let c = &mut self.conns[idx];
-        let gave_up = c.retries >= limit || user != 0 && c.state == State::SynSent && c.retries > 0 && {
-            // Time since the first SYN: 1 + 2 + 4 … s.
-            (1u64 << (c.retries + 1)).saturating_sub(1) * u64::from(self.config.rto_initial_ms) >= u64::from(user)
-        };
+        let gave_up = c.retries >= limit
+            || user != 0 && c.state == State::SynSent && c.retries > 0 && {
+                // Time since the first SYN: 1 + 2 + 4 … s.
+                (1u64 << (c.retries + 1)).saturating_sub(1) * u64::from(self.config.rto_initial_ms)
+                    >= u64::from(user)
+            };
         if gave_up {
-            let reason = if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
+            let reason =
+                if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
             self.destroy(idx, reason);
             return false;
         }
@@ -168,7 +171,10 @@ impl Tcp {
             self.ack_now(idx);
         }
         let c = &self.conns[idx];
-        if c.state == State::FinWait2 && c.has(Flags::ORPHAN) && now_ms.wrapping_sub(c.grow_mark.0) as i32 >= 0 {
+        if c.state == State::FinWait2
+            && c.has(Flags::ORPHAN)
+            && now_ms.wrapping_sub(c.grow_mark.0) as i32 >= 0
+        {
             self.destroy(idx, CloseReason::TimedOut);
             return false;
         }
@@ -184,7 +190,8 @@ impl Tcp {
     /// RFC 1122 §4.2.3.6. False if the connection is gone.
     fn on_keepalive(&mut self, net: &mut Network, idx: u32) -> bool {
         let c = &self.conns[idx];
-        let waiting = c.busy != NONE && (!self.busy[c.busy].sent.is_empty() || !self.busy[c.busy].send.is_empty());
+        let waiting =
+            c.busy != NONE && (!self.busy[c.busy].sent.is_empty() || !self.busy[c.busy].send.is_empty());
         if waiting {
             // Data in flight are probe enough.
             let now_ms = self.now_ms();
@@ -193,7 +200,11 @@ impl Tcp {
         }
         let p = *self.profile(idx);
         let idle = self.now_ms().wrapping_sub(c.last_rx);
-        let over = if p.user_timeout_ms != 0 { c.retries > 0 && idle >= p.user_timeout_ms } else { c.retries >= p.keep_count };
+        let over = if p.user_timeout_ms != 0 {
+            c.retries > 0 && idle >= p.user_timeout_ms
+        } else {
+            c.retries >= p.keep_count
+        };
         if over {
             self.reply_reset(net, idx);
             self.destroy(idx, CloseReason::TimedOut);
@@ -293,7 +304,8 @@ impl Tcp {
 
     fn report_timeout(&mut self, net: &mut Network, idx: u32) {
         let c = &self.conns[idx];
-        let reason = if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
+        let reason =
+            if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
         if c.has(Flags::ORPHAN) {
             self.reply_reset(net, idx);
         }

@@ -50,11 +50,8 @@ fn cube_root(x: f64) -> f64 {
 
 impl Cubic {
     fn begin(&self, cwnd: f64, now: Instant) -> Epoch {
-        let (k, origin) = if cwnd < self.w_max {
-            (cube_root((self.w_max - cwnd) / C), self.w_max)
-        } else {
-            (0.0, cwnd)
-        };
+        let (k, origin) =
+            if cwnd < self.w_max { (cube_root((self.w_max - cwnd) / C), self.w_max) } else { (0.0, cwnd) };
         Epoch { start: now, k, origin, w_est: cwnd }
     }
 
