@@ -131,7 +131,7 @@ impl Stack {
         for p in &prepared {
             match p {
                 Prepared::Tcp(arrived) => self.tcp.input(&mut self.net, arrived, burst),
-                Prepared::Other(parsed) => self.receive_other(now, port, parsed, burst),
+                Prepared::Other(parsed) => self.receive_other(now, parsed, burst),
             }
         }
     }
@@ -170,17 +170,23 @@ impl Stack {
     }
 
     /// Frames that are not TCP in one piece.
-    fn receive_other(&mut self, now: Instant, port: PortId, parsed: &Parsed<'_>, burst: &RxBurst<'_>) {
-        match *parsed {
-            Parsed::Other(ref other) => self.network_input(now, port, other, burst),
-            Parsed::Udp(_) | Parsed::Tcp(_) | Parsed::Drop(_) => {}
-        }
-    }
-
-    fn network_input(&mut self, now: Instant, port: PortId, other: &Other<'_>, burst: &RxBurst<'_>) {
+    fn receive_other(&mut self, now: Instant, parsed: &Parsed<'_>, burst: &RxBurst<'_>) {
+        let Parsed::Other(other) = parsed else { return };
         match self.net.input(now, other) {
             Input::Nothing => {}
             Input::Error(error) => self.on_transport_error(&error),
+            Input::Reassembled(packet) => {
+                match self.net.parse_reassembled(&packet) {
+                    Parsed::Tcp(l4) => {
+                        if let Some(arrived) = self.prepare(&l4, None) {
+                            self.tcp.input(&mut self.net, &arrived, burst);
+                        }
+                    }
+                    // Cannot come back here again: a reassembled packet is no fragment.
+                    parsed => self.receive_other(now, &parsed, burst),
+                }
+                self.net.recycle(packet);
+            }
         }
     }
 

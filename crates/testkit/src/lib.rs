@@ -2,6 +2,7 @@
 
 pub mod alloc_counter;
 pub mod script;
+pub mod sim;
 mod skip;
 
 pub use skip::skip;

@@ -109,7 +109,9 @@ impl Tcp {
             b.rack.on_dsack(c.snd_una, c.snd_nxt);
             b.recovery.on_dsack(block.0);
         }
-        take_rtt(c, b, &self.config, now, &delivery, timestamps);
+        // An acknowledgement that reports a duplicate echoes what arrived before it: its timestamp says nothing about now.
+        let fresh = timestamps.filter(|_| advanced && blocks.dsack.is_none());
+        take_rtt(c, &self.config, now, &delivery, fresh);
         if advanced {
             b.retransmits = 0;
             b.backoff = 0;
@@ -185,7 +187,7 @@ impl Tcp {
             let (una, nxt) = (c.snd_una, c.snd_nxt);
             b.congestion.on_una(una, nxt, c);
         }
-        self.set_retransmit_timer(idx, advanced || delivery.delivered > 0, reorder_at);
+        self.set_retransmit_timer(idx, advanced, reorder_at);
     }
 
     /// What is left to do: more to send, room to report, bytes to report.
@@ -369,16 +371,16 @@ fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
     }
 }
 
+/// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1).
 fn take_rtt(
     c: &mut Tcb,
-    b: &Busy,
     config: &super::config::TcpConfig,
     now: crate::time::Instant,
     delivery: &Delivery,
     timestamps: Option<Timestamps>,
 ) {
-    let _ = b;
-    if let Some(at) = delivery.first_at.filter(|_| !delivery.retransmitted_acked) {
+    let cumulative = delivery.first_at.filter(|_| !delivery.retransmitted_acked);
+    if let Some(at) = cumulative.or(delivery.sacked_at) {
         rtt::on_sample(c, config, (now - at).as_micros() as u32);
     } else if delivery.delivered > 0
         && let Some(ts) = timestamps.filter(|ts| ts.echo != 0)

@@ -106,7 +106,13 @@ impl Tcp {
             return;
         }
         self.note_arrival(idx, seg, timestamps);
+        let una = self.conns[idx].snd_una;
+        let hop = self.conns[idx].hop;
         let outcome = self.on_ack(idx, seg, timestamps);
+        if seg.header.ack.gt(una) {
+            // What we sent arrived, so the neighbour is there (RFC 4861 §7.3.1).
+            net.confirm(self.now, &hop);
+        }
         match outcome {
             AckOutcome::Accepted => {}
             AckOutcome::Old if seg.payload.is_empty() && !seg.has(TcpFlags::FIN) => return,

@@ -62,6 +62,8 @@ pub(crate) struct Delivery {
     pub first_at: Option<Instant>,
     /// When the youngest of them was sent.
     pub last_at: Option<Instant>,
+    /// When the youngest segment that was newly acknowledged selectively, and never retransmitted, was sent.
+    pub sacked_at: Option<Instant>,
     /// The most recently sent of all.
     pub newest: Option<Newest>,
     /// An original transmission arrived below the highest one known to have arrived.
@@ -327,6 +329,9 @@ impl SentQueue {
             self.retrans_out -= n;
         }
         out.sacked += n;
+        if !before.has(EVER_RETRANSMITTED) {
+            out.sacked_at = Some(out.sacked_at.map_or(before.at, |t| t.max(before.at)));
+        }
         out.note(&before, highest);
     }
 

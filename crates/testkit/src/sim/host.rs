@@ -1,0 +1,251 @@
+//! A host of the simulation: a stack, a device in memory, and the simplest application.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use ginnel_stack::device::{BURST_FRAMES_MAX, Capabilities, RxBurst, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::events::{CloseReason, Event};
+use ginnel_stack::handle::{Conn, Listener, PortId};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::time::Instant;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// How a host is made.
+#[derive(Clone, Debug, Default)]
+pub struct HostConfig {
+    /// Its stack.
+    pub stack: StackConfig,
+    /// MTU of its device in bytes; 0 means 1,500.
+    pub mtu: usize,
+    /// Data stay unread until the test reads them with [`Host::read`].
+    pub lazy_reader: bool,
+}
+
+/// What a connection received and how it ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Received {
+    /// The bytes, in order.
+    pub bytes: Vec<u8>,
+    /// The handshake succeeded.
+    pub connected: bool,
+    /// FIN came.
+    pub peer_closed: bool,
+    /// The end.
+    pub closed: Option<CloseReason>,
+    /// Acknowledged bytes reported.
+    pub acked: u64,
+}
+
+/// Frames that the stack sent, until the simulation takes them.
+#[derive(Clone, Default)]
+struct Outbox(Arc<Mutex<Vec<Vec<u8>>>>);
+
+struct OutboxTx {
+    outbox: Outbox,
+    capabilities: Capabilities,
+    room: Vec<u8>,
+}
+
+impl TxQueue for OutboxTx {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        // What a device lends is never clean.
+        self.room.clear();
+        self.room.resize(len, 0xa5);
+        Some(&mut self.room)
+    }
+
+    fn commit(&mut self, len: usize, _meta: TxMeta) {
+        let frame = self.room[..len].to_vec();
+        self.outbox.0.lock().expect("nothing panics while holding it").push(frame);
+    }
+
+    fn flush(&mut self, _now: Instant) {}
+}
+
+/// A host.
+pub struct Host {
+    /// Its stack.
+    pub stack: Stack,
+    /// Its port.
+    pub port: PortId,
+    /// Its IPv4 address.
+    pub v4: Ipv4Addr,
+    /// Its IPv6 address.
+    pub v6: Ipv6Addr,
+    /// All events, in order.
+    pub events: Vec<Event>,
+    /// Connections that were accepted, in order.
+    pub accepted: Vec<Conn>,
+    /// What each connection received.
+    pub received: BTreeMap<Conn, Received>,
+    /// Bytes to be sent as room comes.
+    sending: BTreeMap<Conn, (Vec<u8>, usize, bool)>,
+    /// Data stay unread.
+    pub lazy_reader: bool,
+    /// Connections are left in the accept queue.
+    pub lazy_accepter: bool,
+    /// Closes when the peer does.
+    pub close_on_peer_close: bool,
+    outbox: Outbox,
+}
+
+impl Host {
+    pub(super) fn new(number: u8, config: &HostConfig, seed: u64, now: Instant) -> Self {
+        let mut key = [number; 32];
+        key[..8].copy_from_slice(&seed.to_le_bytes());
+        let mut stack =
+            Stack::new(config.stack.clone(), key, now).expect("the test's configuration is valid");
+        let outbox = Outbox::default();
+        let mtu = if config.mtu == 0 { 1500 } else { config.mtu };
+        let capabilities = Capabilities {
+            mac: [2, 0, 0, 0, 0, number],
+            mtu,
+            tx_checksum: false,
+            gso_bytes_max: 0,
+            uso: false,
+        };
+        let port =
+            stack.add_port(Box::new(OutboxTx { outbox: outbox.clone(), capabilities, room: Vec::new() }));
+        let v4 = Ipv4Addr::new(10, 0, 0, number);
+        let v6 = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into());
+        let mut addresses = vec![(IpAddr::V4(v4), 24)];
+        if mtu >= 1280 {
+            addresses.push((IpAddr::V6(v6), 64));
+        }
+        let link = LinkConfig { name: format!("sim{number}"), addresses, ..LinkConfig::default() };
+        stack.add_link(port, &link).expect("the link is valid");
+        Self {
+            stack,
+            port,
+            v4,
+            v6,
+            events: Vec::new(),
+            accepted: Vec::new(),
+            received: BTreeMap::new(),
+            sending: BTreeMap::new(),
+            lazy_reader: config.lazy_reader,
+            lazy_accepter: false,
+            close_on_peer_close: false,
+            outbox,
+        }
+    }
+
+    /// Listens on all IPv4 addresses.
+    pub fn listen(&mut self, port: u16) -> Listener {
+        let addr = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port);
+        self.stack.listen(addr, ListenOptions::default()).expect("the port is free")
+    }
+
+    /// Opens a connection.
+    pub fn connect(&mut self, now: Instant, remote: SocketAddr) -> Conn {
+        let conn = self.stack.connect(now, remote, &ConnectOptions::default()).expect("there is a route");
+        self.received.insert(conn, Received::default());
+        self.stack.transmit(now);
+        conn
+    }
+
+    /// Sends bytes as room comes, then closes the write side if asked to.
+    pub fn send_all(&mut self, now: Instant, conn: Conn, bytes: Vec<u8>, then_fin: bool) {
+        self.sending.insert(conn, (bytes, 0, then_fin));
+        self.pump(conn);
+        self.stack.transmit(now);
+    }
+
+    fn pump(&mut self, conn: Conn) {
+        let Some((bytes, done, fin)) = self.sending.get_mut(&conn) else { return };
+        while *done < bytes.len() {
+            match self.stack.send(conn, &bytes[*done..]) {
+                Ok(0) | Err(_) => return,
+                Ok(n) => *done += n,
+            }
+        }
+        let fin = *fin;
+        self.sending.remove(&conn);
+        if fin {
+            let _ = self.stack.shutdown_write(conn);
+        }
+    }
+
+    /// Reads up to `max` bytes.
+    pub fn read(&mut self, conn: Conn, max: usize) -> usize {
+        let mut buffer = vec![0; max];
+        let n = self.stack.recv(conn, &mut buffer).unwrap_or(0);
+        self.received.entry(conn).or_default().bytes.extend_from_slice(&buffer[..n]);
+        n
+    }
+
+    /// One turn of the host.
+    pub(super) fn turn(&mut self, now: Instant, frames: &[Vec<u8>]) {
+        for chunk in frames.chunks(BURST_FRAMES_MAX) {
+            let mut burst = RxBurst::new();
+            for bytes in chunk {
+                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            }
+            self.stack.receive(now, self.port, &burst);
+            self.take_events(&burst);
+            self.stack.finish_burst(&burst);
+        }
+        self.stack.advance(now);
+        self.take_events(&RxBurst::new());
+        self.stack.transmit(now);
+        self.stack.check_invariants();
+    }
+
+    fn take_events(&mut self, burst: &RxBurst<'_>) {
+        while let Some(event) = self.stack.next_event() {
+            self.events.push(event);
+            match event {
+                Event::Incoming { listener } if !self.lazy_accepter => {
+                    if let Some(conn) = self.stack.accept(listener) {
+                        self.accepted.push(conn);
+                        self.received.entry(conn).or_default().connected = true;
+                    }
+                }
+                Event::Connected { conn } => {
+                    self.received.entry(conn).or_default().connected = true;
+                    self.pump(conn);
+                }
+                Event::Data { conn, data } => {
+                    let lazy = self.lazy_reader || self.stack.readable(conn) > 0;
+                    if lazy {
+                        self.stack.consume(conn, data, 0, burst);
+                        if !self.lazy_reader {
+                            while self.read(conn, 1 << 16) > 0 {}
+                        }
+                    } else {
+                        let bytes = self.stack.inline_data(burst, &data);
+                        self.received.entry(conn).or_default().bytes.extend_from_slice(bytes);
+                        self.stack.consume(conn, data, bytes.len(), burst);
+                    }
+                }
+                Event::Readable { conn } if !self.lazy_reader => while self.read(conn, 1 << 16) > 0 {},
+                Event::Writable { conn } => self.pump(conn),
+                Event::Acked { conn, bytes } => {
+                    self.received.entry(conn).or_default().acked += u64::from(bytes)
+                }
+                Event::PeerClosed { conn } => {
+                    self.received.entry(conn).or_default().peer_closed = true;
+                    if self.close_on_peer_close {
+                        let _ = self.stack.close(conn);
+                    }
+                }
+                Event::Closed { conn, reason, .. } => {
+                    while !self.lazy_reader && self.read(conn, 1 << 16) > 0 {}
+                    let r = self.received.entry(conn).or_default();
+                    assert!(r.closed.is_none(), "a connection ends once");
+                    r.closed = Some(reason);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub(super) fn take_sent(&mut self) -> Vec<Vec<u8>> {
+        core::mem::take(&mut *self.outbox.0.lock().expect("nothing panics while holding it"))
+    }
+}

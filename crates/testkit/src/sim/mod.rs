@@ -1,0 +1,203 @@
+//! A simulated network: stacks as hosts, links with delay, rate and faults, and one clock that jumps from event to event.
+//!
+//! Everything follows from the seed, so a run that fails can be repeated: [`Sim::replay`] names it.
+
+mod host;
+mod link;
+
+pub use host::{Host, HostConfig, Received};
+pub use link::{LinkModel, LinkStats};
+
+use core::time::Duration;
+use ginnel_stack::time::Instant;
+use link::Link;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Names a host of a simulation.
+pub type HostId = usize;
+
+/// A frame on its way.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct InFlight {
+    at: Instant,
+    order: u64,
+    to: HostId,
+    bytes: Vec<u8>,
+}
+
+/// Small, fast and the same everywhere (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator for a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// True with this probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next_u64() % limit.max(1)
+    }
+}
+
+/// Two hosts and a link between them, or more hosts pairwise linked.
+pub struct Sim {
+    /// The simulated time.
+    pub now: Instant,
+    /// All hosts.
+    pub hosts: Vec<Host>,
+    links: Vec<Link>,
+    in_flight: BinaryHeap<Reverse<InFlight>>,
+    order: u64,
+    /// When the last step was.
+    stepped: Instant,
+    rng: Rng,
+    seed: u64,
+    /// Called with (time, sender, frame) for every frame that enters a link.
+    pub tap: Option<FrameTap>,
+}
+
+/// Sees every frame that enters a link.
+pub type FrameTap = Box<dyn FnMut(Instant, HostId, &[u8])>;
+
+impl Sim {
+    /// Hosts 0 and 1 with a link that loses nothing and takes 1 ms each way.
+    pub fn pair(seed: u64) -> Self {
+        Self::pair_with(seed, HostConfig::default(), HostConfig::default(), LinkModel::default())
+    }
+
+    /// Hosts 0 (10.0.0.1, fd00::1) and 1 (10.0.0.2, fd00::2) with a link between them.
+    pub fn pair_with(seed: u64, a: HostConfig, b: HostConfig, model: LinkModel) -> Self {
+        let now = Instant::from_millis(1_000_000);
+        let hosts = vec![Host::new(1, &a, seed, now), Host::new(2, &b, seed ^ 0x5555, now)];
+        let links = vec![Link::new(0, 1, model.clone()), Link::new(1, 0, model)];
+        Self {
+            now,
+            hosts,
+            links,
+            in_flight: BinaryHeap::new(),
+            order: 0,
+            stepped: Instant::ZERO,
+            rng: Rng::new(seed),
+            seed,
+            tap: None,
+        }
+    }
+
+    /// What to say when a run fails.
+    pub fn replay(&self) -> String {
+        format!("seed {} (set GINNEL_SEED={} to run it again)", self.seed, self.seed)
+    }
+
+    /// Changes both directions of the link between the two hosts.
+    pub fn set_link(&mut self, model: &LinkModel) {
+        for link in &mut self.links {
+            link.model = model.clone();
+        }
+    }
+
+    /// Changes the direction from `from`.
+    pub fn set_link_from(&mut self, from: HostId, model: &LinkModel) {
+        for link in self.links.iter_mut().filter(|l| l.from == from) {
+            link.model = model.clone();
+        }
+    }
+
+    /// What the direction from `from` did.
+    pub fn link_stats(&self, from: HostId) -> LinkStats {
+        self.links.iter().find(|l| l.from == from).map(|l| l.stats).unwrap_or_default()
+    }
+
+    /// Puts a hand-made frame on the way to `to`, to arrive now.
+    pub fn inject(&mut self, to: HostId, bytes: Vec<u8>) {
+        self.order += 1;
+        self.in_flight.push(Reverse(InFlight { at: self.now, order: self.order, to, bytes }));
+    }
+
+    /// Time jumps to the next event (a frame arrives, a timer is due), and everything due then happens.
+    /// Returns false, with the time at `until`, if nothing is left to happen before that.
+    pub fn step(&mut self, until: Instant) -> bool {
+        let next_frame = self.in_flight.peek().map(|f| f.0.at);
+        let next_timer = self.hosts.iter().filter_map(|h| h.stack.next_deadline()).min();
+        let Some(next) = [next_frame, next_timer].into_iter().flatten().min().filter(|at| *at <= until)
+        else {
+            self.now = self.now.max(until);
+            return false;
+        };
+        // A deadline that has come already means another turn at once, but time must pass in the end.
+        let soonest = if self.stepped == self.now { self.now + Duration::from_micros(1) } else { self.now };
+        self.now = next.max(soonest);
+        self.stepped = self.now;
+        let mut due: Vec<Vec<Vec<u8>>> = self.hosts.iter().map(|_| Vec::new()).collect();
+        while self.in_flight.peek().is_some_and(|f| f.0.at <= self.now) {
+            if let Some(Reverse(frame)) = self.in_flight.pop() {
+                due[frame.to].push(frame.bytes);
+            }
+        }
+        for (id, frames) in due.into_iter().enumerate() {
+            self.hosts[id].turn(self.now, &frames);
+            self.collect(id);
+        }
+        true
+    }
+
+    /// Runs for a time.
+    pub fn run(&mut self, time: Duration) {
+        let until = self.now + time;
+        while self.step(until) {}
+    }
+
+    /// Runs until `done`, for `time` at the most. Returns whether it came true.
+    pub fn run_until(&mut self, time: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        let until = self.now + time;
+        loop {
+            if done(self) {
+                return true;
+            }
+            if self.now >= until || !self.step(until) {
+                return done(self);
+            }
+        }
+    }
+
+    /// Lets a host send what it has queued, and puts it on the link.
+    pub fn collect(&mut self, id: HostId) {
+        let now = self.now;
+        for frame in self.hosts[id].take_sent() {
+            if let Some(tap) = &mut self.tap {
+                tap(now, id, &frame);
+            }
+            for link in self.links.iter_mut().filter(|l| l.from == id) {
+                for (at, bytes) in link.send(now, &frame, &mut self.rng) {
+                    self.order += 1;
+                    let order = self.order;
+                    self.in_flight.push(Reverse(InFlight { at, order, to: link.to, bytes }));
+                }
+            }
+        }
+    }
+}
+
+/// Seeds for a randomised test: `GINNEL_SEED` alone if it is set, otherwise `count` fixed ones.
+pub fn seeds(count: u64) -> Vec<u64> {
+    match std::env::var("GINNEL_SEED").ok().and_then(|s| s.parse().ok()) {
+        Some(seed) => vec![seed],
+        None => (1..=count).collect(),
+    }
+}

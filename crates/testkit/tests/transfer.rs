@@ -1,0 +1,185 @@
+//! Two stacks over a simulated link: whole connections, with and without faults.
+
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::tcp::state::State;
+use ginnel_testkit::sim::{HostConfig, LinkModel, Rng, Sim, seeds};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn bytes(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    (0..len.div_ceil(8)).flat_map(|_| rng.next_u64().to_le_bytes()).take(len).collect()
+}
+
+fn server(sim: &Sim, v6: bool) -> SocketAddr {
+    let host = &sim.hosts[1];
+    if v6 { SocketAddr::new(host.v6.into(), 80) } else { SocketAddr::new(host.v4.into(), 80) }
+}
+
+#[test]
+fn a_connection_opens_carries_both_ways_and_closes() {
+    let mut sim = Sim::pair(1);
+    sim.hosts[1].listen(80);
+    let to = server(&sim, false);
+    let now = sim.now;
+    let client = sim.hosts[0].connect(now, to);
+    sim.collect(0);
+    assert!(sim.run_until(MINUTE, |s| !s.hosts[1].accepted.is_empty()), "{}", sim.replay());
+    let served = sim.hosts[1].accepted[0];
+    let now = sim.now;
+    sim.hosts[0].send_all(now, client, bytes(1, 100_000), true);
+    sim.hosts[1].send_all(now, served, bytes(2, 50_000), true);
+    sim.run(Duration::from_secs(10));
+    assert_eq!(sim.hosts[1].received[&served].bytes, bytes(1, 100_000));
+    assert_eq!(sim.hosts[0].received[&client].bytes, bytes(2, 50_000));
+    assert_eq!(sim.hosts[0].received[&client].closed, Some(CloseReason::Normal));
+    assert_eq!(sim.hosts[1].received[&served].closed, Some(CloseReason::Normal));
+    sim.run(Duration::from_secs(70));
+    for host in &sim.hosts {
+        let usage = host.stack.usage();
+        assert_eq!(
+            (usage.connections, usage.time_wait, usage.busy, usage.chunks, usage.timers),
+            (0, 0, 0, 0, 0)
+        );
+    }
+}
+
+fn transfer(seed: u64, model: LinkModel, len: usize, limit: Duration) -> Sim {
+    let mut sim = Sim::pair_with(seed, HostConfig::default(), HostConfig::default(), LinkModel::default());
+    // Without the neighbour three lost ARP requests would end the test before TCP has begun.
+    let to = server(&sim, false);
+    let now = sim.now;
+    sim.hosts[0].connect(now, to);
+    sim.collect(0);
+    sim.run(Duration::from_millis(10));
+    sim.set_link(&model);
+    sim.hosts[1].listen(80);
+    sim.hosts[1].close_on_peer_close = true;
+    let to = server(&sim, false);
+    let now = sim.now;
+    let client = sim.hosts[0].connect(now, to);
+    sim.hosts[0].send_all(now, client, bytes(seed, len), true);
+    sim.collect(0);
+    let done = sim.run_until(limit, |s| s.hosts[0].received[&client].closed.is_some());
+    assert!(done, "not done in {limit:?}: client {:?}, {}", sim.hosts[0].stack.info(client), sim.replay());
+    assert_eq!(sim.hosts[0].received[&client].closed, Some(CloseReason::Normal), "{}", sim.replay());
+    let served = sim.hosts[1].accepted[0];
+    assert!(sim.hosts[1].received[&served].bytes == bytes(seed, len), "bytes differ: {}", sim.replay());
+    sim
+}
+
+#[test]
+fn bytes_are_exact_under_loss() {
+    for seed in seeds(10) {
+        for loss in [0.0, 0.01, 0.05, 0.2] {
+            transfer(seed, LinkModel { loss, ..LinkModel::default() }, 1 << 20, 20 * MINUTE);
+        }
+    }
+}
+
+#[test]
+fn bytes_are_exact_under_all_faults_at_once() {
+    for seed in seeds(20) {
+        let model = LinkModel {
+            loss: 0.02,
+            duplicate: 0.02,
+            reorder: 0.05,
+            corrupt: 0.01,
+            jitter: Duration::from_millis(1),
+            ..LinkModel::default()
+        };
+        transfer(seed, model, 1 << 19, 20 * MINUTE);
+    }
+}
+
+#[test]
+fn a_clean_gigabit_is_filled() {
+    let model = LinkModel {
+        rate_bps: 1_000_000_000,
+        queue_bytes: 1 << 20,
+        delay: Duration::from_millis(5),
+        ..LinkModel::default()
+    };
+    let start = Sim::pair(1).now;
+    let sim = transfer(1, model, 64 << 20, MINUTE);
+    let took = sim.now - start;
+    assert!(took < Duration::from_millis(800), "64 MiB at 1 Gbit/s took {took:?}");
+}
+
+#[test]
+fn ipv6_carries_the_same() {
+    let mut sim = Sim::pair(3);
+    let addr = SocketAddr::new(core::net::Ipv6Addr::UNSPECIFIED.into(), 80);
+    sim.hosts[1].stack.listen(addr, Default::default()).unwrap();
+    sim.run(Duration::from_secs(3));
+    let to = server(&sim, true);
+    let now = sim.now;
+    let client = sim.hosts[0].connect(now, to);
+    sim.hosts[0].send_all(now, client, bytes(3, 300_000), true);
+    sim.collect(0);
+    sim.run(Duration::from_secs(5));
+    let served = sim.hosts[1].accepted[0];
+    assert!(sim.hosts[1].received[&served].bytes == bytes(3, 300_000));
+}
+
+#[test]
+fn a_reader_that_stops_stops_the_sender_and_the_window_opens_again() {
+    let lazy = HostConfig { lazy_reader: true, ..HostConfig::default() };
+    let mut sim = Sim::pair_with(4, HostConfig::default(), lazy, LinkModel::default());
+    sim.hosts[1].listen(80);
+    let to = server(&sim, false);
+    let now = sim.now;
+    let client = sim.hosts[0].connect(now, to);
+    let all = bytes(4, 20 << 20);
+    sim.hosts[0].send_all(now, client, all.clone(), true);
+    sim.collect(0);
+    sim.run(5 * MINUTE);
+    let served = sim.hosts[1].accepted[0];
+    let held = sim.hosts[1].stack.readable(served);
+    assert!(held < 7 << 20, "the window bounds what is held: {held}");
+    assert_eq!(sim.hosts[0].stack.state(client), Some(State::Established));
+    assert!(sim.hosts[0].stack.tcp_stats().window_probes > 3);
+    for _ in 0..4000 {
+        while sim.hosts[1].read(served, 1 << 16) > 0 {}
+        let now = sim.now;
+        sim.hosts[1].stack.transmit(now);
+        sim.collect(1);
+        sim.run(Duration::from_millis(5));
+        if sim.hosts[1].received[&served].bytes.len() == all.len() {
+            break;
+        }
+    }
+    assert!(sim.hosts[1].received[&served].bytes == all);
+}
+
+#[test]
+fn connecting_to_a_closed_port_is_refused() {
+    let mut sim = Sim::pair(5);
+    let to = server(&sim, false);
+    let now = sim.now;
+    let client = sim.hosts[0].connect(now, to);
+    sim.collect(0);
+    sim.run(Duration::from_secs(1));
+    assert_eq!(sim.hosts[0].received[&client].closed, Some(CloseReason::Refused));
+}
+
+#[test]
+fn connecting_into_the_void_times_out_after_six_retries() {
+    let mut sim = Sim::pair(6);
+    let to = server(&sim, false);
+    // Learn the neighbour first, so that ARP is not what fails.
+    let now = sim.now;
+    sim.hosts[0].connect(now, to);
+    sim.collect(0);
+    sim.run(Duration::from_secs(1));
+    sim.set_link_from(0, &LinkModel { loss: 1.0, ..LinkModel::default() });
+    let start = sim.now;
+    let client = sim.hosts[0].connect(start, to);
+    sim.collect(0);
+    assert!(sim.run_until(10 * MINUTE, |s| s.hosts[0].received[&client].closed.is_some()));
+    assert_eq!(sim.hosts[0].received[&client].closed, Some(CloseReason::TimedOut));
+    let took = (sim.now - start).as_secs();
+    assert!((126..=128).contains(&took), "1+2+4+8+16+32+64 s: {took}");
+}
