@@ -56,6 +56,12 @@ impl Dispatch {
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
                 let Some(burst) = burst else { return };
+                if core.engine.peek(conn, &mut self.shown[..1]).is_ok_and(|n| n > 0) {
+                    // Bytes that were left over come first.
+                    core.engine.consume(conn, data, 0, burst);
+                    self.show(core, handler, conn);
+                    return;
+                }
                 let bytes = core.engine.inline_data(burst, &data);
                 let consumed = handler.data(&mut Context::new(core), conn, bytes).min(bytes.len());
                 core.engine.consume(conn, data, consumed, burst);
@@ -77,7 +83,7 @@ impl Dispatch {
                 handler.closed(&mut Context::new(core), conn, reason);
                 core.closing = None;
             }
-            Event::UdpReadable { .. } => {}
+            Event::UdpReadable { .. } | Event::Urgent { .. } => {}
         }
     }
 

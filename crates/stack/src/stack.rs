@@ -323,6 +323,22 @@ impl Stack {
         self.tcp.recv(conn, out)
     }
 
+    /// Copies buffered bytes without consuming them: perhaps fewer than there are. `Ok(0)` is the end of the stream.
+    ///
+    /// # Errors
+    /// See [`RecvError`].
+    pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        self.tcp.peek(conn, out)
+    }
+
+    /// Consumes `count` buffered bytes, or as many as there are.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
+        self.tcp.skip(conn, count)
+    }
+
     /// Takes the urgent byte, if there is one and it is out of line.
     ///
     /// # Errors

@@ -150,10 +150,25 @@ impl Tcp {
         self.index(conn).map_or(0, |idx| self.unread(idx))
     }
 
-    /// The first buffered bytes in one piece, lent by moving their chunk out of the pool: to be given back with `end_peek`.
-    pub fn consume_buffered(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
+    /// Copies buffered bytes without consuming them. `Ok(0)` is the end of the stream.
+    pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        let idx = self.index(conn).ok_or(RecvError::Stale)?;
+        let c = &self.conns[idx];
+        if c.busy == NONE {
+            return self.nothing_to_read(idx);
+        }
+        let bytes = self.busy[c.busy].recv.peek(&self.chunks);
+        let n = bytes.len().min(out.len());
+        if n == 0 {
+            return self.nothing_to_read(idx);
+        }
+        out[..n].copy_from_slice(&bytes[..n]);
+        Ok(n)
+    }
+
+    /// Consumes buffered bytes that `peek` showed.
+    pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
-        self.conns[idx].flags.clear(Flags::READABLE_QUEUED);
         if let Some((_, b)) = self.both(idx) {
             let n = count.min(b.recv.readable());
             let busy = self.conns[idx].busy;
