@@ -1,0 +1,289 @@
+//! Writes what passes a device to pcapng files that tshark and Wireshark read.
+//!
+//! Frames stand in the file as they pass here: super-frames whole, as tcpdump on Linux shows them, with a comment that names
+//! their segment size. Checksums that are left to the device are completed in the copy, so each checksum in the file is right
+//! unless it was wrong on the wire. Received frames have the time of their burst, sent ones that of the flush.
+
+mod filter;
+mod writer;
+
+pub use filter::{Filter, FilterError, FilterErrorKind};
+pub use writer::FileRing;
+
+use crate::offload::meta_of;
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::segment::complete_checksum;
+use std::io;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use writer::{Direction, Packet, Writer};
+
+/// Bytes of a frame that are kept unless less is asked for: all.
+const SNAPLEN: u32 = 262_144;
+
+/// What is captured, and where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CaptureConfig {
+    /// The file. It is overwritten. In a ring its name gets a number: `trace-00001.pcapng`.
+    pub path: PathBuf,
+    /// Name of the interface as the file states it.
+    pub interface: String,
+    /// Bytes of each frame that are kept, 14 or more.
+    pub snaplen: u32,
+    /// Which frames: see [`Filter`]. `None` is all of them.
+    pub filter: Option<String>,
+    /// A ring of files instead of one that grows.
+    pub ring: Option<FileRing>,
+    /// UNIX time of the shard's time 0. `None` takes the clock of the system with the first frame; a simulation gives a value, so that its
+    /// files are always the same.
+    pub epoch: Option<Duration>,
+}
+
+impl CaptureConfig {
+    /// All frames, whole, to one file.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            interface: "ginnel".into(),
+            snaplen: SNAPLEN,
+            filter: None,
+            ring: None,
+            epoch: None,
+        }
+    }
+}
+
+/// What became of the frames. Counts only grow.
+#[derive(Debug, Default)]
+pub struct CaptureStats {
+    /// Handed to the file.
+    pub captured: AtomicU64,
+    /// Not wanted by the filter.
+    pub filtered: AtomicU64,
+    /// Wanted, but not written because of an error.
+    pub lost: AtomicU64,
+    /// An error has ended the capture. It was logged.
+    pub failed: AtomicBool,
+}
+
+/// A capture that devices can be put in front of, several if need be: the shards of a stack share one file.
+#[derive(Clone)]
+pub struct Capture {
+    writer: Arc<Mutex<Writer>>,
+    filter: Arc<Option<Filter>>,
+    snaplen: usize,
+    stats: Arc<CaptureStats>,
+}
+
+/// Captures what passes a device.
+///
+/// # Errors
+/// See [`Capture::create`].
+pub fn wrap(device: Device, config: &CaptureConfig) -> io::Result<Device> {
+    Ok(Capture::create(config)?.wrap(device))
+}
+
+impl Capture {
+    /// Creates the file.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a filter that is none and for values out of range; otherwise why the file cannot be created.
+    pub fn create(config: &CaptureConfig) -> io::Result<Self> {
+        let invalid = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
+        let filter = config.filter.as_deref().map(Filter::parse).transpose();
+        let filter = filter.map_err(|error| invalid(format!("capture filter: {error}")))?;
+        if config.snaplen < 14 {
+            return Err(invalid(format!("snaplen {} is below 14", config.snaplen)));
+        }
+        if let Some(FileRing { file_bytes, files }) = config.ring
+            && (file_bytes < 64 << 10 || files < 2)
+        {
+            return Err(invalid(format!(
+                "a ring of {files} files of {file_bytes} bytes; 2 of 64 KiB are the least"
+            )));
+        }
+        let stats = Arc::new(CaptureStats::default());
+        let writer = Writer::create(config, stats.clone())?;
+        Ok(Self {
+            writer: Arc::new(Mutex::new(writer)),
+            filter: Arc::new(filter),
+            snaplen: config.snaplen as usize,
+            stats,
+        })
+    }
+
+    /// Captures what passes this device too.
+    #[must_use]
+    pub fn wrap(&self, device: Device) -> Device {
+        let rx = CaptureRx { inner: device.rx, capture: self.clone(), scratch: Vec::new() };
+        let tx = CaptureTx {
+            inner: device.tx,
+            capture: self.clone(),
+            room: Vec::new(),
+            pending: Pending::default(),
+        };
+        Device { rx: Box::new(rx), tx: Box::new(tx) }
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> Arc<CaptureStats> {
+        self.stats.clone()
+    }
+
+    /// Writes what is still in memory. That happens by itself about once a second, and when the last device is dropped.
+    pub fn flush(&self) {
+        self.writer().flush();
+    }
+
+    /// Contended only if devices of several threads share the capture.
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wants(&self, frame: &[u8]) -> bool {
+        let wanted = self.filter.as_ref().as_ref().is_none_or(|filter| filter.matches(frame));
+        if !wanted {
+            self.stats.filtered.fetch_add(1, Relaxed);
+        }
+        wanted
+    }
+
+    /// Appends to `out` what is kept of a frame.
+    fn copy(&self, frame: &[u8], meta: TxMeta, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(frame);
+        if let Some((sum_start, offset)) = meta.partial_checksum {
+            // One that contradicts the frame is left as it is.
+            let _ = complete_checksum(&mut out[start..], sum_start.into(), offset.into());
+        }
+        out.truncate(start + frame.len().min(self.snaplen));
+    }
+}
+
+struct CaptureRx {
+    inner: Box<dyn RxQueue + Send>,
+    capture: Capture,
+    scratch: Vec<u8>,
+}
+
+impl RxQueue for CaptureRx {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        let before = burst.len();
+        self.inner.rx_burst(now, burst);
+        if burst.len() == before {
+            return self.capture.writer().tick(now);
+        }
+        let mut writer = self.capture.writer();
+        for frame in &burst[before..] {
+            if !self.capture.wants(frame.bytes) {
+                continue;
+            }
+            self.scratch.clear();
+            self.capture.copy(frame.bytes, meta_of(frame), &mut self.scratch);
+            let packet = Packet {
+                direction: Direction::Received,
+                bytes: &self.scratch,
+                original_len: frame.bytes.len(),
+                segment_bytes: frame.gso.map(|gso| gso.size),
+            };
+            writer.write(now, &packet);
+        }
+        writer.tick(now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn arm(&mut self) -> bool {
+        // Nothing may come for a long time: what is in memory belongs into the file.
+        self.capture.writer().flush_if_dirty();
+        self.inner.arm()
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+}
+
+/// Frames committed and not flushed: their time is not known yet.
+#[derive(Default)]
+struct Pending {
+    bytes: Vec<u8>,
+    frames: Vec<PendingFrame>,
+}
+
+struct PendingFrame {
+    end: usize,
+    original_len: usize,
+    segment_bytes: Option<u16>,
+}
+
+struct CaptureTx {
+    inner: Box<dyn TxQueue + Send>,
+    capture: Capture,
+    /// Lent by `reserve`: the room of the device below cannot be looked at once the engine has filled it.
+    room: Vec<u8>,
+    pending: Pending,
+}
+
+impl TxQueue for CaptureTx {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.inner.reserve(len)?;
+        self.room.resize(len, 0);
+        Some(&mut self.room)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        let frame = &self.room[..len];
+        // There was room for at least as much when it was reserved.
+        let Some(room) = self.inner.reserve(len) else { return };
+        room.copy_from_slice(frame);
+        self.inner.commit(len, meta);
+        if self.capture.wants(frame) {
+            self.capture.copy(frame, meta, &mut self.pending.bytes);
+            self.pending.frames.push(PendingFrame {
+                end: self.pending.bytes.len(),
+                original_len: len,
+                segment_bytes: meta.gso.map(|gso| gso.size),
+            });
+        }
+    }
+
+    fn flush(&mut self, now: Instant) {
+        if !self.pending.frames.is_empty() {
+            let mut writer = self.capture.writer();
+            let mut start = 0;
+            for frame in self.pending.frames.drain(..) {
+                let packet = Packet {
+                    direction: Direction::Sent,
+                    bytes: &self.pending.bytes[start..frame.end],
+                    original_len: frame.original_len,
+                    segment_bytes: frame.segment_bytes,
+                };
+                writer.write(now, &packet);
+                start = frame.end;
+            }
+            self.pending.bytes.clear();
+            writer.tick(now);
+        }
+        self.inner.flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

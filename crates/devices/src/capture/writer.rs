@@ -1,0 +1,232 @@
+//! Writes frames to pcapng files, one or a ring of them.
+
+use super::CaptureStats;
+use ginnel_stack::time::Instant;
+use pcap_file::pcapng::PcapNgWriter;
+use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
+use pcap_file::pcapng::blocks::interface_description::{
+    InterfaceDescriptionBlock, InterfaceDescriptionOption,
+};
+use pcap_file::{DataLink, PcapError};
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Collected before they are written: a system call each few hundred full-sized frames.
+const BUFFER_BYTES: usize = 512 << 10;
+/// What was captured is on disk at most this much later, as long as frames come or the queues are flushed.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Bytes of a packet block beside its data: header, flags and comment.
+const BLOCK_BYTES: u64 = 100;
+/// pcapng's `if_tsresol` for nanoseconds: powers of ten.
+const NANOSECONDS: u8 = 9;
+
+/// A bounded number of files of bounded size, of which the oldest goes when a new one begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRing {
+    /// Largest size of a file in bytes, at least 64 KiB.
+    pub file_bytes: u64,
+    /// How many files stay, at least 2.
+    pub files: u32,
+}
+
+/// The direction of a frame, seen from the engine. The values are those of pcapng's `epb_flags`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Received = 1,
+    Sent = 2,
+}
+
+/// A frame to be written.
+pub(super) struct Packet<'a> {
+    pub(super) direction: Direction,
+    pub(super) bytes: &'a [u8],
+    /// Its length before it was cut down.
+    pub(super) original_len: usize,
+    /// Segment size, if it is a super-frame.
+    pub(super) segment_bytes: Option<u16>,
+}
+
+/// Counts what goes to the file.
+struct Counting {
+    file: BufWriter<File>,
+    bytes: u64,
+}
+
+impl Write for Counting {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(buffer)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes to one file at a time. After the first error it writes no more.
+pub(super) struct Writer {
+    path: PathBuf,
+    interface: InterfaceDescriptionBlock<'static>,
+    ring: Option<FileRing>,
+    /// UNIX time of the shard's time 0; found out with the first frame if it was not given.
+    epoch: Option<Duration>,
+    out: PcapNgWriter<Counting>,
+    /// Of the current file, from 1.
+    number: u64,
+    flushed_at: Instant,
+    dirty: bool,
+    failed: bool,
+    stats: Arc<CaptureStats>,
+}
+
+impl Writer {
+    pub(super) fn create(config: &super::CaptureConfig, stats: Arc<CaptureStats>) -> io::Result<Self> {
+        let mut options = vec![
+            InterfaceDescriptionOption::IfName(Cow::Owned(config.interface.clone())),
+            InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
+        ];
+        if let Some(text) = &config.filter {
+            // The first byte says that text follows.
+            let bytes = [&[0], text.as_bytes()].concat();
+            options.push(InterfaceDescriptionOption::IfFilter(Cow::Owned(bytes)));
+        }
+        let interface =
+            InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen: config.snaplen, options };
+        let out = open(&file_path(&config.path, config.ring, 1), &interface)?;
+        Ok(Self {
+            path: config.path.clone(),
+            interface,
+            ring: config.ring,
+            epoch: config.epoch,
+            out,
+            number: 1,
+            flushed_at: Instant::ZERO,
+            dirty: false,
+            failed: false,
+            stats,
+        })
+    }
+
+    /// Writes a frame. Failures are counted, and reported once.
+    pub(super) fn write(&mut self, now: Instant, packet: &Packet<'_>) {
+        if self.failed {
+            self.stats.lost.fetch_add(1, Relaxed);
+            return;
+        }
+        match self.try_write(now, packet) {
+            Ok(()) => {
+                self.dirty = true;
+                self.stats.captured.fetch_add(1, Relaxed);
+            }
+            Err(error) => {
+                self.stats.lost.fetch_add(1, Relaxed);
+                self.fail(&error);
+            }
+        }
+    }
+
+    /// Empties the buffer from time to time.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if self.dirty && now.saturating_since(self.flushed_at) >= FLUSH_EVERY {
+            self.flushed_at = now;
+            self.flush();
+        }
+    }
+
+    pub(super) fn flush_if_dirty(&mut self) {
+        if self.dirty {
+            self.flush();
+        }
+    }
+
+    pub(super) fn flush(&mut self) {
+        self.dirty = false;
+        if !self.failed
+            && let Err(error) = self.out.get_mut().flush()
+        {
+            self.fail(&error);
+        }
+    }
+
+    fn fail(&mut self, error: &io::Error) {
+        self.failed = true;
+        self.stats.failed.store(true, Relaxed);
+        tracing::error!(path = %self.path.display(), %error, "capture stops; the traffic goes on");
+    }
+
+    fn try_write(&mut self, now: Instant, packet: &Packet<'_>) -> io::Result<()> {
+        let since_start = Duration::from_nanos(now.as_nanos());
+        let epoch = *self.epoch.get_or_insert_with(|| {
+            let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            wall.saturating_sub(since_start)
+        });
+        let full = |ring: FileRing| {
+            self.out.get_ref().bytes + packet.bytes.len() as u64 + BLOCK_BYTES > ring.file_bytes
+        };
+        if self.ring.is_some_and(full) {
+            self.rotate()?;
+        }
+        let mut options = vec![EnhancedPacketOption::Flags(packet.direction as u32)];
+        if let Some(size) = packet.segment_bytes {
+            let comment = format!("super-frame, sent as segments of {size} bytes of payload");
+            options.push(EnhancedPacketOption::Comment(Cow::Owned(comment)));
+        }
+        let block = EnhancedPacketBlock {
+            interface_id: 0,
+            timestamp: epoch + since_start,
+            original_len: packet.original_len as u32,
+            data: Cow::Borrowed(packet.bytes),
+            options,
+        };
+        self.out.write_pcapng_block(block).map(drop).map_err(io_error)
+    }
+
+    fn rotate(&mut self) -> io::Result<()> {
+        self.out.get_mut().flush()?;
+        self.number += 1;
+        self.out = open(&file_path(&self.path, self.ring, self.number), &self.interface)?;
+        let files = self.ring.map_or(u64::MAX, |ring| ring.files.into());
+        if self.number > files {
+            std::fs::remove_file(file_path(&self.path, self.ring, self.number - files))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+fn open(path: &Path, interface: &InterfaceDescriptionBlock<'static>) -> io::Result<PcapNgWriter<Counting>> {
+    let file =
+        File::create(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
+    let counting = Counting { file: BufWriter::with_capacity(BUFFER_BYTES, file), bytes: 0 };
+    let mut out = PcapNgWriter::new(counting).map_err(io_error)?;
+    out.write_pcapng_block(interface.clone()).map_err(io_error)?;
+    Ok(out)
+}
+
+/// `trace.pcapng`, or `trace-00001.pcapng` in a ring.
+fn file_path(path: &Path, ring: Option<FileRing>, number: u64) -> PathBuf {
+    if ring.is_none() {
+        return path.to_path_buf();
+    }
+    let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+    let extension = path.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
+    path.with_file_name(format!("{stem}-{number:05}{extension}"))
+}
+
+fn io_error(error: PcapError) -> io::Error {
+    match error {
+        PcapError::IoError(error) => error,
+        other => io::Error::other(other.to_string()),
+    }
+}

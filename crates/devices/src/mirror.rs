@@ -1,0 +1,216 @@
+//! Copies what passes a device to a second one: for an intrusion detector, a recorder, or a second stack that watches.
+
+use crate::offload::{Forwarder, meta_of};
+use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// What became of the copies. Counts only grow.
+#[derive(Debug, Default)]
+pub struct MirrorStats {
+    /// Frames copied, a super-frame counted once.
+    pub copied: AtomicU64,
+    /// Frames, or segments of them, that the second device did not take: full, or longer than it can send. The traffic itself is
+    /// not touched by that.
+    pub dropped: AtomicU64,
+}
+
+/// Copies both directions of `device` to `monitor`.
+#[must_use]
+pub fn wrap(device: Device, monitor: Box<dyn TxQueue + Send>) -> Device {
+    wrap_counted(device, monitor).0
+}
+
+/// The same, with the counters.
+///
+/// Frames go as they are where the second device can take them, otherwise cut and with complete checksums. They leave
+/// it at the end of each burst and at each flush.
+#[must_use]
+pub fn wrap_counted(device: Device, monitor: Box<dyn TxQueue + Send>) -> (Device, Arc<MirrorStats>) {
+    let stats = Arc::new(MirrorStats::default());
+    let monitor =
+        Monitor { tx: monitor, forwarder: Forwarder::default(), unflushed: false, stats: stats.clone() };
+    let monitor = Arc::new(Mutex::new(monitor));
+    let rx = MirrorRx { inner: device.rx, monitor: monitor.clone() };
+    let tx = MirrorTx { inner: device.tx, monitor, room: Vec::new() };
+    (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
+}
+
+/// The second device, shared by both halves.
+struct Monitor {
+    tx: Box<dyn TxQueue + Send>,
+    forwarder: Forwarder,
+    unflushed: bool,
+    stats: Arc<MirrorStats>,
+}
+
+impl Monitor {
+    fn copy(&mut self, frame: &[u8], meta: TxMeta) {
+        self.unflushed = true;
+        self.stats.copied.fetch_add(1, Relaxed);
+        let dropped = self.forwarder.send(frame, meta, &mut *self.tx);
+        if dropped > 0 {
+            self.stats.dropped.fetch_add(dropped, Relaxed);
+        }
+    }
+
+    /// Also serves a layer in front of the second device that holds frames back.
+    fn flush(&mut self, now: Instant) {
+        if self.unflushed || self.tx.next_deadline().is_some_and(|deadline| deadline <= now) {
+            self.unflushed = false;
+            self.tx.flush(now);
+        }
+    }
+}
+
+/// Contended only if the halves are used by two threads.
+fn lock(monitor: &Mutex<Monitor>) -> MutexGuard<'_, Monitor> {
+    monitor.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+struct MirrorRx {
+    inner: Box<dyn RxQueue + Send>,
+    monitor: Arc<Mutex<Monitor>>,
+}
+
+impl RxQueue for MirrorRx {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        let before = burst.len();
+        self.inner.rx_burst(now, burst);
+        if burst.len() == before {
+            return;
+        }
+        let mut monitor = lock(&self.monitor);
+        for frame in &burst[before..] {
+            monitor.copy(frame.bytes, meta_of(frame));
+        }
+        monitor.flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        self.inner.wake_fd()
+    }
+}
+
+struct MirrorTx {
+    inner: Box<dyn TxQueue + Send>,
+    monitor: Arc<Mutex<Monitor>>,
+    /// Lent by `reserve`: the room of the device below cannot be looked at once the engine has filled it.
+    room: Vec<u8>,
+}
+
+impl TxQueue for MirrorTx {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.inner.reserve(len)?;
+        self.room.resize(len, 0);
+        Some(&mut self.room)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        let frame = &self.room[..len];
+        // There was room for at least as much when it was reserved.
+        let Some(room) = self.inner.reserve(len) else { return };
+        room.copy_from_slice(frame);
+        self.inner.commit(len, meta);
+        lock(&self.monitor).copy(frame, meta);
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+        lock(&self.monitor).flush(now);
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline().into_iter().chain(lock(&self.monitor).tx.next_deadline()).min()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::conformance::{self, Promises};
+    use crate::memory::{MemoryConfig, pair};
+    use ginnel_stack::device::{Gso, GsoKind};
+
+    fn send(device: &mut Device, frame: &[u8], meta: TxMeta) {
+        device.tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
+        device.tx.commit(frame.len(), meta);
+        device.tx.flush(Instant::ZERO);
+    }
+
+    fn receive(device: &mut Device) -> Vec<Vec<u8>> {
+        let mut burst = RxBurst::new();
+        device.rx.rx_burst(Instant::ZERO, &mut burst);
+        burst.iter().map(|frame| frame.bytes.to_vec()).collect()
+    }
+
+    #[test]
+    fn a_mirrored_device_conforms() {
+        let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+        let mut monitors = Vec::new();
+        conformance::run("mirror", promises, &mut || {
+            let (left, right) = pair(MemoryConfig::default());
+            let (monitor, watcher) = pair(MemoryConfig::default());
+            // A watcher that never looks must not matter.
+            monitors.push(watcher);
+            (wrap(left, monitor.tx), right)
+        });
+    }
+
+    #[test]
+    fn both_directions_are_copied() {
+        let (left, mut right) = pair(MemoryConfig::default());
+        let (monitor, mut watcher) = pair(MemoryConfig::default());
+        let mut left = wrap(left, monitor.tx);
+        send(&mut left, &[1; 60], TxMeta::default());
+        send(&mut right, &[2; 70], TxMeta::default());
+        assert_eq!(receive(&mut left), [vec![2; 70]]);
+        assert_eq!(receive(&mut right), [vec![1; 60]]);
+        assert_eq!(receive(&mut watcher), [vec![1; 60], vec![2; 70]]);
+    }
+
+    #[test]
+    fn a_full_monitor_drops_and_counts_while_the_traffic_goes_on() {
+        let (left, mut right) = pair(MemoryConfig::default());
+        let small = MemoryConfig { ring_bytes: 4096, ..MemoryConfig::default() }.without_offloads();
+        let (monitor, mut watcher) = pair(small);
+        let (mut left, stats) = wrap_counted(left, monitor.tx);
+        for number in 0..100 {
+            send(&mut left, &[number; 1000], TxMeta::default());
+            assert_eq!(receive(&mut right), [vec![number; 1000]]);
+        }
+        let seen = receive(&mut watcher).len() as u64;
+        assert!(seen > 0);
+        assert_eq!((stats.copied.load(Relaxed), stats.dropped.load(Relaxed)), (100, 100 - seen));
+    }
+
+    #[test]
+    fn a_monitor_without_offloads_gets_segments() {
+        let (left, _right) = pair(MemoryConfig::default());
+        let (monitor, mut watcher) = pair(MemoryConfig::default().without_offloads());
+        let mut left = wrap(left, monitor.tx);
+        let mut frame = vec![0; 54 + 3000];
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        frame[16..18].copy_from_slice(&3040u16.to_be_bytes());
+        frame[22..24].copy_from_slice(&[64, 6]);
+        frame[46] = 0x50;
+        let gso = Gso { kind: GsoKind::Tcp4, size: 1460, header_len: 54, ecn: false };
+        send(&mut left, &frame, TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso) });
+        let lengths: Vec<usize> = receive(&mut watcher).iter().map(Vec::len).collect();
+        assert_eq!(lengths, [1514, 1514, 134]);
+    }
+}
