@@ -1,0 +1,464 @@
+//! The generator without its network: what to open, to ask and to close, and what came of it. One session per worker.
+//!
+//! ```text
+//!            open                connected               response complete
+//! (vacant) ───────► connecting ───────────► open ─┬─► next request on it (keep-alive) ──┐
+//!    ▲                  │ failed             ▲    └─► closing ──► vacant                 │
+//!    └──── cooling ◄────┴────────────────────┴──────────────────────────────────────────┘
+//! ```
+//!
+//! In a closed loop each connection asks anew as soon as it is answered. In an open loop requests are due at times of their own
+//! ([`Arrivals`]); one that finds no connection free waits, and its latency counts from when it was due.
+
+mod course;
+mod flight;
+
+use self::flight::Pending;
+use super::arrivals::Arrivals;
+use super::plan::{Closer, Plan};
+use super::response::{Parser, Progress as Parsed, Records, Response};
+use super::sources::Sources;
+use super::stats::{Failure, Progress, ProgressNow, Stats};
+use super::urls::Requests;
+use crate::rng::Rng;
+use crate::sweep::Sweep;
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use ginnel::Instant;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Not a deadline.
+const NEVER: u32 = u32::MAX;
+/// Connections being opened at once while the run builds up: more would only overrun the server's backlog.
+const CONNECTING_MAX: u32 = 1024;
+/// A slot whose connection failed waits so long, or a server that refuses would be asked without pause.
+const COOL_DOWN: Duration = Duration::from_millis(10);
+/// Resolution of time-outs, and how often progress is published.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What a session asks of the network. It names connections by slots; after [`Network::close`] or [`Network::abort`], and after a call of
+/// [`Session::ended`], a slot is free again and must give no more events for its former connection.
+pub trait Network {
+    /// Begins to open a connection. The outcome is [`Session::connected`] or [`Session::ended`].
+    fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure>;
+    /// Sends as many bytes as there is room for; returns how many. After less than all [`Session::writable`] must follow.
+    fn send(&mut self, slot: u32, bytes: &[u8]) -> usize;
+    /// Closes in good order.
+    fn close(&mut self, slot: u32);
+    /// Resets.
+    fn abort(&mut self, slot: u32);
+}
+
+/// How far a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u64)]
+pub enum Stage {
+    /// Connections are being opened.
+    Setup,
+    /// Requests are sent and nothing is measured.
+    WarmUp,
+    /// Requests are measured.
+    Measure,
+    /// No more requests; answers are awaited.
+    Drain,
+    /// Over.
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Vacant,
+    Cooling,
+    Connecting,
+    Open,
+    /// Everything is said; the server is to close.
+    Closing,
+}
+
+/// One connection: 48 bytes, and 16 for each request it may have in flight.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    parser: Parser,
+    /// When its connection was (to be) begun.
+    begun: Instant,
+    /// Tick at which it has waited too long.
+    deadline: u32,
+    /// Requests it may still begin.
+    requests_left: u32,
+    /// Bytes sent of the first request that is not sent as a whole.
+    offset: u32,
+    /// Place of the oldest request in flight.
+    head: u16,
+    /// Requests in flight.
+    in_flight: u16,
+    /// Those of them that were sent as a whole.
+    sent: u16,
+    state: State,
+    in_ready: bool,
+    in_sweep: bool,
+}
+
+const _: () = assert!(size_of::<Slot>() <= 48);
+
+/// One worker's run.
+pub struct Session {
+    plan: Plan,
+    requests: Arc<Requests>,
+    targets: Vec<SocketAddr>,
+    next_target: usize,
+    sources: Sources,
+    rng: Rng,
+    slots: Vec<Slot>,
+    /// `plan.pipeline` entries per slot, used as a ring.
+    pending: Vec<Pending>,
+    records: Records,
+    free: Vec<u32>,
+    /// Slots with room for a request (open loop on open connections).
+    ready: VecDeque<u32>,
+    cooling: VecDeque<(Instant, u32)>,
+    sweep: Sweep,
+    arrivals: Option<Arrivals>,
+    stage: Stage,
+    start: Instant,
+    /// The measured time; [`Instant::MAX`] while it is not known.
+    measure_from: Instant,
+    measure_to: Instant,
+    drain_until: Instant,
+    connecting: u32,
+    open: u32,
+    in_flight: u64,
+    /// Requests begun in the measured time.
+    begun: u64,
+    last_completion: Instant,
+    stats: Stats,
+    now_published: ProgressNow,
+    progress: Arc<Progress>,
+    gather: Vec<u8>,
+}
+
+impl Session {
+    /// A session that begins at `now`. `targets` must not be empty.
+    pub fn new(
+        plan: Plan,
+        requests: Arc<Requests>,
+        targets: Vec<SocketAddr>,
+        sources: Sources,
+        progress: Arc<Progress>,
+        now: Instant,
+    ) -> Self {
+        Self {
+            rng: Rng::new(plan.seed),
+            requests,
+            targets,
+            next_target: 0,
+            sources,
+            slots: Vec::new(),
+            pending: Vec::new(),
+            records: Records::default(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            cooling: VecDeque::new(),
+            sweep: Sweep::new(ticks(plan.timeout), tick_of(now)),
+            arrivals: None,
+            stage: Stage::Setup,
+            start: now,
+            measure_from: Instant::MAX,
+            measure_to: Instant::MAX,
+            drain_until: Instant::MAX,
+            connecting: 0,
+            open: 0,
+            in_flight: 0,
+            begun: 0,
+            last_completion: Instant::ZERO,
+            stats: Stats::default(),
+            now_published: ProgressNow::default(),
+            progress,
+            gather: Vec::new(),
+            plan,
+        }
+    }
+
+    /// How far the run is.
+    pub const fn stage(&self) -> Stage {
+        self.stage
+    }
+
+    /// What was measured. Complete once the stage is [`Stage::Done`].
+    pub const fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Connections open now, or being opened.
+    pub const fn connections(&self) -> u32 {
+        self.open
+    }
+
+    fn is_measured(&self, intended: Instant) -> bool {
+        intended >= self.measure_from && intended < self.measure_to
+    }
+
+    /// Opens a connection in a vacant slot. `intended` is when that was due.
+    fn open(&mut self, slot: u32, intended: Instant, now: Instant, net: &mut impl Network) {
+        let target = self.targets[self.next_target];
+        self.next_target = (self.next_target + 1) % self.targets.len();
+        let s = &mut self.slots[slot as usize];
+        s.state = State::Connecting;
+        s.begun = intended;
+        (s.head, s.in_flight, s.sent, s.offset) = (0, 0, 0, 0);
+        s.requests_left = self.plan.requests_per_connection;
+        self.connecting += 1;
+        self.open += 1;
+        self.stats.counters.open_max = self.stats.counters.open_max.max(self.open.into());
+        if self.plan.is_short() {
+            self.enqueue(slot, intended, now);
+        }
+        match net.connect(slot, target, self.sources.next_address()) {
+            Ok(()) => self.set_deadline(slot, now),
+            Err(failure) => self.fail(slot, failure, now),
+        }
+    }
+
+    /// A connection is established.
+    pub fn connected(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
+        let s = &mut self.slots[slot as usize];
+        if s.state != State::Connecting {
+            return;
+        }
+        s.state = State::Open;
+        s.deadline = NEVER;
+        let begun = s.begun;
+        self.connecting -= 1;
+        self.now_published.connected += 1;
+        if self.is_measured(begun) {
+            self.stats.connect.record(now - begun);
+        }
+        if self.is_measured(now) {
+            self.stats.counters.connected += 1;
+        }
+        if self.plan.is_short() {
+            self.set_deadline(slot, now);
+            self.push(slot, net);
+        } else if self.plan.rate.is_none() {
+            self.refill(slot, now, net);
+        } else {
+            self.offer(slot);
+            self.dispatch(now, net);
+        }
+    }
+
+    /// There is room to send again.
+    pub fn writable(&mut self, slot: u32, net: &mut impl Network) {
+        if self.slots[slot as usize].state == State::Open {
+            self.push(slot, net);
+        }
+    }
+
+    /// Bytes came. All are taken.
+    pub fn data(&mut self, slot: u32, mut bytes: &[u8], now: Instant, net: &mut impl Network) {
+        self.now_published.bytes += bytes.len() as u64;
+        if self.is_measured(now) {
+            self.stats.counters.bytes += bytes.len() as u64;
+        }
+        while !bytes.is_empty() {
+            let s = &mut self.slots[slot as usize];
+            match s.state {
+                State::Open if s.in_flight > 0 => {}
+                // Nothing was asked for.
+                State::Open => {
+                    net.abort(slot);
+                    return self.fail(slot, Failure::BadResponse, now);
+                }
+                _ => return,
+            }
+            let at_start = s.parser.is_at_start();
+            let read = s.parser.read(bytes, self.requests.is_head(), &mut self.records);
+            let intended = self.pending(slot, 0).intended;
+            if at_start && self.is_measured(intended) {
+                self.stats.first_byte.record(now - intended);
+            }
+            match read {
+                Ok(Parsed::More) => return,
+                Ok(Parsed::Complete(used, response)) => {
+                    bytes = &bytes[used..];
+                    self.complete(slot, response, now, net);
+                }
+                Err(_) => {
+                    net.abort(slot);
+                    return self.fail(slot, Failure::BadResponse, now);
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, slot: u32, response: Response, now: Instant, net: &mut impl Network) {
+        let was_sent = self.count(slot, response, now);
+        let s = &self.slots[slot as usize];
+        if response.close || !was_sent || (s.requests_left == 0 && s.in_flight == 0) {
+            return self.part(slot, response.close, now, net);
+        }
+        if s.in_flight > 0 {
+            self.set_deadline(slot, now);
+        } else {
+            self.slots[slot as usize].deadline = NEVER;
+        }
+        if self.plan.rate.is_none() {
+            self.refill(slot, now, net);
+        } else {
+            self.offer(slot);
+            self.dispatch(now, net);
+        }
+    }
+
+    /// Counts the response to the oldest request in flight. False if that was not even sent as a whole: then the connection
+    /// cannot go on.
+    fn count(&mut self, slot: u32, response: Response, now: Instant) -> bool {
+        let intended = self.pending(slot, 0).intended;
+        self.now_published.completed += 1;
+        self.last_completion = now;
+        if self.is_measured(intended) {
+            self.stats.total.record(now - intended);
+        }
+        // With a number of requests the end is not a time, and each of them counts whenever it is answered.
+        if self.is_measured(now) || (self.plan.duration.is_none() && self.is_measured(intended)) {
+            self.stats.counters.completed += 1;
+            self.stats.counters.by_class[usize::from(response.status / 100).min(5)] += 1;
+        }
+        let s = &mut self.slots[slot as usize];
+        let was_sent = s.sent > 0;
+        s.head = (s.head + 1) % self.plan.pipeline;
+        s.in_flight -= 1;
+        s.sent -= u16::from(was_sent);
+        self.in_flight -= 1;
+        was_sent
+    }
+
+    /// The connection has served its purpose.
+    fn part(&mut self, slot: u32, server_closes: bool, now: Instant, net: &mut impl Network) {
+        let s = &mut self.slots[slot as usize];
+        if s.in_flight > 0 {
+            // Requests behind a response that closes are lost (RFC 9112 §9.6).
+            net.abort(slot);
+            return self.fail(slot, Failure::ClosedEarly, now);
+        }
+        match self.plan.closer {
+            Closer::Reset => net.abort(slot),
+            Closer::Client => net.close(slot),
+            Closer::Server if server_closes || self.plan.is_short() => {
+                s.state = State::Closing;
+                return self.set_deadline(slot, now);
+            }
+            Closer::Server => net.close(slot),
+        }
+        self.vacate(slot);
+        self.reuse(slot, now, net);
+    }
+
+    /// The server closed its side, and everything before was shown.
+    pub fn peer_closed(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
+        let s = &mut self.slots[slot as usize];
+        match s.state {
+            State::Closing => {
+                net.close(slot);
+                self.vacate(slot);
+                self.reuse(slot, now, net);
+            }
+            State::Open => {
+                if let Some(response) = s.parser.end() {
+                    s.state = State::Closing;
+                    self.count(slot, response, now);
+                }
+                if self.slots[slot as usize].in_flight > 0 {
+                    net.abort(slot);
+                    self.fail(slot, Failure::ClosedEarly, now);
+                } else {
+                    self.lose_idle(slot, now);
+                    net.close(slot);
+                    self.vacate(slot);
+                    self.reuse(slot, now, net);
+                }
+            }
+            State::Connecting | State::Vacant | State::Cooling => {}
+        }
+    }
+
+    fn lose_idle(&mut self, slot: u32, now: Instant) {
+        let s = &self.slots[slot as usize];
+        if s.state == State::Open && !self.plan.is_short() && self.is_measured(now) {
+            self.stats.counters.lost_idle += 1;
+        }
+    }
+
+    /// The connection is gone, for `failure` unless it had nothing left to do.
+    pub fn ended(&mut self, slot: u32, failure: Failure, now: Instant, net: &mut impl Network) {
+        let s = &self.slots[slot as usize];
+        match s.state {
+            State::Vacant | State::Cooling => {}
+            State::Closing => {
+                self.vacate(slot);
+                self.reuse(slot, now, net);
+            }
+            State::Open if s.in_flight == 0 => {
+                self.lose_idle(slot, now);
+                self.vacate(slot);
+                self.cool(slot, now);
+            }
+            State::Open | State::Connecting => self.fail(slot, failure, now),
+        }
+    }
+
+    /// The slot's connection and what was in flight on it failed. The network knows already.
+    fn fail(&mut self, slot: u32, failure: Failure, now: Instant) {
+        let s = &self.slots[slot as usize];
+        let lost = u64::from(s.in_flight).max(1);
+        self.now_published.failed += lost;
+        if self.is_measured(now) || self.measured_in_flight(slot) > 0 {
+            self.stats.counters.failures[failure as usize] += lost;
+        }
+        self.vacate(slot);
+        self.cool(slot, now);
+    }
+
+    /// Makes a slot vacant.
+    fn vacate(&mut self, slot: u32) {
+        let s = &mut self.slots[slot as usize];
+        self.connecting -= u32::from(s.state == State::Connecting);
+        self.open = self.open.saturating_sub(1);
+        self.in_flight -= u64::from(s.in_flight);
+        s.parser.reset(&mut self.records);
+        (s.in_flight, s.state, s.deadline) = (0, State::Vacant, NEVER);
+    }
+
+    fn cool(&mut self, slot: u32, now: Instant) {
+        self.slots[slot as usize].state = State::Cooling;
+        self.cooling.push_back((now + COOL_DOWN, slot));
+    }
+
+    /// A slot is free for the next connection.
+    fn reuse(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
+        self.slots[slot as usize].state = State::Vacant;
+        if !self.is_running() {
+            return;
+        }
+        if self.plan.rate.is_some() && self.plan.is_short() {
+            self.free.push(slot);
+            self.dispatch(now, net);
+        } else if !self.plan.is_short() || self.may_begin(now) {
+            self.open(slot, now, now, net);
+        }
+    }
+}
+
+/// Ticks since the epoch of `now`.
+const fn tick_of(now: Instant) -> u32 {
+    (now.as_nanos() / TICK.as_nanos() as u64) as u32
+}
+
+/// Ticks in a duration, rounded up.
+const fn ticks(duration: Duration) -> u32 {
+    let ticks = duration.as_nanos().div_ceil(TICK.as_nanos());
+    if ticks > 1 << 30 { 1 << 30 } else { ticks as u32 + 1 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Requests in flight: a ring of them per connection.
+
+use super::{Network, Session};
+use crate::load::urls::Requests;
+use ginnel::Instant;
+use std::sync::Arc;
+
+/// Bytes of pipelined requests handed over in one call.
+const GATHER_BYTES_MAX: usize = 16 << 10;
+
+/// A request in flight.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    pub intended: Instant,
+    pub request: u32,
+}
+
+impl Session {
+    pub(super) fn pending(&self, slot: u32, i: u16) -> &Pending {
+        &self.pending[self.place(slot, i)]
+    }
+
+    pub(super) fn place(&self, slot: u32, i: u16) -> usize {
+        let depth = usize::from(self.plan.pipeline);
+        let head = usize::from(self.slots[slot as usize].head);
+        slot as usize * depth + (head + usize::from(i)) % depth
+    }
+
+    /// Puts a request in flight without sending it.
+    pub(super) fn enqueue(&mut self, slot: u32, intended: Instant, now: Instant) {
+        let place = self.place(slot, self.slots[slot as usize].in_flight);
+        self.pending[place] = Pending { intended, request: self.requests.choose(&mut self.rng) };
+        let s = &mut self.slots[slot as usize];
+        s.in_flight += 1;
+        s.requests_left = s.requests_left.saturating_sub(u32::from(s.requests_left != u32::MAX));
+        self.in_flight += 1;
+        if self.is_measured(intended) {
+            self.begun += 1;
+            self.stats.counters.started += 1;
+            if self.plan.rate.is_some() {
+                self.stats.lag.record(now - intended);
+            }
+        }
+    }
+
+    pub(super) fn issue(&mut self, slot: u32, intended: Instant, now: Instant, net: &mut impl Network) {
+        if self.slots[slot as usize].in_flight == 0 {
+            self.set_deadline(slot, now);
+        }
+        self.enqueue(slot, intended, now);
+        self.push(slot, net);
+    }
+
+    /// In a closed loop: fills the connection's pipeline. All its requests leave in one call.
+    pub(super) fn refill(&mut self, slot: u32, now: Instant, net: &mut impl Network) {
+        let was_idle = self.slots[slot as usize].in_flight == 0;
+        while self.is_running() && self.has_capacity(slot) && self.may_begin(now) {
+            self.enqueue(slot, now, now);
+        }
+        if was_idle {
+            self.set_deadline(slot, now);
+        }
+        self.push(slot, net);
+    }
+
+    /// Sends what is in flight and not sent.
+    pub(super) fn push(&mut self, slot: u32, net: &mut impl Network) {
+        loop {
+            let s = &self.slots[slot as usize];
+            let unsent = s.in_flight - s.sent;
+            if unsent == 0 {
+                return;
+            }
+            let (sent, offset, requests) = (s.sent, s.offset as usize, Arc::clone(&self.requests));
+            let first = &requests.get(self.pending(slot, sent).request)[offset..];
+            let mut gather = core::mem::take(&mut self.gather);
+            let bytes = if unsent == 1 {
+                first
+            } else {
+                gather.clear();
+                gather.extend_from_slice(first);
+                for i in sent + 1..s.in_flight {
+                    let request = requests.get(self.pending(slot, i).request);
+                    if gather.len() + request.len() > GATHER_BYTES_MAX {
+                        break;
+                    }
+                    gather.extend_from_slice(request);
+                }
+                &gather
+            };
+            let accepted = net.send(slot, bytes);
+            let is_short = accepted < bytes.len();
+            self.gather = gather;
+            self.account(slot, accepted, &requests);
+            if is_short {
+                return;
+            }
+        }
+    }
+
+    /// `accepted` bytes of the requests not sent yet were sent.
+    pub(super) fn account(&mut self, slot: u32, accepted: usize, requests: &Requests) {
+        let mut left = accepted + self.slots[slot as usize].offset as usize;
+        loop {
+            let s = &self.slots[slot as usize];
+            if s.sent == s.in_flight {
+                break;
+            }
+            let len = requests.get(self.pending(slot, s.sent).request).len();
+            if left < len {
+                break;
+            }
+            left -= len;
+            self.slots[slot as usize].sent += 1;
+        }
+        self.slots[slot as usize].offset = left as u32;
+    }
+}

@@ -1,0 +1,494 @@
+use super::*;
+use crate::load::plan::Rate;
+use crate::load::urls::RequestStyle;
+use proptest::prelude::*;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+const MS: u64 = 1_000_000;
+
+/// What the simulated server does.
+#[derive(Clone)]
+struct Server {
+    /// Time one way, in nanoseconds.
+    delay: u64,
+    /// While it stalls it takes nothing in: from, to.
+    stall: (u64, u64),
+    response: Vec<u8>,
+    closes: bool,
+    refuses: bool,
+    /// Answers nothing.
+    is_mute: bool,
+    /// Resets instead of answering each so-many-th request.
+    resets_each: u64,
+    /// Bytes a send takes.
+    room: usize,
+    /// Bytes in one piece of data.
+    piece: usize,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            delay: MS,
+            stall: (0, 0),
+            response: b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello".to_vec(),
+            closes: false,
+            refuses: false,
+            is_mute: false,
+            resets_each: u64::MAX,
+            room: usize::MAX,
+            piece: usize::MAX,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Connected,
+    Refused,
+    Data(usize, usize),
+    Closed,
+    Reset,
+    Writable,
+}
+
+/// A server and the way to it, in simulated time.
+struct Net {
+    server: Server,
+    now: u64,
+    events: BinaryHeap<Reverse<(u64, u64, u32, u32, Event)>>,
+    sequence: u64,
+    /// Number of the slot's connection; `None` if it has none.
+    connections: Vec<Option<u32>>,
+    opened: u32,
+    /// Bytes of the requests received on each slot's connection.
+    received: Vec<Vec<u8>>,
+    requests: u64,
+    closed: u64,
+    aborted: u64,
+    sources: Vec<Option<IpAddr>>,
+}
+
+impl Net {
+    fn new(server: Server) -> Self {
+        Self {
+            server,
+            now: 0,
+            events: BinaryHeap::new(),
+            sequence: 0,
+            connections: Vec::new(),
+            opened: 0,
+            received: Vec::new(),
+            requests: 0,
+            closed: 0,
+            aborted: 0,
+            sources: Vec::new(),
+        }
+    }
+
+    fn post(&mut self, at: u64, slot: u32, event: Event) {
+        let connection = self.connections[slot as usize].unwrap();
+        self.sequence += 1;
+        self.events.push(Reverse((at, self.sequence, slot, connection, event)));
+    }
+
+    /// When something that arrives at `at` is answered.
+    fn answer_at(&self, at: u64) -> u64 {
+        let (from, to) = self.server.stall;
+        let at = at + self.server.delay;
+        self.server.delay + if at >= from && at < to { to } else { at }
+    }
+}
+
+impl Network for Net {
+    fn connect(&mut self, slot: u32, _: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
+        let len = self.connections.len().max(slot as usize + 1);
+        self.connections.resize(len, None);
+        self.received.resize(len, Vec::new());
+        assert_eq!(self.connections[slot as usize], None, "the slot is in use");
+        self.opened += 1;
+        self.connections[slot as usize] = Some(self.opened);
+        self.received[slot as usize].clear();
+        self.sources.push(from);
+        let event = if self.server.refuses { Event::Refused } else { Event::Connected };
+        self.post(self.answer_at(self.now), slot, event);
+        Ok(())
+    }
+
+    fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
+        assert!(!bytes.is_empty());
+        let n = bytes.len().min(self.server.room);
+        self.received[slot as usize].extend_from_slice(&bytes[..n]);
+        let at = self.answer_at(self.now);
+        while let Some(end) = memchr::memmem::find(&self.received[slot as usize], b"\r\n\r\n") {
+            assert!(self.received[slot as usize].starts_with(b"GET /"));
+            self.received[slot as usize].drain(..end + 4);
+            self.requests += 1;
+            if self.requests.is_multiple_of(self.server.resets_each) {
+                self.post(at, slot, Event::Reset);
+                break;
+            }
+            if !self.server.is_mute {
+                let len = self.server.response.len();
+                for start in (0..len).step_by(self.server.piece.min(len).max(1)) {
+                    self.post(at, slot, Event::Data(start, len.min(start.saturating_add(self.server.piece))));
+                }
+                if self.server.closes {
+                    self.post(at, slot, Event::Closed);
+                    break;
+                }
+            }
+        }
+        if n < bytes.len() {
+            self.post(self.now + 1000, slot, Event::Writable);
+        }
+        n
+    }
+
+    fn close(&mut self, slot: u32) {
+        assert!(self.connections[slot as usize].take().is_some());
+        self.closed += 1;
+    }
+
+    fn abort(&mut self, slot: u32) {
+        assert!(self.connections[slot as usize].take().is_some());
+        self.aborted += 1;
+    }
+}
+
+fn plan() -> Plan {
+    Plan {
+        connections: 10,
+        requests_per_connection: u32::MAX,
+        pipeline: 1,
+        rate: None,
+        setup: Duration::ZERO,
+        warmup: Duration::ZERO,
+        duration: Some(Duration::from_secs(10)),
+        requests: None,
+        timeout: Duration::from_secs(5),
+        closer: Closer::Server,
+        seed: 1,
+    }
+}
+
+fn short() -> Plan {
+    Plan { requests_per_connection: 1, ..plan() }
+}
+
+const fn at_rate(plan: Plan, per_second: f64) -> Plan {
+    Plan { rate: Some(Rate { per_second, poisson: false }), ..plan }
+}
+
+/// Runs a plan to its end.
+fn run(plan: Plan, server: Server) -> (Session, Net) {
+    let style = RequestStyle { close: plan.is_short(), ..RequestStyle::default() };
+    let paths = [("/a".to_owned(), 1), ("/longer/path".to_owned(), 2)];
+    let requests = Requests::new("h", &paths, &style).unwrap();
+    let target = "10.0.0.1:80".parse().unwrap();
+    let ranges = ["10.0.0.2-4".parse().unwrap()];
+    let sources = Sources::new(&ranges, 0, 1);
+    let (requests, progress) = (Arc::new(requests), Arc::new(Progress::default()));
+    let mut session = Session::new(plan, requests, vec![target], sources, progress, Instant::ZERO);
+    let mut net = Net::new(server);
+    let mut turns = 0u64;
+    while let Some(next) = session.poll(Instant::from_nanos(net.now), &mut net) {
+        turns += 1;
+        assert!(turns < 50_000_000, "the run does not end");
+        let event = net.events.peek().map_or(u64::MAX, |Reverse((at, ..))| *at);
+        net.now = event.min(next.as_nanos()).max(net.now);
+        while net.events.peek().is_some_and(|Reverse((at, ..))| *at <= net.now) {
+            let Some(Reverse((_, _, slot, connection, event))) = net.events.pop() else { break };
+            if net.connections[slot as usize] == Some(connection) {
+                deliver(&mut session, &mut net, slot, event);
+            }
+        }
+        check(&session);
+    }
+    (session, net)
+}
+
+fn deliver(session: &mut Session, net: &mut Net, slot: u32, event: Event) {
+    let now = Instant::from_nanos(net.now);
+    match event {
+        Event::Connected => session.connected(slot, now, net),
+        Event::Data(start, end) => {
+            let bytes = net.server.response[start..end].to_vec();
+            session.data(slot, &bytes, now, net);
+        }
+        Event::Closed => session.peer_closed(slot, now, net),
+        Event::Writable => session.writable(slot, net),
+        Event::Refused | Event::Reset => {
+            net.connections[slot as usize] = None;
+            let failure = if event == Event::Reset { Failure::Reset } else { Failure::Refused };
+            session.ended(slot, failure, now, net);
+        }
+    }
+}
+
+/// What must hold at any time.
+fn check(session: &Session) {
+    let count = |state| session.slots.iter().filter(|s| s.state == state).count() as u32;
+    let open = count(State::Open) + count(State::Connecting) + count(State::Closing);
+    assert_eq!(session.open, open);
+    assert_eq!(session.connecting, count(State::Connecting));
+    assert_eq!(session.in_flight, session.slots.iter().map(|s| u64::from(s.in_flight)).sum::<u64>());
+    assert!(session.open <= session.plan.connections);
+}
+
+fn failures(session: &Session) -> u64 {
+    session.stats().counters.failures.iter().sum()
+}
+
+fn at(latency: &crate::load::stats::Latency, quantile: f64) -> u64 {
+    latency.histogram().value_at_quantile(quantile)
+}
+
+fn is_near(value: u64, expected: u64) -> bool {
+    value.abs_diff(expected) <= expected / 100
+}
+
+#[test]
+fn short_connections_in_a_closed_loop_send_exactly_the_requests_asked_for() {
+    let plan = Plan { requests: Some(100), duration: None, ..short() };
+    let (session, net) = run(plan, Server { closes: true, ..Server::default() });
+    let c = session.stats().counters;
+    assert_eq!((net.requests, net.opened, net.closed, net.aborted), (100, 100, 100, 0));
+    assert_eq!(
+        (c.started, c.completed, c.connected, c.by_class[2], failures(&session)),
+        (100, 100, 100, 100, 0)
+    );
+    // Two round trips for the response, one of them for the connection; ten at a time.
+    assert!(is_near(at(&session.stats().connect, 0.5), 2 * MS));
+    assert!(is_near(at(&session.stats().total, 1.0), 4 * MS));
+    assert!(is_near(session.stats().measured.as_nanos() as u64, 40 * MS));
+    assert_eq!(&net.sources[..4], ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.2"].map(|a| a.parse().ok()));
+}
+
+#[test]
+fn who_closes_is_a_matter_of_choice() {
+    let plan = Plan { requests: Some(20), duration: None, ..short() };
+    let (_, net) = run(Plan { closer: Closer::Client, ..plan }, Server::default());
+    assert_eq!((net.closed, net.aborted), (20, 0));
+    let (_, net) = run(Plan { closer: Closer::Reset, ..plan }, Server::default());
+    assert_eq!((net.closed, net.aborted), (0, 20));
+    let (session, net) = run(Plan { timeout: Duration::from_secs(1), ..plan }, Server::default());
+    assert_eq!(
+        (net.closed + net.aborted, session.stats().counters.completed),
+        (20, 20),
+        "a server that does not close"
+    );
+}
+
+#[test]
+fn keep_alive_in_a_closed_loop_keeps_its_connections_and_asks_as_fast_as_it_is_answered() {
+    let (session, net) = run(plan(), Server::default());
+    let c = session.stats().counters;
+    assert_eq!((net.opened, net.closed, c.open_max), (10, 10, 10));
+    assert!(is_near(c.completed, 10 * 10_000 / 2), "{c:?}");
+    assert!(is_near(at(&session.stats().total, 1.0), 2 * MS));
+    assert_eq!((failures(&session), c.lost_idle, c.unanswered), (0, 0, 0));
+    assert_eq!(session.stats().measured, Duration::from_secs(10));
+}
+
+#[test]
+fn connections_are_closed_after_their_number_of_requests() {
+    let plan =
+        Plan { requests_per_connection: 7, requests: Some(700), duration: None, connections: 5, ..plan() };
+    for server in [Server::default(), Server { piece: 3, ..Server::default() }] {
+        let (session, net) = run(plan, server);
+        assert_eq!((net.requests, session.stats().counters.completed), (700, 700));
+        assert!((100..=105).contains(&net.opened), "{}", net.opened);
+    }
+}
+
+#[test]
+fn pipelined_requests_are_matched_in_order() {
+    let plan = Plan { pipeline: 8, connections: 2, ..plan() };
+    for server in [Server::default(), Server { piece: 10, room: 25, ..Server::default() }] {
+        let (session, _) = run(plan, server);
+        let c = session.stats().counters;
+        assert!(c.completed > 1000 && failures(&session) == 0, "{c:?}");
+        assert!(c.started - c.completed <= 16);
+    }
+}
+
+#[test]
+fn an_open_loop_keeps_its_rate() {
+    for (plan, opened) in [(plan(), 10..=10), (short(), 5_000..=5_000)] {
+        let (session, net) =
+            run(at_rate(plan, 500.0), Server { closes: plan.is_short(), ..Server::default() });
+        let c = session.stats().counters;
+        assert_eq!((c.started, c.not_started, failures(&session)), (5_000, 0, 0));
+        assert!(opened.contains(&net.opened), "{}", net.opened);
+        assert!(is_near(at(&session.stats().total, 0.99), if plan.is_short() { 4 * MS } else { 2 * MS }));
+        assert!(at(&session.stats().lag, 1.0) < MS);
+    }
+}
+
+#[test]
+fn a_stall_of_the_server_shows_in_an_open_loop() {
+    // 1 s of 10 s: 10 % of the requests were due meanwhile and waited for up to 1 s.
+    let server = Server { stall: (4_000 * MS, 5_000 * MS), ..Server::default() };
+    let open = Plan { connections: 1_000, ..at_rate(plan(), 1_000.0) };
+    let (session, _) = run(open, server.clone());
+    let total = &session.stats().total;
+    assert!(is_near(at(total, 1.0), 1_002 * MS), "{}", at(total, 1.0));
+    assert!(at(total, 0.99) > 850 * MS && at(total, 0.95) > 450 * MS, "{}", at(total, 0.99));
+    assert!(at(total, 0.89) < 3 * MS);
+    assert_eq!(session.stats().counters.completed, 10_000 - 2);
+
+    // The same with few connections: the requests wait here instead of there, and it shows all the same.
+    let (session, _) = run(at_rate(plan(), 1_000.0), server.clone());
+    assert!(at(&session.stats().total, 0.99) > 850 * MS);
+    assert!(at(&session.stats().lag, 0.99) > 850 * MS);
+
+    // A closed loop asks nothing meanwhile: one request per connection is all that notices.
+    let (session, _) = run(plan(), server);
+    assert!(at(&session.stats().total, 0.99) < 3 * MS);
+}
+
+#[test]
+fn what_could_not_be_begun_is_reported() {
+    // One connection serves 500/s, twice as many are due.
+    let (session, _) = run(Plan { connections: 1, ..at_rate(plan(), 1_000.0) }, Server::default());
+    let c = session.stats().counters;
+    assert!(is_near(c.started, 5_000) && is_near(c.not_started, 5_000), "{c:?}");
+    assert_eq!(c.started + c.not_started, 10_000);
+}
+
+#[test]
+fn poisson_arrivals_keep_the_rate_in_the_mean() {
+    let rate = Some(Rate { per_second: 1_000.0, poisson: true });
+    let (session, _) = run(Plan { rate, connections: 100, ..plan() }, Server::default());
+    assert!(session.stats().counters.started.abs_diff(10_000) < 400);
+    assert!(is_near(at(&session.stats().total, 0.99), 2 * MS));
+}
+
+#[test]
+fn warm_up_and_set_up_are_not_measured() {
+    let plan = Plan { warmup: Duration::from_secs(2), setup: Duration::from_secs(1), ..plan() };
+    let stall = (1_000 * MS, 2_000 * MS); // all within the warm-up
+    let (session, net) = run(plan, Server { stall, ..Server::default() });
+    assert!(is_near(at(&session.stats().total, 1.0), 2 * MS));
+    assert!(is_near(session.stats().counters.completed, 50_000));
+    assert!(net.requests > 55_000);
+    assert_eq!(session.stats().counters.connected, 0);
+}
+
+#[test]
+fn a_server_that_refuses_is_not_asked_without_pause() {
+    let (session, net) = run(short(), Server { refuses: true, ..Server::default() });
+    let c = session.stats().counters;
+    assert_eq!(c.failures[Failure::Refused as usize], failures(&session));
+    // 10 slots, each trying again after 10 ms and a round trip.
+    assert!((8_000..=8_400).contains(&net.opened), "{}", net.opened);
+}
+
+#[test]
+fn a_server_that_is_mute_times_out() {
+    let plan = Plan { requests: Some(30), duration: None, timeout: Duration::from_secs(2), ..plan() };
+    let (session, net) = run(plan, Server { is_mute: true, ..Server::default() });
+    let c = session.stats().counters;
+    assert_eq!((c.failures[Failure::Timeout as usize], c.completed, net.aborted), (30, 0, 30));
+    assert!(net.now < 8_000 * MS);
+}
+
+#[test]
+fn resets_and_nonsense_are_told_apart() {
+    let plan = Plan { requests: Some(100), duration: None, ..short() };
+    let (session, _) = run(plan, Server { resets_each: 10, closes: true, ..Server::default() });
+    let c = session.stats().counters;
+    assert_eq!((c.completed, c.failures[Failure::Reset as usize], failures(&session)), (90, 10, 10));
+
+    let (session, net) = run(plan, Server { response: b"SSH-2.0-OpenSSH\r\n".to_vec(), ..Server::default() });
+    let c = session.stats().counters;
+    assert_eq!((c.completed, c.failures[Failure::BadResponse as usize], net.aborted), (0, 100, 100));
+
+    let response = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhello".to_vec();
+    let (session, _) = run(plan, Server { response, closes: true, ..Server::default() });
+    let c = session.stats().counters;
+    assert_eq!((c.completed, c.failures[Failure::ClosedEarly as usize]), (0, 100));
+
+    let response = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n".to_vec();
+    let (session, _) = run(plan, Server { response, closes: true, ..Server::default() });
+    assert_eq!(session.stats().counters.by_class[5], 100);
+}
+
+#[test]
+fn a_response_that_ends_with_the_connection_is_complete() {
+    let response = b"HTTP/1.0 200 OK\r\n\r\nuntil the end".to_vec();
+    for plan in [short(), plan()] {
+        let plan = Plan { requests: Some(50), duration: None, ..plan };
+        let (session, net) =
+            run(plan, Server { response: response.clone(), closes: true, ..Server::default() });
+        assert_eq!((session.stats().counters.completed, failures(&session)), (50, 0));
+        assert_eq!(net.aborted, 0);
+    }
+}
+
+#[test]
+fn a_keep_alive_server_that_closes_each_time_is_followed() {
+    let response = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".to_vec();
+    let plan = Plan { requests: Some(50), duration: None, ..plan() };
+    let (session, net) = run(plan, Server { response, closes: true, ..Server::default() });
+    assert_eq!((session.stats().counters.completed, net.requests, failures(&session)), (50, 50, 0));
+}
+
+#[test]
+fn set_up_opens_connections_evenly() {
+    let plan = Plan { connections: 1_000, setup: Duration::from_secs(10), ..at_rate(plan(), 10.0) };
+    let (session, net) = run(plan, Server::default());
+    assert_eq!((net.opened, session.stats().counters.open_max), (1_000, 1_000));
+    assert!(net.now > 19_900 * MS, "measuring began when all were open");
+    assert_eq!(session.stats().counters.started, 100);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_ends_once_whatever_the_server_does(
+        connections in 1u32..20,
+        per_connection in prop_oneof![Just(1), 2u32..9, Just(u32::MAX)],
+        pipeline in 1u16..5,
+        rate in proptest::option::of(10.0f64..2_000.0),
+        closes: bool,
+        is_mute in proptest::bool::weighted(0.1),
+        resets_each in prop_oneof![Just(u64::MAX), 1u64..10],
+        room in 1usize..300,
+        piece in 1usize..60,
+        bad in proptest::bool::weighted(0.1),
+        requests in 1u64..200,
+        closer in prop_oneof![Just(Closer::Server), Just(Closer::Client), Just(Closer::Reset)],
+    ) {
+        let plan = Plan {
+            connections,
+            requests_per_connection: per_connection,
+            pipeline,
+            rate: rate.map(|per_second| Rate { per_second, poisson: false }),
+            requests: Some(requests),
+            duration: Some(Duration::from_secs(60)),
+            timeout: Duration::from_millis(500),
+            closer,
+            ..plan()
+        };
+        let mut server = Server { closes, is_mute, resets_each, room, piece, ..Server::default() };
+        if bad {
+            server.response = b"nonsense".to_vec();
+        }
+        let (session, net) = run(plan, server);
+        let c = session.stats().counters;
+        prop_assert!(c.started <= requests);
+        prop_assert!(c.completed <= c.started);
+        if plan.is_short() {
+            prop_assert_eq!(c.started, c.completed + failures(&session) + c.unanswered);
+        } else {
+            prop_assert!(c.started <= c.completed + failures(&session) + c.unanswered);
+        }
+        prop_assert!(net.connections.iter().all(Option::is_none), "nothing is left open");
+        prop_assert_eq!(session.records.in_use(), 0);
+        prop_assert_eq!((session.open, session.in_flight, session.connecting), (0, 0, 0));
+    }
+}
