@@ -19,4 +19,5 @@ pub mod stack;
 pub mod tcp;
 pub mod time;
 pub mod timer_wheel;
+pub mod udp;
 pub mod wire;

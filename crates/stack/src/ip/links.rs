@@ -142,6 +142,26 @@ impl Network {
         self.links.get(usize::from(link.0)).map_or(&[], |link| &link.addresses)
     }
 
+    /// True if `address` is ours and in use.
+    pub fn is_local(&self, address: IpAddr) -> bool {
+        self.local.link_of(address).is_some()
+    }
+
+    /// True if `address` is the broadcast address of a network of ours, or of all of them.
+    pub fn is_broadcast(&self, address: IpAddr) -> bool {
+        match address {
+            IpAddr::V4(address) => {
+                address.is_broadcast() || self.links.iter().any(|link| link.is_broadcast(address))
+            }
+            IpAddr::V6(_) => false,
+        }
+    }
+
+    /// Hop limit for ICMP and UDP on a link: the configured one, or what a router advised.
+    pub fn hop_limit(&self, link: LinkId) -> u8 {
+        self.links.get(usize::from(link.0)).map_or(self.config.hop_limit, |link| link.hop_limit)
+    }
+
     /// All neighbours of all links.
     pub fn neighbours(&self) -> impl Iterator<Item = NeighbourInfo> {
         self.neighbours.iter()

@@ -344,3 +344,7 @@ impl Network {
         *ident
     }
 }
+
+#[cfg(test)]
+#[path = "output_tests.rs"]
+mod tests;

@@ -397,3 +397,7 @@ fn has_source_route(mut options: &[u8]) -> bool {
     }
     false
 }
+
+#[cfg(test)]
+#[path = "parse_tests.rs"]
+mod tests;

@@ -1,1 +1,259 @@
+use super::*;
+use crate::wire::{ipv4, protocol};
+use core::net::Ipv4Addr;
+use proptest::prelude::*;
 
+const SRC: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const DST: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+
+fn key(ident: u32) -> Key {
+    Key { src: SRC.into(), dst: DST.into(), protocol: protocol::UDP, ident, link: None }
+}
+
+fn header(offset: u16, more: bool, len: usize) -> Vec<u8> {
+    let header = ipv4::Header {
+        dscp: 4,
+        ecn: 0,
+        total_len: (20 + len) as u16,
+        ident: 1,
+        dont_fragment: false,
+        more_fragments: more,
+        fragment_offset: offset,
+        ttl: 60,
+        protocol: protocol::UDP,
+        src: SRC,
+        dst: DST,
+        header_len: 20,
+    };
+    let mut out = vec![0; 20];
+    header.emit(&mut out);
+    out
+}
+
+fn piece<'b>(ident: u32, offset: u16, more: bool, headers: &'b [u8], payload: &'b [u8]) -> Piece<'b> {
+    Piece { key: key(ident), offset, more, headers, payload, ecn: 0, broadcast: false, rebuild: Rebuild::V4 }
+}
+
+fn insert(table: &mut Reassembly, ident: u32, offset: u16, more: bool, payload: &[u8]) -> Outcome {
+    table.insert(&piece(ident, offset, more, &header(offset, more, payload.len()), payload))
+}
+
+#[test]
+fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for order in orders {
+        let mut table = Reassembly::new(100_000);
+        let pieces = [(0, true, [1; 16]), (16, true, [2; 16]), (32, false, [3; 16])];
+        for (step, at) in order.into_iter().enumerate() {
+            let (offset, more, payload) = pieces[at];
+            let outcome = insert(&mut table, 1, offset, more, &payload);
+            match step {
+                0 => assert_eq!(outcome, Outcome::Begun(0)),
+                1 => assert_eq!(outcome, Outcome::Waiting),
+                _ => {
+                    let Outcome::Complete(0, packet) = outcome else { panic!("{outcome:?}") };
+                    let header = ipv4::Header::parse(&packet).unwrap();
+                    assert!(header.checksum_ok(&packet) && !header.is_fragment());
+                    assert_eq!((header.total_len, header.dscp, header.ttl), (68, 4, 60));
+                    assert_eq!(header.payload(&packet), [[1; 16], [2; 16], [3; 16]].concat());
+                }
+            }
+        }
+        assert_eq!(table.cost, 0);
+        assert!(table.partials.is_empty() && table.index.is_empty());
+    }
+}
+
+#[test]
+fn an_overlap_gives_the_whole_datagram_up() {
+    // Into the piece before, into the piece after, over both, and around one.
+    for (offset, len) in [(8, 16), (24, 16), (8, 40), (16, 40)] {
+        let mut table = Reassembly::new(100_000);
+        insert(&mut table, 1, 0, true, &[1; 16]);
+        insert(&mut table, 1, 32, true, &[2; 16]);
+        assert_eq!(insert(&mut table, 1, offset, true, &vec![9; len]), Outcome::Overlap(0), "{offset} {len}");
+        assert_eq!(table.cost, 0);
+        // What comes later begins anew and stays incomplete.
+        assert_eq!(insert(&mut table, 1, 16, true, &[3; 16]), Outcome::Begun(1));
+    }
+}
+
+#[test]
+fn a_duplicate_is_ignored_and_the_first_content_stays() {
+    let mut table = Reassembly::new(100_000);
+    insert(&mut table, 1, 0, true, &[1; 16]);
+    assert_eq!(insert(&mut table, 1, 0, true, &[9; 16]), Outcome::Duplicate);
+    assert_eq!(insert(&mut table, 1, 8, true, &[9; 8]), Outcome::Duplicate);
+    let Outcome::Complete(_, packet) = insert(&mut table, 1, 16, false, &[2; 3]) else { panic!() };
+    assert_eq!(packet[20..], [&[1; 16][..], &[2; 3]].concat());
+}
+
+#[test]
+fn fragments_that_contradict_each_other_give_the_datagram_up() {
+    let mut table = Reassembly::new(100_000);
+    insert(&mut table, 1, 16, false, &[1; 8]);
+    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), Outcome::Malformed(Some(0)), "two ends");
+    insert(&mut table, 1, 16, false, &[1; 8]);
+    assert_eq!(insert(&mut table, 1, 24, true, &[1; 8]), Outcome::Malformed(Some(1)), "beyond the end");
+    insert(&mut table, 1, 24, true, &[1; 8]);
+    assert_eq!(insert(&mut table, 1, 0, false, &[1; 8]), Outcome::Malformed(Some(2)), "end before the reach");
+    assert_eq!(table.cost, 0);
+}
+
+#[test]
+fn empty_fragments_and_odd_lengths_are_refused() {
+    let mut table = Reassembly::new(100_000);
+    assert_eq!(insert(&mut table, 1, 0, true, &[]), Outcome::Malformed(None));
+    assert_eq!(insert(&mut table, 1, 8, false, &[]), Outcome::Malformed(None));
+    assert_eq!(insert(&mut table, 1, 0, true, &[1; 15]), Outcome::Malformed(None));
+    assert!(table.partials.is_empty());
+}
+
+#[test]
+fn a_datagram_beyond_65535_bytes_is_refused() {
+    let mut table = Reassembly::new(1_000_000);
+    // With 20 bytes of header in its own packet the last fragment fits; with 60 in the first the whole does not.
+    let mut long = header(0, true, 32_768);
+    long[0] = 0x4f;
+    long.resize(60, 1);
+    table.insert(&piece(1, 0, true, &long, &vec![1; 32_768]));
+    let rest = 65_535 - 20 - 32_768;
+    assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), Outcome::Malformed(Some(0)));
+    assert_eq!(table.cost, 0);
+}
+
+#[test]
+fn at_the_limit_the_oldest_datagram_goes() {
+    let mut table = Reassembly::new(3 * (8 + 20 + 2 * OVERHEAD));
+    for ident in 0..3 {
+        assert_eq!(insert(&mut table, ident, 0, true, &[1; 8]), Outcome::Begun(ident.into()));
+        assert_eq!(table.evict(), None);
+    }
+    assert_eq!(insert(&mut table, 3, 0, true, &[1; 8]), Outcome::Begun(3));
+    assert_eq!(table.evict(), Some(0));
+    assert_eq!(table.evict(), None);
+    assert!(matches!(insert(&mut table, 1, 8, false, &[1; 8]), Outcome::Complete(1, _)));
+}
+
+#[test]
+fn congestion_experienced_by_one_is_experienced_by_all() {
+    // ECN of two fragments and of the result, None if they contradict each other (RFC 3168 §5.3).
+    let cases = [
+        (0, 0, Some(0)),
+        (1, 1, Some(1)),
+        (2, 2, Some(2)),
+        (1, 3, Some(3)),
+        (3, 2, Some(3)),
+        (3, 3, Some(3)),
+        (1, 2, Some(1)),
+        (0, 1, None),
+        (0, 3, None),
+    ];
+    for (first, second, expected) in cases {
+        let mut table = Reassembly::new(100_000);
+        let headers = header(0, true, 8);
+        table.insert(&Piece { ecn: first, ..piece(1, 0, true, &headers, &[1; 8]) });
+        let outcome = table.insert(&Piece { ecn: second, ..piece(1, 8, false, &headers, &[1; 8]) });
+        match expected {
+            None => assert_eq!(outcome, Outcome::Malformed(Some(0))),
+            Some(ecn) => {
+                let Outcome::Complete(_, packet) = outcome else { panic!("{outcome:?}") };
+                assert_eq!(packet[1], 4 << 2 | ecn);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_given_up_remembers_its_first_fragment() {
+    let mut table = Reassembly::new(100_000);
+    insert(&mut table, 1, 0, true, &[7; 8]);
+    insert(&mut table, 1, 16, true, &[8; 8]);
+    let first = table.abandon(0).unwrap().first.unwrap();
+    assert_eq!(first, [&header(0, true, 8)[..], &[7; 8]].concat());
+    insert(&mut table, 2, 16, true, &[8; 8]);
+    assert_eq!(table.abandon(1).unwrap().first, None);
+    assert!(table.abandon(1).is_none());
+}
+
+proptest! {
+    /// Whatever arrives: a datagram is complete exactly when the pieces taken cover it, and has exactly their bytes.
+    #[test]
+    fn reassembly_agrees_with_a_byte_array(
+        pieces in prop::collection::vec((0_u16..24, 1_usize..6, any::<bool>(), any::<u8>()), 1..60)
+    ) {
+        let mut table = Reassembly::new(1 << 20);
+        let mut model: Model = Model::default();
+        for (unit, units, more, fill) in pieces {
+            let payload = vec![fill; units * 8 - usize::from(!more) * 3];
+            let offset = unit * 8;
+            let outcome = insert(&mut table, 1, offset, more, &payload);
+            let expected = model.insert(usize::from(offset), more, &payload);
+            match (&outcome, &expected) {
+                (Outcome::Begun(_) | Outcome::Waiting, Expected::Waiting)
+                | (Outcome::Duplicate, Expected::Duplicate)
+                | (Outcome::Overlap(_) | Outcome::Malformed(_), Expected::GivenUp) => {}
+                (Outcome::Complete(_, packet), Expected::Complete(bytes)) => {
+                    prop_assert_eq!(&packet[20..], &bytes[..]);
+                }
+                _ => prop_assert!(false, "{:?} but {:?}", outcome, expected),
+            }
+            if !matches!(expected, Expected::Waiting | Expected::Duplicate) {
+                model = Model::default();
+                prop_assert_eq!(table.cost, 0);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Expected {
+    Waiting,
+    Duplicate,
+    GivenUp,
+    Complete(Vec<u8>),
+}
+
+/// A byte array with a note for each byte which fragment brought it.
+#[derive(Default)]
+struct Model {
+    bytes: Vec<Option<(usize, u8)>>,
+    pieces: usize,
+    end: Option<usize>,
+}
+
+impl Model {
+    fn insert(&mut self, offset: usize, more: bool, payload: &[u8]) -> Expected {
+        let end = offset + payload.len();
+        let known = self.bytes.iter().rposition(Option::is_some).map_or(0, |at| at + 1);
+        let contradiction = match self.end {
+            Some(total) => end > total || (!more && end != total),
+            None => !more && end < known,
+        };
+        if contradiction {
+            return Expected::GivenUp;
+        }
+        if self.bytes.len() < end {
+            self.bytes.resize(end, None);
+        }
+        let range = &mut self.bytes[offset..end];
+        if range.iter().any(Option::is_some) {
+            let owner = range[0].map(|(owner, _)| owner);
+            let inside_one = range.iter().all(|byte| byte.is_some() && byte.map(|(owner, _)| owner) == owner);
+            return if inside_one { Expected::Duplicate } else { Expected::GivenUp };
+        }
+        self.pieces += 1;
+        for (byte, &value) in range.iter_mut().zip(payload) {
+            *byte = Some((self.pieces, value));
+        }
+        if !more {
+            self.end = Some(end);
+        }
+        match self.end {
+            Some(total) if self.bytes[..total].iter().all(Option::is_some) => {
+                Expected::Complete(self.bytes[..total].iter().map(|byte| byte.unwrap().1).collect())
+            }
+            _ => Expected::Waiting,
+        }
+    }
+}

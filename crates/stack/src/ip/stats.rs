@@ -16,6 +16,8 @@ macro_rules! counters {
     };
 }
 
+pub(crate) use counters;
+
 /// Defines [`DropReason`] and [`DropStats`] together, so that no reason can lack its counter.
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident => $field:ident,)*) => {

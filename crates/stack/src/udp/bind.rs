@@ -1,0 +1,140 @@
+//! Which socket has which address: binding, and choosing the socket for a datagram.
+
+use super::queue::ReceiveQueue;
+use super::{Slot, Socket, Udp, UdpError, UdpOptions, address_matches};
+use crate::handle::UdpHandle;
+use crate::ip::Network;
+use core::net::SocketAddr;
+
+impl Udp {
+    /// Opens a socket at a local address. Port 0 chooses one (RFC 6056 §3.3.1), the unspecified address means all of ours.
+    ///
+    /// # Errors
+    /// [`UdpError::AddressInUse`], [`UdpError::AddressNotAvailable`] (also if no port is free), [`UdpError::TooMany`].
+    pub fn bind(
+        &mut self,
+        network: &mut Network,
+        local: SocketAddr,
+        options: UdpOptions,
+    ) -> Result<UdpHandle, UdpError> {
+        let ip = local.ip();
+        let usable =
+            ip.is_unspecified() || ip.is_multicast() || network.is_local(ip) || network.is_broadcast(ip);
+        if !usable {
+            return Err(UdpError::AddressNotAvailable);
+        }
+        let port = match local.port() {
+            0 => self.choose_port(network, local, &options).ok_or(UdpError::AddressNotAvailable)?,
+            port if self.conflicts(SocketAddr::new(ip, port), &options) => {
+                return Err(UdpError::AddressInUse);
+            }
+            port => port,
+        };
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < self.sockets_max => {
+                self.slots.push(Slot::default());
+                // Cannot truncate: sockets_max is at most 2^20.
+                (self.slots.len() - 1) as u32
+            }
+            None => return Err(UdpError::TooMany),
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.socket = Some(Socket {
+            local: SocketAddr::new(ip, port),
+            remote: None,
+            options,
+            queue: ReceiveQueue::default(),
+            error: None,
+            listed: false,
+            route: None,
+        });
+        self.ports.entry(port).or_default().push(index);
+        Ok(UdpHandle { index, generation: slot.generation })
+    }
+
+    /// The first free port from a random one on. Ports that could be shared are passed over too.
+    fn choose_port(&self, network: &mut Network, local: SocketAddr, options: &UdpOptions) -> Option<u16> {
+        let alone = UdpOptions { reuse_address: false, reuse_port: false, ..*options };
+        let count = u32::from(self.port_last - self.port_first) + 1;
+        let start = network.entropy.below(count);
+        (0..count)
+            // Cannot truncate: the remainder is below 65,536 - port_first.
+            .map(|step| self.port_first + ((start + step) % count) as u16)
+            .find(|&port| !self.conflicts(SocketAddr::new(local.ip(), port), &alone))
+    }
+
+    /// True if another socket stands in the way.
+    fn conflicts(&self, local: SocketAddr, options: &UdpOptions) -> bool {
+        let Some(sockets) = self.ports.get(&local.port()) else { return false };
+        sockets.iter().filter_map(|&index| self.at(index)).any(|other| {
+            let shared = (options.reuse_address && other.options.reuse_address)
+                || (options.reuse_port && other.options.reuse_port);
+            let overlap = address_matches(local.ip(), options.only_v6, other.local.ip())
+                || address_matches(other.local.ip(), other.options.only_v6, local.ip());
+            overlap && !shared
+        })
+    }
+
+    pub(super) fn unlist_port(&mut self, port: u16, index: u32) {
+        if let Some(sockets) = self.ports.get_mut(&port) {
+            sockets.retain(|&other| other != index);
+            if sockets.is_empty() {
+                self.ports.remove(&port);
+            }
+        }
+    }
+
+    /// How well a socket fits a datagram; `None` if it is not for it. A fixed other end beats a bound address, which beats the
+    /// wildcard, which beats the wildcard of the other family.
+    fn fit(socket: &Socket, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
+        if !address_matches(socket.local.ip(), socket.options.only_v6, local.ip()) {
+            return None;
+        }
+        let same_family = u8::from(socket.local.is_ipv4() == local.is_ipv4());
+        let bound = u8::from(!socket.local.ip().is_unspecified());
+        match socket.remote {
+            Some(fixed) if fixed != remote => None,
+            Some(_) => Some(4 + 2 * bound + same_family),
+            None => Some(2 * bound + same_family),
+        }
+    }
+
+    /// Every socket that a datagram could be for.
+    pub(super) fn candidates(&self, local: SocketAddr, remote: SocketAddr) -> Vec<u32> {
+        let sockets = self.ports.get(&local.port()).map_or(&[][..], Vec::as_slice);
+        let fits =
+            |index: &u32| self.at(*index).is_some_and(|socket| Self::fit(socket, local, remote).is_some());
+        sockets.iter().copied().filter(fits).collect()
+    }
+
+    /// The socket that a datagram is for. Among equals that share the port by `reuse_port` the sender decides, otherwise the last one bound.
+    pub(super) fn choose(&self, network: &Network, local: SocketAddr, remote: SocketAddr) -> Option<u32> {
+        let sockets = self.ports.get(&local.port())?;
+        let fit = |index: u32| self.at(index).and_then(|socket| Self::fit(socket, local, remote));
+        let mut best: Option<(u8, u32)> = None;
+        let mut equals = 0_u64;
+        for &index in sockets {
+            let Some(rank) = fit(index) else { continue };
+            match best {
+                Some((best_rank, _)) if rank < best_rank => {}
+                Some((best_rank, _)) if rank == best_rank => {
+                    best = Some((rank, index));
+                    equals += 1;
+                }
+                _ => {
+                    best = Some((rank, index));
+                    equals = 1;
+                }
+            }
+        }
+        let (rank, last) = best?;
+        if equals == 1 || !self.at(last)?.options.reuse_port {
+            return Some(last);
+        }
+        let chosen = network.hash.of((local, remote)) % equals;
+        let mut group = sockets.iter().copied().filter(|&index| fit(index) == Some(rank));
+        // Cannot truncate: fewer than 2^20 sockets.
+        group.nth(chosen as usize)
+    }
+}
