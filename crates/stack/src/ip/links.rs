@@ -142,11 +142,6 @@ impl Network {
         self.links.get(usize::from(link.0)).map_or(&[], |link| &link.addresses)
     }
 
-    /// True if `address` is ours and in use.
-    pub fn is_local(&self, address: IpAddr) -> bool {
-        self.local.link_of(address).is_some()
-    }
-
     /// True if `address` is the broadcast address of a network of ours, or of all of them.
     pub fn is_broadcast(&self, address: IpAddr) -> bool {
         match address {

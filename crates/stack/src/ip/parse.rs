@@ -195,7 +195,14 @@ impl Network {
             Some(6) => self.parse_ipv6(self.link(link), &frame, packet),
             _ => Err(DropReason::BadIpHeader),
         };
-        parsed.unwrap_or_else(Parsed::Drop)
+        match parsed {
+            // A fragment inside a fragment (IPv6): each would be put together within the other, as deep as an attacker likes.
+            Ok(Parsed::Other(Other { kind: OtherKind::Fragment4(_) | OtherKind::Fragment6(_), .. })) => {
+                Parsed::Drop(DropReason::NestedFragment)
+            }
+            Ok(parsed) => parsed,
+            Err(reason) => Parsed::Drop(reason),
+        }
     }
 
     #[inline]

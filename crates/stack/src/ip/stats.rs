@@ -70,6 +70,8 @@ drop_reasons! {
     BadTransportChecksum => bad_transport_checksum,
     /// IPv6 extension headers that are malformed, too many or unsupported.
     BadExtensionHeaders => bad_extension_headers,
+    /// A fragment in what was put together from fragments.
+    NestedFragment => nested_fragment,
     /// The link does not do this IP version (an MTU below 1,280 bytes excludes IPv6).
     FamilyDisabled => family_disabled,
 }
