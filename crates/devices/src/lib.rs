@@ -9,4 +9,5 @@ pub mod mirror;
 mod namespace;
 pub mod offload;
 pub mod random;
+pub mod switch;
 pub mod tap;

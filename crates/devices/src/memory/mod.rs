@@ -7,6 +7,7 @@ mod ring;
 mod sync;
 
 use crate::offload::GSO_BYTES_MAX;
+use crate::switch::Switch;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use ring::{Consumer, Producer};
@@ -63,6 +64,20 @@ pub fn pair(config: MemoryConfig) -> (Device, Device) {
     let (tx_a, rx_b) = direction(&config, first);
     let (tx_b, rx_a) = direction(&config, second);
     (Device { rx: Box::new(rx_a), tx: Box::new(tx_a) }, Device { rx: Box::new(rx_b), tx: Box::new(tx_b) })
+}
+
+/// A switch and `ports` devices on it, with the MAC addresses 02:00:00:00:00:01 and so on; those of `config` are not used.
+///
+/// Nobody forwards a frame but [`Switch::poll`]: a thread of its own calls it, or whoever polls the devices.
+#[must_use]
+pub fn switch(ports: u16, config: &MemoryConfig) -> (Switch, Vec<Device>) {
+    let cable = |port: u16| {
+        let [high, low] = (port + 1).to_be_bytes();
+        let macs = [[2, 0, 0, 0, high, low], [2, 0, 0, 1, high, low]];
+        pair(MemoryConfig { macs, ..config.clone() })
+    };
+    let (stations, ends): (Vec<_>, Vec<_>) = (0..ports).map(cable).unzip();
+    (Switch::new(ends, 16 * usize::from(ports)), stations)
 }
 
 fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx) {
@@ -169,6 +184,7 @@ impl RxQueue for MemoryRx {
 mod tests {
     use super::*;
     use crate::conformance::{self, Promises};
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
 
@@ -183,6 +199,33 @@ mod tests {
             let config = MemoryConfig { mtu, ..MemoryConfig::default() }.without_offloads();
             conformance::run("memory without offloads", PROMISES, &mut || pair(config.clone()));
         }
+    }
+
+    /// Two devices on a switch that a thread of its own drives until the test is over.
+    fn switched_pair(stop: &Arc<AtomicBool>) -> (Device, Device) {
+        let (mut switch, mut devices) = switch(3, &MemoryConfig::default());
+        let stop = stop.clone();
+        std::thread::spawn(move || {
+            let start = std::time::Instant::now();
+            while !stop.load(Ordering::Relaxed) {
+                if switch.poll(Instant::from_nanos(start.elapsed().as_nanos() as u64)) == 0 {
+                    std::thread::sleep(std::time::Duration::from_micros(50));
+                }
+            }
+        });
+        let right = devices.swap_remove(1);
+        (devices.swap_remove(0), right)
+    }
+
+    #[test]
+    fn two_devices_on_a_switch_conform() {
+        let mut stop = Arc::new(AtomicBool::new(false));
+        conformance::run("switch", Promises { back_pressure: false, ..PROMISES }, &mut || {
+            stop.store(true, Ordering::Relaxed);
+            stop = Arc::new(AtomicBool::new(false));
+            switched_pair(&stop)
+        });
+        stop.store(true, Ordering::Relaxed);
     }
 
     #[test]

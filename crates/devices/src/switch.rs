@@ -1,0 +1,296 @@
+//! An Ethernet switch between any devices, driven by whoever calls [`Switch::poll`].
+//!
+//! It learns which station is behind which port and floods what it does not know. A port that is full loses the frame, as on a
+//! real switch. For a network in memory, [`crate::memory::switch`] makes the stations' devices too.
+
+use crate::offload::{Forwarder, meta_of};
+use ginnel_stack::device::{Device, RxBurst, RxFrame, RxQueue, TxQueue};
+use ginnel_stack::time::Instant;
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+/// Entries that an address may be in: a full set forgets the one not heard for longest.
+const WAYS: usize = 4;
+/// A station not heard for so long is forgotten (IEEE 802.1D's recommended ageing time).
+const AGEING: Duration = Duration::from_secs(300);
+
+/// What became of the frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwitchStats {
+    /// Frames for a known station, sent to its port.
+    pub forwarded: u64,
+    /// Frames for a group or an unknown station, sent to all other ports.
+    pub flooded: u64,
+    /// Frames whose station is where they came from.
+    pub filtered: u64,
+    /// Frames or segments that a port did not take: full, or longer than it can send.
+    pub dropped: u64,
+    /// Stations forgotten because others needed their place.
+    pub displaced: u64,
+}
+
+/// A switch. Its ports are devices: the other ends of memory pairs, TAP devices, links with faults.
+pub struct Switch {
+    // Apart, because frames of one port's burst are sent to the others.
+    rx: Vec<Box<dyn RxQueue + Send>>,
+    tx: Vec<Box<dyn TxQueue + Send>>,
+    forwarding: Forwarding,
+    /// Port that is served first next time.
+    first: usize,
+}
+
+/// All but the queues.
+struct Forwarding {
+    table: Vec<[Station; WAYS]>,
+    forwarder: Forwarder,
+    stats: SwitchStats,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Station {
+    mac: [u8; 6],
+    port: u16,
+    /// `None`: the place is free.
+    heard: Option<Instant>,
+}
+
+impl Switch {
+    /// A switch with these ports (at most 65,536) that remembers up to `stations` addresses, rounded up to a power of two of at
+    /// least 4.
+    #[must_use]
+    pub fn new(ports: Vec<Device>, stations: usize) -> Self {
+        let sets = stations.div_ceil(WAYS).next_power_of_two();
+        let (rx, tx) = ports.into_iter().map(|port| (port.rx, port.tx)).unzip();
+        let forwarding = Forwarding {
+            table: vec![[Station::default(); WAYS]; sets],
+            forwarder: Forwarder::default(),
+            stats: SwitchStats::default(),
+        };
+        Self { rx, tx, forwarding, first: 0 }
+    }
+
+    /// Forwards one burst of each port. Returns how many frames came in; call again at once unless it is 0.
+    pub fn poll(&mut self, now: Instant) -> usize {
+        let ports = self.rx.len();
+        let mut frames = 0;
+        for turn in 0..ports {
+            let port = (self.first + turn) % ports;
+            let mut burst = RxBurst::new();
+            self.rx[port].rx_burst(now, &mut burst);
+            frames += burst.len();
+            for frame in &burst {
+                self.forwarding.forward(now, port, frame, &mut self.tx);
+            }
+        }
+        self.first = (self.first + 1) % ports.max(1);
+        let due = |tx: &dyn TxQueue| tx.next_deadline().is_some_and(|deadline| deadline <= now);
+        for tx in &mut self.tx {
+            if frames > 0 || due(&**tx) {
+                tx.flush(now);
+            }
+        }
+        frames
+    }
+
+    /// When `poll` must be called although nothing arrives.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let held = self.rx.iter().filter_map(|rx| rx.next_deadline());
+        held.chain(self.tx.iter().filter_map(|tx| tx.next_deadline())).min()
+    }
+
+    /// Prepares for sleep on [`Switch::wake_fds`]. Returns false if frames are waiting.
+    pub fn arm(&mut self) -> bool {
+        self.rx.iter_mut().all(|rx| rx.arm())
+    }
+
+    /// What to sleep on.
+    #[must_use]
+    pub fn wake_fds(&self) -> Vec<RawFd> {
+        self.rx.iter().filter_map(|rx| rx.wake_fd()).collect()
+    }
+
+    /// The counters.
+    #[must_use]
+    pub fn stats(&self) -> SwitchStats {
+        self.forwarding.stats
+    }
+}
+
+impl Forwarding {
+    fn forward(
+        &mut self,
+        now: Instant,
+        from: usize,
+        frame: &RxFrame<'_>,
+        tx: &mut [Box<dyn TxQueue + Send>],
+    ) {
+        let Some([destination, source]) = frame.bytes.first_chunk::<12>().map(addresses) else { return };
+        self.learn(now, source, from);
+        let meta = meta_of(frame);
+        match self.find(now, destination) {
+            Some(port) if port == from => self.stats.filtered += 1,
+            Some(port) => {
+                self.stats.forwarded += 1;
+                self.stats.dropped += self.forwarder.send(frame.bytes, meta, &mut *tx[port]);
+            }
+            None => {
+                self.stats.flooded += 1;
+                for (_, tx) in tx.iter_mut().enumerate().filter(|(port, _)| *port != from) {
+                    self.stats.dropped += self.forwarder.send(frame.bytes, meta, &mut **tx);
+                }
+            }
+        }
+    }
+
+    fn learn(&mut self, now: Instant, mac: [u8; 6], port: usize) {
+        if is_group(mac) {
+            return;
+        }
+        let set = self.set(mac);
+        // Its own place, else a free one, else that of the station not heard for longest. `None` is less than any time.
+        let place = set.iter().position(|s| s.heard.is_some() && s.mac == mac);
+        let place = place.or_else(|| (0..WAYS).min_by_key(|&way| set[way].heard)).unwrap_or(0);
+        let before = std::mem::replace(&mut set[place], Station { mac, port: port as u16, heard: Some(now) });
+        if before.mac != mac && before.heard.is_some_and(|heard| now.saturating_since(heard) < AGEING) {
+            self.stats.displaced += 1;
+        }
+    }
+
+    fn find(&mut self, now: Instant, mac: [u8; 6]) -> Option<usize> {
+        if is_group(mac) {
+            return None;
+        }
+        let known =
+            |s: &&Station| s.mac == mac && s.heard.is_some_and(|heard| now.saturating_since(heard) < AGEING);
+        self.set(mac).iter().find(known).map(|station| station.port.into())
+    }
+
+    fn set(&mut self, mac: [u8; 6]) -> &mut [Station; WAYS] {
+        let [a, b, c, d, e, f] = mac;
+        let hash = u64::from_be_bytes([0, 0, a, b, c, d, e, f]).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let index = (hash >> 32) as usize & (self.table.len() - 1);
+        &mut self.table[index]
+    }
+}
+
+/// Destination and source.
+fn addresses(header: &[u8; 12]) -> [[u8; 6]; 2] {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *header;
+    [[a, b, c, d, e, f], [g, h, i, j, k, l]]
+}
+
+fn is_group(mac: [u8; 6]) -> bool {
+    mac[0] & 1 != 0
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::{MemoryConfig, switch};
+    use ginnel_stack::device::TxMeta;
+
+    fn send(device: &mut Device, to: [u8; 6], from: [u8; 6], mark: u8) {
+        let frame = [&to[..], &from[..], &[mark; 50]].concat();
+        device.tx.reserve(62).expect("room").copy_from_slice(&frame);
+        device.tx.commit(62, TxMeta::default());
+        device.tx.flush(Instant::ZERO);
+    }
+
+    fn marks(devices: &mut [Device]) -> Vec<Vec<u8>> {
+        let receive = |device: &mut Device| {
+            let mut burst = RxBurst::new();
+            device.rx.rx_burst(Instant::ZERO, &mut burst);
+            burst.iter().map(|frame| frame.bytes[20]).collect()
+        };
+        devices.iter_mut().map(receive).collect()
+    }
+
+    fn mac(device: &Device) -> [u8; 6] {
+        device.tx.capabilities().mac
+    }
+
+    #[test]
+    fn unknown_stations_are_flooded_and_known_ones_reached_alone() {
+        let (mut switch, mut devices) = switch(3, &MemoryConfig::default());
+        let [a, b, c] = [0, 1, 2].map(|i| mac(&devices[i]));
+        assert!(a != b && b != c && a != c);
+        send(&mut devices[0], b, a, 1);
+        assert_eq!(switch.poll(Instant::ZERO), 1);
+        assert_eq!(marks(&mut devices), [vec![], vec![1], vec![1]]);
+        send(&mut devices[1], a, b, 2);
+        send(&mut devices[0], b, a, 3);
+        switch.poll(Instant::ZERO);
+        assert_eq!(marks(&mut devices), [vec![2], vec![3], vec![]]);
+        send(&mut devices[2], [0xff; 6], c, 4);
+        switch.poll(Instant::ZERO);
+        assert_eq!(marks(&mut devices), [vec![4], vec![4], vec![]]);
+        assert_eq!((switch.stats().forwarded, switch.stats().flooded), (2, 2));
+    }
+
+    #[test]
+    fn a_station_that_moves_is_found_again_and_a_silent_one_forgotten() {
+        let (mut switch, mut devices) = switch(3, &MemoryConfig::default());
+        let station = [2, 9, 9, 9, 9, 9];
+        let [a, c] = [mac(&devices[0]), mac(&devices[2])];
+        send(&mut devices[1], a, station, 1);
+        switch.poll(Instant::ZERO);
+        send(&mut devices[2], a, station, 1);
+        switch.poll(Instant::ZERO);
+        marks(&mut devices);
+        send(&mut devices[0], station, a, 2);
+        switch.poll(Instant::ZERO);
+        assert_eq!(marks(&mut devices), [vec![], vec![], vec![2]]);
+        send(&mut devices[2], station, c, 3);
+        switch.poll(Instant::ZERO);
+        assert_eq!(marks(&mut devices), [vec![], vec![], Vec::<u8>::new()]);
+        assert_eq!(switch.stats().filtered, 1);
+        send(&mut devices[0], station, a, 4);
+        switch.poll(Instant::ZERO + AGEING);
+        assert_eq!(marks(&mut devices), [vec![], vec![4], vec![4]]);
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_forgets_the_station_not_heard_for_longest() {
+        let (near, far) = crate::memory::pair(MemoryConfig::default());
+        let (mut sender, mut switch) = (near, Switch::new(vec![far], 16));
+        for number in 0..10_000u16 {
+            let [high, low] = number.to_be_bytes();
+            send(&mut sender, [0xff; 6], [2, 0, 0, 0, high, low], 0);
+            switch.poll(Instant::from_micros(number.into()));
+        }
+        let remembered = switch.forwarding.table.iter().flatten().filter(|s| s.heard.is_some()).count();
+        assert_eq!((remembered, switch.stats().displaced), (16, 10_000 - 16));
+        let newest = [2, 0, 0, 0, 0x27, 0x0f];
+        assert_eq!(switch.forwarding.find(Instant::from_millis(10), newest), Some(0));
+    }
+
+    #[test]
+    fn a_full_port_loses_frames_and_waiting_frames_forbid_sleep() {
+        let (mut a, near) = crate::memory::pair(MemoryConfig::default());
+        let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
+        let (far, _b) = crate::memory::pair(small);
+        let mut switch = Switch::new(vec![near, far], 4);
+        for number in 0..40 {
+            send(&mut a, [0xff; 6], [2; 6], number);
+        }
+        assert_eq!(switch.poll(Instant::ZERO), 40);
+        assert!((1..40).contains(&switch.stats().dropped), "{:?}", switch.stats());
+        assert!(switch.arm());
+        assert_eq!(switch.wake_fds().len(), 2);
+        send(&mut a, [0xff; 6], [2; 6], 0);
+        assert!(!switch.arm());
+    }
+
+    #[test]
+    fn frames_without_a_whole_header_are_ignored() {
+        let (mut switch, mut devices) = switch(2, &MemoryConfig::default());
+        for len in 0..14 {
+            devices[0].tx.reserve(len).expect("room").fill(0);
+            devices[0].tx.commit(len, TxMeta::default());
+        }
+        devices[0].tx.flush(Instant::ZERO);
+        assert_eq!(switch.poll(Instant::ZERO), 14);
+        assert_eq!(switch.stats().dropped, 0);
+    }
+}
