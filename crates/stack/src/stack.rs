@@ -15,7 +15,7 @@ use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvErro
 use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId};
 use crate::icmp::error::TransportError;
-use crate::ip::{Input, L4, Network, NetworkConfig, Other, Parsed, RouteConfig};
+use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use crate::tcp::config::TcpConfig;
@@ -191,9 +191,8 @@ impl Stack {
     }
 
     fn on_transport_error(&mut self, error: &TransportError) {
-        match error.protocol {
-            protocol::TCP => self.tcp.on_icmp_error(error),
-            _ => {}
+        if error.protocol == protocol::TCP {
+            self.tcp.on_icmp_error(error);
         }
     }
 

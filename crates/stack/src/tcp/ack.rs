@@ -9,6 +9,7 @@ use super::sent_queue::Delivery;
 use super::state::State;
 use super::{Tcp, rtt};
 use crate::events::Event;
+use crate::ip::Network;
 use crate::options::CaState;
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
 use arrayvec::ArrayVec;
@@ -37,7 +38,13 @@ struct Blocks {
 
 impl Tcp {
     /// RFC 9293 §3.10.7.4, fifth check.
-    pub fn on_ack(&mut self, idx: u32, seg: &Arrived<'_>, timestamps: Option<Timestamps>) -> AckOutcome {
+    pub fn on_ack(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        seg: &Arrived<'_>,
+        timestamps: Option<Timestamps>,
+    ) -> AckOutcome {
         let ack = seg.header.ack;
         let c = &mut self.conns[idx];
         if ack.gt(c.snd_nxt) {
@@ -60,7 +67,7 @@ impl Tcp {
         if old {
             AckOutcome::Old
         } else if self.fin_acknowledged(idx) {
-            self.on_fin_acknowledged(idx)
+            self.on_fin_acknowledged(net, idx)
         } else {
             AckOutcome::Accepted
         }
@@ -176,7 +183,8 @@ impl Tcp {
         if was != CaState::Recovery && b.recovery.state == CaState::Recovery {
             self.stats.fast_recoveries += 1;
         }
-        if b.recovery.state == CaState::Cwr && was != CaState::Cwr {
+        if b.recovery.reduces() && !matches!(was, CaState::Cwr | CaState::Recovery) && c.has(Flags::ECN) {
+            // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
             c.flags.set(Flags::ECN_CWR);
         }
         if may_grow && delivery.delivered > 0 && limited {
@@ -194,7 +202,7 @@ impl Tcp {
     fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
-        if b.send.len() > 0 || c.has(Flags::FIN_QUEUED) || b.sent.lost_out > 0 {
+        if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.sent.lost_out > 0 {
             self.want_transmit(idx);
         }
         let c = &self.conns[idx];
@@ -202,7 +210,7 @@ impl Tcp {
         if advanced && c.has(Flags::WANT_WRITABLE) && !c.has(Flags::ORPHAN) {
             let limit = u64::from(self.profile(idx).send_buffer_bytes);
             // Linux wakes a writer when a third of the buffer is free.
-            if b.send.len() as u64 <= limit - limit / 3 {
+            if b.send.len() <= limit - limit / 3 {
                 let conn = self.conns.handle(idx);
                 self.conns[idx].flags.clear(Flags::WANT_WRITABLE);
                 self.events.push_back(Event::Writable { conn });

@@ -82,8 +82,6 @@ pub(crate) struct Busy {
     pub urgent_in: Urgent,
     /// End of the urgent data we sent.
     pub urgent_out: Option<SeqNumber>,
-    /// Retransmissions of the head after ICMP said that it was too large: one per acknowledgement.
-    pub mtu_reduced_at: Option<SeqNumber>,
     /// Largest window the peer offered.
     pub window_max: u32,
     /// A tail loss probe is due.
@@ -127,7 +125,6 @@ impl Busy {
             total_retrans: 0,
             urgent_in: Urgent::None,
             urgent_out: None,
-            mtu_reduced_at: None,
             window_max: 0,
             send_tail: false,
             force: false,

@@ -13,7 +13,7 @@ use crate::wire::tcp::{SeqNumber, TcpFlags};
 
 impl Tcp {
     /// The peer acknowledged our FIN.
-    pub fn on_fin_acknowledged(&mut self, idx: u32) -> AckOutcome {
+    pub fn on_fin_acknowledged(&mut self, net: &mut Network, idx: u32) -> AckOutcome {
         match self.conns[idx].state {
             State::FinWait1 => {
                 self.conns[idx].state = State::FinWait2;
@@ -23,6 +23,9 @@ impl Tcp {
                 AckOutcome::Accepted
             }
             State::Closing => {
+                if self.conns[idx].has(Flags::ACK_NOW | Flags::ACK_DELAYED) {
+                    self.reply_ack(net, idx);
+                }
                 self.enter_time_wait(idx);
                 AckOutcome::Gone
             }

@@ -174,8 +174,7 @@ impl Tcp {
         b.sent.resegment(mss);
         let oversized = b.sent.iter().any(|s: &Sent| s.has(super::sent_queue::LOST));
         if oversized {
-            // Not a sign of congestion: the window stays (RFC 1191 §6.4), Linux keeps it through `Loss` with the same threshold.
-            b.mtu_reduced_at = Some(c.snd_nxt);
+            super::recovery::enter_resegmentation(c, b);
             self.want_transmit(idx);
         }
     }

@@ -81,11 +81,6 @@ impl AddressPool {
         };
         FlowKey { remote, local, remote_port, local_port }
     }
-
-    /// Pairs in use.
-    pub fn in_use(&self) -> usize {
-        self.pairs.len() - self.free.len()
-    }
 }
 
 fn to_v6(address: IpAddr) -> Ipv6Addr {

@@ -108,7 +108,7 @@ impl Tcp {
         self.note_arrival(idx, seg, timestamps);
         let una = self.conns[idx].snd_una;
         let hop = self.conns[idx].hop;
-        let outcome = self.on_ack(idx, seg, timestamps);
+        let outcome = self.on_ack(net, idx, seg, timestamps);
         if seg.header.ack.gt(una) {
             // What we sent arrived, so the neighbour is there (RFC 4861 §7.3.1).
             net.confirm(self.now, &hop);
@@ -148,16 +148,10 @@ impl Tcp {
             self.answer_invalid(net, idx, seg);
             return false;
         }
-        // The left edge is what we acknowledged last: a segment between it and rcv_nxt may cross our acknowledgement.
+        // The left edge is what we acknowledged last: a segment between it and rcv_nxt may cross our acknowledgement. A segment at the
+        // right edge is acceptable for what it acknowledges, even if the window is closed to what it carries.
         let edge = c.rcv_edge.max(c.rcv_nxt);
-        let window_ok = seg.end().ge(c.rcv_acked) && seg.header.seq.le(edge);
-        if window_ok
-            && !(seg.header.seq == edge && edge == c.rcv_nxt && seg.seq_len() > 0 && !rst && c.rcv_wnd() == 0)
-        {
-            return true;
-        }
-        if window_ok && !rst && seg.header.seq == c.rcv_nxt {
-            // A zero window probe: its acknowledgement counts although its data are refused (RFC 9293 §3.10.7.4).
+        if seg.end().ge(c.rcv_acked) && seg.header.seq.le(edge) {
             return true;
         }
         self.stats.out_of_window += 1;
@@ -256,7 +250,7 @@ impl Tcp {
         if c.has(Flags::ACTIVE) {
             let c = &mut self.conns[idx];
             listen::take_handshake_rtt(c, &self.config, now_us);
-            c.snd_una = c.snd_una + 1;
+            c.snd_una += 1;
             self.establish_active(idx);
         } else {
             let listener = c.token;
@@ -274,7 +268,7 @@ impl Tcp {
             self.listeners.on_half_open_end(listener);
             let c = &mut self.conns[idx];
             listen::take_handshake_rtt(c, &self.config, now_us);
-            c.snd_una = c.snd_una + 1;
+            c.snd_una += 1;
         }
         let c = &mut self.conns[idx];
         c.flags.clear(Flags::SYN_PENDING);

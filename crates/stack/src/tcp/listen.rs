@@ -165,10 +165,6 @@ impl ListenTable {
         self.entries[index as usize].queue.retain(|c| *c != conn);
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = &ListenEntry> {
-        self.entries.iter().filter(|e| e.open)
-    }
-
     /// Whether a local address and port belong to a listener: `connect` must not choose it.
     pub fn has_port(&self, port: u16) -> bool {
         let from = self.by_port.partition_point(|e| e.0 < port);
@@ -326,6 +322,10 @@ impl Tcp {
         c.flags.assign(Flags::ACK_EVENTS, socket.ack_events);
         take_peer_options(c, config, options);
         self.init_windows(idx);
+        let c = &mut self.conns[idx];
+        if !c.has(Flags::WSCALE) {
+            c.wscale = 0;
+        }
         Some(idx)
     }
 
@@ -360,6 +360,7 @@ impl Tcp {
     /// The receive window a connection begins with, and its scale.
     pub fn init_windows(&mut self, idx: u32) {
         let recv_buffer = self.profile(idx).recv_buffer_bytes;
+        let limit = self.profile(idx).mss;
         let mss = self.announced_mss(idx);
         let c = &mut self.conns[idx];
         // The smallest shift that can express the whole buffer (RFC 7323 §2.3: at most 14).
@@ -368,6 +369,9 @@ impl Tcp {
             shift += 1;
         }
         c.wscale = c.wscale & 15 | shift << 4;
+        if limit != 0 {
+            c.peer_mss = c.peer_mss.min(limit);
+        }
         let window = recv_buffer.min(65_535);
         let window = if window > u32::from(mss) { window - window % u32::from(mss) } else { window };
         c.rcv_edge = c.rcv_nxt + window;

@@ -330,12 +330,12 @@ impl Tcp {
             self.listeners.remove_from_queue(token, idx);
         }
         let known = flags.has(Flags::ACCEPTED);
-        let keep = known && !flags.has(Flags::ORPHAN);
-        if keep && let Some((_, b)) = self.both(idx) {
+        let readable = known && !flags.has(Flags::ORPHAN);
+        if readable && let Some((_, b)) = self.both(idx) {
             b.stop_timer();
             b.cork_at = None;
         }
-        if flags.has(Flags::INLINE) && !keep {
+        if flags.has(Flags::INLINE) && !readable {
             let handle = self.conns.handle(idx);
             self.pending.retain(|p| p.conn != handle);
         }
@@ -349,9 +349,14 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.profile = ProfileId::DEFAULT;
         c.state = State::Closed;
-        if keep {
+        if known {
+            // The slot has no new tenant before its owner has seen the end of the old one.
             c.flags.set(Flags::ZOMBIE);
-        } else {
+        }
+        if !readable {
+            self.release_busy(idx);
+        }
+        if !known {
             self.free_slot(idx);
         }
     }
@@ -359,10 +364,6 @@ impl Tcp {
     /// The last step of a connection's life: its handle is stale from here on.
     pub fn free_slot(&mut self, idx: u32) {
         self.release_busy(idx);
-        if self.conns[idx].has(Flags::TX_LISTED) {
-            // Rare: the list is short, and an index on it must not reach the slot's next tenant.
-            self.tx_list.retain(|i| *i != idx);
-        }
         self.conns.free(idx);
     }
 

@@ -52,6 +52,10 @@ impl Tcp {
     pub fn transmit(&mut self, net: &mut Network) {
         for _ in 0..self.tx_list.len() {
             let Some(idx) = self.tx_list.pop_front() else { break };
+            if !self.conns[idx].has(Flags::TX_LISTED) {
+                // Its connection went while it was on the list.
+                continue;
+            }
             self.conns[idx].flags.clear(Flags::TX_LISTED);
             let result = self.output(net, idx);
             if result == Err(TxError::Full) {
@@ -212,7 +216,7 @@ impl Tcp {
         let len = allowance.unsent.min(allowance.window).min(mss);
         self.stats.tail_probes += 1;
         if len > 0 {
-            self.send_one(net, idx, len, len == allowance.unsent, None)?;
+            self.send_one(net, idx, len, len == allowance.unsent, mss)?;
             let c = &self.conns[idx];
             self.busy[c.busy].probe_end = Some((c.snd_nxt, false));
         } else {
@@ -261,8 +265,7 @@ impl Tcp {
                 self.hold(idx, &a);
                 return Ok(());
             };
-            let gso_size = (len > a.mss).then_some(a.mss as u16);
-            self.send_one(net, idx, len, len == a.unsent, gso_size)?;
+            self.send_one(net, idx, len, len == a.unsent, a.mss)?;
         }
     }
 
@@ -334,17 +337,17 @@ impl Tcp {
             self.hold(idx, a);
             return Ok(());
         }
-        self.send_one(net, idx, 0, true, None)
+        self.send_one(net, idx, 0, true, a.mss)
     }
 
-    /// Sends `len` new bytes from `snd_nxt` on, with FIN if they are the last.
+    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last.
     fn send_one(
         &mut self,
         net: &mut Network,
         idx: u32,
         len: u32,
         last: bool,
-        gso_size: Option<u16>,
+        mss: u32,
     ) -> Result<(), TxError> {
         let now = self.now;
         let mut flags = TcpFlags::ACK;
@@ -361,7 +364,7 @@ impl Tcp {
         if c.has(Flags::ECN_CWR) && len > 0 {
             flags |= TcpFlags::CWR;
         }
-        let mss = gso_size.map_or_else(|| c.mss(), u32::from);
+        let gso_size = (len > mss).then_some(mss as u16);
         let segments = len.div_ceil(mss).max(1) as u16;
         let was_empty = b.sent.is_empty();
         let segment = Segment { seq: c.snd_nxt, len, flags, gso_size, ect: c.has(Flags::ECN) && len > 0 };
@@ -386,7 +389,7 @@ impl Tcp {
         b.fin_sent |= fin;
         c.snd_nxt = end;
         b.congestion.on_sent(end);
-        if len % mss != 0 {
+        if !len.is_multiple_of(mss) {
             b.small_end = Some(end);
         }
         b.last_sent = now;

@@ -34,7 +34,8 @@ impl Tcp {
         let new_data = !seg.payload.is_empty() && (seg.header.seq + seg.payload.len() as u32).gt(c.rcv_nxt);
         if c.has(Flags::ORPHAN) && new_data {
             // Nobody will ever read it, so the peer must learn that it was lost (RFC 2525 §2.17).
-            self.abort(net, idx);
+            self.reset_segment(net, seg);
+            self.destroy(idx, CloseReason::Aborted);
             return;
         }
         if seg.header.seq.gt(c.rcv_nxt) {
@@ -114,8 +115,7 @@ impl Tcp {
         let room = (c.rcv_wnd() as usize).saturating_sub(gap);
         let data = &seg.payload[..seg.payload.len().min(room)];
         let base = b.recv.readable();
-        // The window bounds it; half of the pool is kept for data in order, which can be consumed.
-        if !data.is_empty() && self.chunks.available() * 2 > self.chunks.capacity().min(64) {
+        if !data.is_empty() {
             let out = b.recv.write(&mut self.chunks, base + gap, data, base + gap + room);
             self.stats.bytes_copied_in += out.stored as u64;
             if let Some((start, end)) = out.duplicate {
@@ -123,8 +123,9 @@ impl Tcp {
                 b.dsack = Some((seq(start), seq(end)));
                 self.stats.duplicate_bytes += (end - start) as u64;
             }
-        } else if !data.is_empty() {
-            self.stats.pool_exhausted += 1;
+            if out.accepted < data.len() {
+                self.stats.pool_exhausted += 1;
+            }
         }
         if seg.header.flags.contains(TcpFlags::FIN) && data.len() == seg.payload.len() {
             // It counts when the hole in front of it is filled, not before.

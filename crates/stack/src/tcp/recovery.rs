@@ -124,9 +124,13 @@ fn begin_reduction(c: &mut Tcb, b: &mut Busy, state: CaState) {
 
 /// A retransmission time-out: all is lost, slow start from one segment (RFC 5681 §3.1, equation 4).
 pub(crate) fn enter_loss(c: &mut Tcb, b: &mut Busy) {
-    let fresh = matches!(b.recovery.state, CaState::Open | CaState::Disorder | CaState::Cwr);
-    let before = b.recovery.state != CaState::Loss || b.recovery.high_seq.le(c.snd_una);
-    if fresh || before {
+    // Once per window (RFC 5681 §3.1): not again while what was outstanding at the last reduction is not acknowledged.
+    let reduce = match b.recovery.state {
+        CaState::Open | CaState::Disorder => true,
+        CaState::Cwr | CaState::Recovery => b.recovery.high_seq.le(c.snd_una),
+        CaState::Loss => b.retransmits == 0,
+    };
+    if reduce {
         b.recovery.remember(c);
         c.ssthresh = b.congestion.on_congestion(c);
     }
@@ -266,4 +270,14 @@ pub(crate) fn on_loss_found(c: &mut Tcb, b: &mut Busy) {
     let none =
         AckSummary { delivered: 0, una_advanced: false, newly_lost: 1, ece: false, dsack: false, echo: None };
     on_ack(c, b, &none);
+}
+
+/// The path takes smaller segments: those in flight are sent again. No sign of congestion, so neither window nor threshold change; the state
+/// only says that retransmissions come first (RFC 1191 §6.5).
+pub(crate) fn enter_resegmentation(c: &Tcb, b: &mut Busy) {
+    if !b.recovery.reduces() {
+        b.recovery.state = CaState::Loss;
+        b.recovery.high_seq = c.snd_nxt;
+        b.recovery.forget();
+    }
 }

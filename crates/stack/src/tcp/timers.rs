@@ -49,8 +49,10 @@ impl Tcp {
         if c.has(Flags::ZOMBIE | Flags::DETACHED) {
             return None;
         }
-        if !c.state.is_synchronized() {
-            return self.syn_deadline(idx);
+        match c.state {
+            State::SynSent | State::SynReceived => return self.syn_deadline(idx),
+            State::Closed | State::Listen | State::TimeWait => return None,
+            _ => {}
         }
         let mut at = Instant::MAX;
         if c.has(Flags::ACK_DELAYED) {
@@ -117,7 +119,7 @@ impl Tcp {
     /// The wheel says that one of the timers may be due.
     fn on_timer(&mut self, net: &mut Network, idx: u32) {
         let c = &self.conns[idx];
-        if c.has(Flags::ZOMBIE | Flags::DETACHED) {
+        if c.has(Flags::ZOMBIE | Flags::DETACHED) || c.state == State::Closed {
             return;
         }
         if !c.state.is_synchronized() {
@@ -247,7 +249,8 @@ impl Tcp {
             RetransmitTimer::Rto => return self.on_retransmission_timeout(net, idx),
             RetransmitTimer::Probe => {
                 b.send_tail = true;
-                b.timer_at = Instant::MAX;
+                // Should the probe not leave, this is what is left.
+                b.set_timer(RetransmitTimer::Rto, now + rto);
                 self.want_transmit(idx);
             }
             RetransmitTimer::Reorder => self.on_reorder_timeout(idx),
