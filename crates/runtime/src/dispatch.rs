@@ -32,7 +32,7 @@ impl Dispatch {
         burst: Option<&RxBurst<'_>>,
     ) -> usize {
         let mut count = 0;
-        while let Some(event) = core.engine.next_event() {
+        while let Some(event) = core.stack.next_event() {
             count += 1;
             self.event(core, handler, event, burst);
         }
@@ -49,29 +49,29 @@ impl Dispatch {
     ) {
         match event {
             Event::Incoming { listener } => {
-                while let Some(conn) = core.engine.accept(listener) {
+                while let Some(conn) = core.stack.accept(listener) {
                     handler.accepted(&mut Context::new(core), conn, listener);
                 }
             }
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
                 let Some(burst) = burst else { return };
-                if core.engine.peek(conn, &mut self.shown[..1]).is_ok_and(|n| n > 0) {
-                    // Bytes that were left over come first.
-                    core.engine.consume(conn, data, 0, burst);
+                if self.has_buffered(core, conn) {
+                    // What was left over comes first.
+                    core.stack.consume(conn, data, 0, burst);
                     self.show(core, handler, conn);
                     return;
                 }
-                let bytes = core.engine.inline_data(burst, &data);
+                let bytes = core.stack.inline_data(burst, &data);
                 let consumed = handler.data(&mut Context::new(core), conn, bytes).min(bytes.len());
-                core.engine.consume(conn, data, consumed, burst);
+                core.stack.consume(conn, data, consumed, burst);
             }
             Event::Readable { conn } => self.show(core, handler, conn),
             Event::Writable { conn } => handler.writable(&mut Context::new(core), conn),
             Event::Acked { conn, bytes } => handler.acked(&mut Context::new(core), conn, bytes),
+            Event::Urgent { conn } => handler.urgent(&mut Context::new(core), conn),
             Event::PeerClosed { conn } => {
-                let unread = core.engine.peek(conn, &mut self.shown[..1]);
-                if unread.is_ok_and(|n| n > 0) {
+                if self.has_buffered(core, conn) {
                     self.fin_waits.insert(conn);
                 } else {
                     handler.peer_closed(&mut Context::new(core), conn);
@@ -83,7 +83,7 @@ impl Dispatch {
                 handler.closed(&mut Context::new(core), conn, reason);
                 core.closing = None;
             }
-            Event::UdpReadable { .. } | Event::Urgent { .. } => {}
+            Event::UdpReadable { .. } => {}
         }
     }
 
@@ -101,20 +101,23 @@ impl Dispatch {
     /// Shows the handler what is buffered until it consumes less than it was shown, and then the FIN if one waits behind.
     fn show<H: Handler>(&mut self, core: &mut Core, handler: &mut H, conn: Conn) {
         loop {
-            let shown = match core.engine.peek(conn, &mut self.shown[..]) {
-                Ok(0) => {
-                    if self.fin_waits.remove(&conn) {
-                        handler.peer_closed(&mut Context::new(core), conn);
-                    }
-                    return;
-                }
-                Ok(n) => &self.shown[..n],
-                Err(RecvError::WouldBlock | RecvError::Stale) => return,
+            // The handler may change the engine while it reads, so it reads a copy.
+            let len = match core.stack.peek(conn, &mut self.shown[..]) {
+                Ok(0) | Err(RecvError::WouldBlock) => break,
+                Ok(len) => len,
+                Err(RecvError::Stale) => return,
             };
-            let consumed = handler.data(&mut Context::new(core), conn, shown).min(shown.len());
-            if core.engine.skip(conn, consumed).is_err() || consumed < shown.len() {
+            let consumed = handler.data(&mut Context::new(core), conn, &self.shown[..len]).min(len);
+            if core.stack.skip(conn, consumed).is_err() || consumed < len {
                 return;
             }
         }
+        if self.fin_waits.remove(&conn) {
+            handler.peer_closed(&mut Context::new(core), conn);
+        }
+    }
+
+    fn has_buffered(&mut self, core: &Core, conn: Conn) -> bool {
+        core.stack.peek(conn, &mut self.shown[..1]).is_ok_and(|n| n > 0)
     }
 }

@@ -49,6 +49,11 @@ pub trait Handler {
         let _ = (cx, conn, bytes);
     }
 
+    /// The peer announced urgent data: [`Context::recv_urgent`].
+    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let _ = (cx, conn);
+    }
+
     /// The peer sent FIN and all bytes before it were consumed. Sending is still possible. Closes our side too unless overridden.
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
         // Only a stale handle can be refused, and then there is nothing left to close.

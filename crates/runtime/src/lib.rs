@@ -2,12 +2,13 @@
 //!
 //! An application implements [`Handler`]; a shard calls it when something happens, with a [`Context`] to act through.
 
+pub mod builder;
 pub mod clock;
 pub mod command;
 pub mod config;
 pub mod context;
+pub mod devices;
 mod dispatch;
-mod engine;
 pub mod error;
 pub mod handler;
 mod pin;
@@ -18,6 +19,7 @@ pub mod stop;
 pub mod timers;
 mod wait;
 
+pub use builder::ShardBuilder;
 pub use command::{Command, CommandError, Commander};
 pub use config::Config;
 pub use context::Context;

@@ -151,9 +151,9 @@ impl<H: Handler> Shard<H> {
             }
             work += burst.len();
             core.stats.count_burst(burst.len());
-            core.engine.receive(now, port.id, &burst);
+            core.stack.receive(now, port.id, &burst);
             dispatch.events(core, handler, Some(&burst));
-            core.engine.finish_burst(&burst);
+            core.stack.finish_burst(&burst);
         }
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
@@ -167,9 +167,9 @@ impl<H: Handler> Shard<H> {
             handler.timer(&mut Context::new(core), token);
         }
         work += dispatch.resumed(core, handler);
-        core.engine.advance(now);
+        core.stack.advance(now);
         work += dispatch.events(core, handler, None);
-        core.engine.transmit(now);
+        core.stack.transmit(now);
         // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
         work += dispatch.events(core, handler, None);
 
@@ -183,7 +183,7 @@ impl<H: Handler> Shard<H> {
 
     fn next_deadline(&self) -> Option<Instant> {
         let devices = self.ports.iter().filter_map(|p| p.rx.next_deadline()).min();
-        [self.core.engine.next_deadline(), self.core.timers.next_deadline(), devices]
+        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices]
             .into_iter()
             .flatten()
             .min()

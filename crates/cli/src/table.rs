@@ -1,0 +1,87 @@
+//! Tables for people.
+
+use core::fmt;
+
+/// Rows of equally many cells; the first column is text, the others are numbers. Written as Markdown, so that it can be pasted.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these column heads.
+    pub fn new(heads: &[&str]) -> Self {
+        Self { rows: vec![heads.iter().map(ToString::to_string).collect()] }
+    }
+
+    /// Adds a row; missing cells stay empty.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let mut row: Vec<String> = cells.into_iter().collect();
+        row.resize(self.rows[0].len(), String::new());
+        self.rows.push(row);
+    }
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows[0].len();
+        let width = |c: usize| self.rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        for (number, row) in self.rows.iter().enumerate() {
+            for (column, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                if column == 0 {
+                    write!(f, "| {cell:<width$} |")?;
+                } else {
+                    write!(f, " {cell:>width$} |")?;
+                }
+            }
+            writeln!(f)?;
+            if number == 0 {
+                for (column, width) in widths.iter().enumerate() {
+                    let dashes = "-".repeat(width + 1);
+                    write!(f, "{}{dashes}{}", if column == 0 { "|" } else { "" }, if column == 0 { "-|" } else { ":|" })?;
+                }
+                writeln!(f)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A number with its thousands apart: `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Table, grouped};
+
+    #[test]
+    fn a_table_is_aligned_markdown() {
+        let mut table = Table::new(&["what", "a", "bb"]);
+        table.row(["rate".into(), "1".into(), "22222".into()]);
+        table.row(["x".into(), "333".into()]);
+        let expected = "\
+| what |   a |    bb |
+|------|----:|------:|
+| rate |   1 | 22222 |
+| x    | 333 |       |
+";
+        assert_eq!(table.to_string(), expected);
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        let shown: Vec<String> = [0, 999, 1000, 1_234_567].map(grouped).into();
+        assert_eq!(shown, ["0", "999", "1,000", "1,234,567"]);
+    }
+}

@@ -1,0 +1,184 @@
+//! From a configuration to a shard.
+
+use crate::clock;
+use crate::command;
+use crate::config::{Config, DeviceConfig, LinkConfig};
+use crate::context::Core;
+use crate::devices;
+use crate::dispatch::Dispatch;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::rng::Rng;
+use crate::shard::{Port, Shard};
+use crate::stats::{ShardStats, StatsWriter};
+use crate::timers::Timers;
+use ginnel_stack::device::Device;
+use ginnel_stack::error::ConfigError;
+use ginnel_stack::handle::{LinkId, PortId};
+use ginnel_stack::ip::RouteConfig;
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::MacAddr;
+
+/// Collects what a shard is made of.
+#[must_use]
+pub struct ShardBuilder<H> {
+    config: Config,
+    handler: H,
+    devices: Vec<(String, Device)>,
+    seed: Option<[u8; 32]>,
+    now: Option<Instant>,
+}
+
+impl Shard<()> {
+    /// Starts to build a shard: `Shard::builder(config).handler(application).build()`.
+    pub fn builder(config: Config) -> ShardBuilder<()> {
+        ShardBuilder { config, handler: (), devices: Vec::new(), seed: None, now: None }
+    }
+}
+
+impl<H> ShardBuilder<H> {
+    /// The application.
+    pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
+        let Self { config, devices, seed, now, .. } = self;
+        ShardBuilder { config, handler, devices, seed, now }
+    }
+
+    /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
+    pub fn device(mut self, name: impl Into<String>, device: Device) -> Self {
+        self.devices.push((name.into(), device));
+        self
+    }
+
+    /// A fixed seed, for simulations. Without one the kernel's random numbers are taken: sequence numbers, ports and cookies must
+    /// not be predictable.
+    pub fn seed(mut self, seed: [u8; 32]) -> Self {
+        self.seed = Some(seed);
+        self
+    }
+
+    /// The time at which a simulation starts. Without one it is the machine's clock.
+    pub fn now(mut self, now: Instant) -> Self {
+        self.now = Some(now);
+        self
+    }
+}
+
+impl<H: Handler> ShardBuilder<H> {
+    /// Opens the devices, sets up links and routes. Nothing is received or sent before the shard runs.
+    ///
+    /// # Errors
+    /// The first key of the configuration that cannot be used, or the device that cannot be opened.
+    pub fn build(mut self) -> Result<Shard<H>, Error> {
+        self.config.validate()?;
+        let now = self.now.unwrap_or_else(clock::now);
+        let seed = match self.seed {
+            Some(seed) => seed,
+            None => random_seed()?,
+        };
+        let config = &self.config;
+        let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
+        let mut stack = Stack::new(stack, seed, now)?;
+        let mut ports = Vec::new();
+        for device in &config.devices {
+            let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
+            ports.push(Port { id: stack.add_port(tx), rx });
+        }
+        if let Some((name, _)) = self.devices.first() {
+            let problem = format!("the configuration has no device named \"{name}\"");
+            return Err(ConfigError::new("device", problem).into());
+        }
+        add_links(&mut stack, config, &ports)?;
+
+        let (commander, mailbox) = command::mailbox(config.shard.commands_max as usize)
+            .map_err(|e| Error::io("event descriptor of the mailbox", e))?;
+        let core = Core {
+            now,
+            stack,
+            timers: Timers::new(now, config.shard.timers_max),
+            rng: Rng::new(u64::from_le_bytes(first_eight(&seed))),
+            stats: ShardStats::default(),
+            resume: Vec::new(),
+            closing: None,
+            stopping: false,
+        };
+        Ok(Shard {
+            core,
+            handler: self.handler,
+            dispatch: Dispatch::new(),
+            ports,
+            mailbox,
+            commander,
+            config: self.config.shard,
+            stats: StatsWriter::new(),
+            started: None,
+            published: now,
+        })
+    }
+}
+
+fn take_or_open(supplied: &mut Vec<(String, Device)>, config: &DeviceConfig) -> Result<Device, Error> {
+    let device = match supplied.iter().position(|(name, _)| *name == config.name) {
+        Some(i) => supplied.swap_remove(i).1,
+        None => devices::open(config)?,
+    };
+    devices::wrap(device, config)
+}
+
+fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<(), Error> {
+    let mut links: Vec<LinkId> = Vec::new();
+    for (i, link) in config.links.iter().enumerate() {
+        let device = config.devices.iter().position(|d| d.name == link.device);
+        let port: PortId = device.and_then(|d| ports.get(d)).map(|p| p.id).unwrap_or_default();
+        let id = stack.add_link(port, &engine_link(link)).map_err(|e| keyed(e, format!("link[{i}]")))?;
+        links.push(id);
+    }
+    for (i, route) in config.routes.iter().enumerate() {
+        let link = config.links.iter().position(|l| l.name == route.link);
+        let link = link.and_then(|l| links.get(l)).copied().unwrap_or_default();
+        let route = RouteConfig {
+            destination: route.destination.address,
+            prefix: route.destination.len,
+            gateway: route.gateway,
+            link,
+            metric: route.metric,
+        };
+        stack.add_route(route).map_err(|e| keyed(e, format!("route[{i}]")))?;
+    }
+    Ok(())
+}
+
+/// The engine names links and routes by their contents; a file's author knows them by their place.
+fn keyed(e: ConfigError, table: String) -> ConfigError {
+    let key = match e.key.rsplit_once('.') {
+        Some((_, key)) if e.key.starts_with("link.") => format!("{table}.{key}"),
+        _ => table,
+    };
+    ConfigError::new(key, e.problem)
+}
+
+fn engine_link(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
+    ginnel_stack::link::LinkConfig {
+        name: link.name.clone(),
+        addresses: link.addresses.iter().map(|p| (p.address, p.len)).collect(),
+        mtu: link.mtu.map(|mtu| mtu as usize),
+        vlan: link.vlan,
+        accept_ra: link.accept_ra,
+        static_neighbours: link.neighbours.iter().map(|n| (n.address, MacAddr(n.mac.0))).collect(),
+    }
+}
+
+fn random_seed() -> Result<[u8; 32], Error> {
+    let mut seed = [0; 32];
+    let filled = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::io("random numbers of the kernel", e))?;
+    // Up to 256 bytes always come at once.
+    debug_assert_eq!(filled, seed.len());
+    Ok(seed)
+}
+
+fn first_eight(seed: &[u8; 32]) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&seed[..8]);
+    bytes
+}
