@@ -7,6 +7,7 @@ mod commands;
 mod failure;
 mod signals;
 mod stack_options;
+mod table;
 
 use clap::Parser;
 use clap::error::ErrorKind;

@@ -5,7 +5,7 @@ use clap::Args;
 use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
-use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
+use ginnel::config::{DeviceConfig, DeviceKind, LinkSpec, Prefix};
 use std::path::PathBuf;
 
 /// Options of the stack.
@@ -29,13 +29,17 @@ pub struct StackOptions {
     #[arg(long, value_name = "ADDRESS")]
     pub gateway: Vec<IpAddr>,
 
+    /// Address that the kernel's side of a TAP gets, with its prefix length. May be given several times.
+    #[arg(long, value_name = "ADDRESS/LEN")]
+    pub kernel_address: Vec<Prefix>,
+
     /// Largest IP packet in bytes.
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_535))]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_521))]
     pub mtu: Option<u32>,
 
     /// Faults of the link, both ways, as "delay=20ms loss=1%".
     #[arg(long, value_name = "FAULTS")]
-    pub link: Option<String>,
+    pub link: Option<LinkSpec>,
 
     /// Seed of the faults: the same seed makes the same faults.
     #[arg(long, value_name = "N")]
@@ -87,7 +91,8 @@ impl StackOptions {
         };
         self.shape(&mut config)?;
         if let Some(device) = self.sole_device(&mut config)? {
-            device.mtu = self.mtu.unwrap_or(device.mtu);
+            device.mtu = self.mtu.or(device.mtu);
+            device.kernel_addresses.extend(&self.kernel_address);
             device.faults = self.link.clone().or(device.faults.take());
             device.faults_seed = self.link_seed.unwrap_or(device.faults_seed);
             device.capture = self.capture.clone().or(device.capture.take());
@@ -127,10 +132,11 @@ impl StackOptions {
         Ok(())
     }
 
-    /// The device that --mtu, --link, --link-seed and --capture are about.
+    /// The device that --mtu, --kernel-address, --link, --link-seed and --capture are about.
     fn sole_device<'a>(&self, config: &'a mut Config) -> Result<Option<&'a mut DeviceConfig>, Failure> {
         let given = [
             self.mtu.map(|_| "--mtu"),
+            self.kernel_address.first().map(|_| "--kernel-address"),
             self.link.as_ref().map(|_| "--link"),
             self.link_seed.map(|_| "--link-seed"),
             self.capture.as_ref().map(|_| "--capture"),
@@ -164,7 +170,7 @@ mod tests {
     fn options_alone_make_a_configuration() {
         let config = StackOptions { mtu: Some(9000), cpu: Some(1), ..options() }.to_config().unwrap();
         assert_eq!(config.devices.len(), 1);
-        assert_eq!((config.devices[0].kind, config.devices[0].mtu), (DeviceKind::Tap, 9000));
+        assert_eq!((config.devices[0].kind, config.devices[0].mtu), (DeviceKind::Tap, Some(9000)));
         assert_eq!(config.links[0].addresses.len(), 2);
         assert_eq!(config.routes.len(), 1);
         assert_eq!(config.shard.cpu, Some(1));

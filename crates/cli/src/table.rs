@@ -39,7 +39,12 @@ impl fmt::Display for Table {
             if number == 0 {
                 for (column, width) in widths.iter().enumerate() {
                     let dashes = "-".repeat(width + 1);
-                    write!(f, "{}{dashes}{}", if column == 0 { "|" } else { "" }, if column == 0 { "-|" } else { ":|" })?;
+                    write!(
+                        f,
+                        "{}{dashes}{}",
+                        if column == 0 { "|" } else { "" },
+                        if column == 0 { "-|" } else { ":|" }
+                    )?;
                 }
                 writeln!(f)?;
             }

@@ -8,6 +8,7 @@ pub use values::{Mac, Prefix};
 
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
+pub use ginnel_devices::faults::LinkSpec;
 use ginnel_stack::error::ConfigError;
 pub use ginnel_stack::ip::config::NetworkConfig;
 pub use ginnel_stack::tcp::config::TcpConfig;
@@ -79,18 +80,21 @@ pub struct DeviceConfig {
     /// Interface name for `tap`: attached to if it exists, created if not. Default: the device's name.
     #[serde(default)]
     pub interface: Option<String>,
-    /// Largest IP packet in bytes, without Ethernet header: 68 to 65,535. Default 1,500.
-    #[serde(default = "default_mtu")]
-    pub mtu: u32,
-    /// MAC address of our end, `02:00:00:00:00:01`. Default: made from the name.
+    /// Addresses that the kernel's side of a `tap` gets: `["10.1.0.1/24"]`. Default: none.
+    #[serde(default)]
+    pub kernel_addresses: Vec<Prefix>,
+    /// Largest IP packet in bytes, without Ethernet header: 68 to 65,521. Default: what the interface has; 1,500 for a new one and for `memory`.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// MAC address of our side of a `tap`, `02:00:00:00:00:01`. Default: the kernel's with its last bit flipped.
     #[serde(default)]
     pub mac: Option<Mac>,
     /// Leave checksums and segmentation to the device where it can. Default true.
     #[serde(default = "default_true")]
     pub offload: bool,
     /// Faults, both ways: `"delay=20ms loss=1%"`. Default: none.
-    #[serde(default)]
-    pub faults: Option<String>,
+    #[serde(default, deserialize_with = "values::optional_text")]
+    pub faults: Option<LinkSpec>,
     /// Seed of the faults: the same seed makes the same faults. Default 1.
     #[serde(default = "default_seed")]
     pub faults_seed: u64,
@@ -106,7 +110,8 @@ impl DeviceConfig {
             name: name.into(),
             kind,
             interface: None,
-            mtu: default_mtu(),
+            kernel_addresses: Vec::new(),
+            mtu: None,
             mac: None,
             offload: true,
             faults: None,
@@ -182,10 +187,6 @@ pub struct RouteConfig {
     pub metric: u32,
 }
 
-fn default_mtu() -> u32 {
-    1500
-}
-
 fn default_true() -> bool {
     true
 }
@@ -231,9 +232,24 @@ impl Config {
                 let problem = format!("there is a device named \"{}\" already", device.name);
                 return Err(ConfigError::new(key("name"), problem));
             }
-            within(key("mtu"), device.mtu, 68..=65_535)?;
-            if device.interface().len() > 15 && device.kind == DeviceKind::Tap {
-                return Err(ConfigError::new(key("interface"), "is longer than 15 bytes"));
+            if let Some(mtu) = device.mtu {
+                within(key("mtu"), mtu, 68..=65_521)?;
+            }
+            let only_tap = [
+                ("interface", device.interface.is_some()),
+                ("mac", device.mac.is_some()),
+                ("kernel_addresses", !device.kernel_addresses.is_empty()),
+            ];
+            match device.kind {
+                DeviceKind::Tap if !(1..=15).contains(&device.interface().len()) => {
+                    return Err(ConfigError::new(key("interface"), "must have 1 to 15 bytes"));
+                }
+                DeviceKind::Memory => {
+                    if let Some((name, _)) = only_tap.iter().find(|(_, given)| *given) {
+                        return Err(ConfigError::new(key(name), "is for devices of kind \"tap\""));
+                    }
+                }
+                DeviceKind::Tap => {}
             }
         }
         for (i, link) in self.links.iter().enumerate() {
@@ -269,9 +285,9 @@ impl Config {
             within(key("vlan"), vlan, 1..=4094)?;
         }
         if let Some(mtu) = link.mtu {
-            within(key("mtu"), mtu, 68..=device.mtu)?;
+            within(key("mtu"), mtu, 68..=device.mtu.unwrap_or(65_521))?;
         }
-        let mtu = link.mtu.unwrap_or(device.mtu);
+        let mtu = link.mtu.or(device.mtu).unwrap_or(1280);
         if mtu < 1280 && link.addresses.iter().any(|a| a.address.is_ipv6()) {
             return Err(ConfigError::new(
                 key("addresses"),

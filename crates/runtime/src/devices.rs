@@ -2,6 +2,7 @@
 
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::error::Error;
+use ginnel_devices::{faults, tap};
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 
@@ -13,12 +14,25 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
                 format!("memory device \"{}\" has no other end: the program must supply it", config.name);
             Err(ConfigError::new("device", problem).into())
         }
-        DeviceKind::Tap => Err(ConfigError::new("device", "tap").into()),
+        DeviceKind::Tap => {
+            let tap = tap::TapConfig {
+                name: Some(config.interface().into()),
+                mtu: config.mtu.map(|mtu| mtu as usize),
+                mac: config.mac.map(|mac| mac.0),
+                kernel_addresses: config.kernel_addresses.iter().map(|p| (p.address, p.len)).collect(),
+                without_offloads: !config.offload,
+                ..tap::TapConfig::default()
+            };
+            tap::open(&tap).map_err(|e| Error::io(format!("tap {}", config.interface()), e))
+        }
     }
 }
 
-/// Puts the configured layers around a device: the capture sees what the wire beyond the faults would see.
-pub(crate) fn wrap(device: Device, config: &DeviceConfig) -> Result<Device, Error> {
-    let _ = config;
+/// Puts the configured layers around a device. The capture is the innermost but for the device itself, so it shows what crosses the
+/// wire: what faults drop on the way out is not in it, and what they drop on the way in is.
+pub(crate) fn wrap(mut device: Device, config: &DeviceConfig) -> Result<Device, Error> {
+    if let Some(spec) = &config.faults {
+        device = faults::wrap(device, spec, config.faults_seed);
+    }
     Ok(device)
 }

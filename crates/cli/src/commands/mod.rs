@@ -1,6 +1,7 @@
 //! The subcommands.
 
 mod corpus;
+mod serve;
 
 use crate::failure::Failure;
 use clap::Subcommand;
@@ -8,6 +9,10 @@ use clap::Subcommand;
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Send back whatever comes
+    Echo(serve::EchoOptions),
+    /// Serve the files of a directory over HTTP
+    Httpd(serve::HttpdOptions),
     /// Write 500 synthetic front pages with the sizes of popular ones, for httpd and load http
     Corpus(ginnel_apps::corpus::Options),
 }
@@ -16,6 +21,8 @@ impl Command {
     /// Does it.
     pub fn run(self) -> Result<(), Failure> {
         match self {
+            Self::Echo(options) => serve::echo(&options),
+            Self::Httpd(options) => serve::httpd(&options),
             Self::Corpus(options) => corpus::run(&options),
         }
     }

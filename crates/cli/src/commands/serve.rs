@@ -61,7 +61,8 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
 /// A server alone at one end of a cable inside its own process would wait for ever.
 fn server_config(options: &StackOptions) -> Result<Config, Failure> {
     if options.device == Some(DeviceName::Memory) {
-        let problem = "--device memory: nobody is at the other end (see ginnel load http --serve and ginnel demo)";
+        let problem =
+            "--device memory: nobody is at the other end (see ginnel load http --serve and ginnel demo)";
         return Err(Failure::usage(problem));
     }
     options.to_config()

@@ -46,7 +46,8 @@ fn a_file_with_every_table_is_read() {
     assert_eq!(config.shard.cpu, Some(1));
     assert_eq!(config.tcp.connections_max, 10_000_000);
     assert_eq!(config.devices[0].kind, DeviceKind::Tap);
-    assert_eq!(config.devices[0].mtu, 1500);
+    assert_eq!(config.devices[0].mtu, None);
+    assert_eq!(config.devices[0].faults, Some("delay=20ms loss=1%".parse().unwrap()));
     assert_eq!(config.links[0].neighbours.len(), 1);
     assert_eq!(config.links[1].vlan, Some(12));
     assert_eq!(config.routes[0].destination.len, 0);
@@ -82,7 +83,7 @@ fn a_value_out_of_range_is_named_with_the_range() {
     let e = error(
         "[[device]]\nname = \"a\"\nkind = \"memory\"\n[[device]]\nname = \"b\"\nkind = \"memory\"\nmtu = 67\n",
     );
-    assert_eq!(e, "x.toml:7: device[1].mtu: 67 is outside 68 to 65535");
+    assert_eq!(e, "x.toml:7: device[1].mtu: 67 is outside 68 to 65521");
 }
 
 #[test]
@@ -93,6 +94,23 @@ fn a_malformed_address_is_named() {
     assert_eq!(e, format!("x.toml:{line}: link[1].addresses: prefix length \"99\" is not within 0 to 32"));
     let e = error(&GOOD.replace("02:00:00:00:00:09", "02-00"));
     assert!(e.contains("link[0].neighbour[0].mac: \"02-00\" is not a MAC address"), "{e}");
+}
+
+#[test]
+fn a_bad_unit_is_named() {
+    let text = GOOD.replace("delay=20ms", "delay=20furlongs");
+    let e = error(&text);
+    let line = 1 + text.lines().position(|l| l.contains("furlongs")).unwrap();
+    assert!(
+        e.starts_with(&format!("x.toml:{line}: device[0].faults: delay=20furlongs: the unit must be")),
+        "{e}"
+    );
+}
+
+#[test]
+fn a_key_for_another_kind_of_device_is_refused() {
+    let e = error("[[device]]\nname = \"a\"\nkind = \"memory\"\nmac = \"02:00:00:00:00:01\"\n");
+    assert_eq!(e, "x.toml:4: device[0].mac: is for devices of kind \"tap\"");
 }
 
 #[test]

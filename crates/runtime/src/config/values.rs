@@ -89,6 +89,15 @@ macro_rules! from_text {
 
 from_text!(Prefix, Mac);
 
+/// An optional value of a type of another crate, through its [`FromStr`].
+pub(super) fn optional_text<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: FromStr<Err: fmt::Display>,
+    D: Deserializer<'de>,
+{
+    String::deserialize(deserializer)?.parse().map(Some).map_err(de::Error::custom)
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Mac, Prefix};

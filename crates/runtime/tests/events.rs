@@ -1,0 +1,301 @@
+//! What a handler is told, and when: two shards in simulated time.
+
+mod common;
+
+use common::Two;
+use core::time::Duration;
+use ginnel::{
+    CloseReason, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener,
+    SocketOptions,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// One line for each thing that happened.
+#[derive(Default)]
+struct Log(Vec<String>);
+
+impl Log {
+    fn add(&mut self, text: impl Into<String>) {
+        self.0.push(text.into());
+    }
+
+    fn count(&self, text: &str) -> usize {
+        self.0.iter().filter(|line| line.starts_with(text)).count()
+    }
+}
+
+/// A server that consumes at most `appetite` bytes per call and echoes what it consumes.
+struct Server {
+    log: Log,
+    appetite: usize,
+    received: Vec<u8>,
+    conn: Option<Conn>,
+    listener: Option<Listener>,
+    keep_open: bool,
+}
+
+impl Server {
+    fn new(appetite: usize) -> Self {
+        Self {
+            log: Log::default(),
+            appetite,
+            received: Vec::new(),
+            conn: None,
+            listener: None,
+            keep_open: false,
+        }
+    }
+}
+
+impl Handler for Server {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.listener = Some(cx.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default())?);
+        Ok(())
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, listener: Listener) {
+        assert_eq!(Some(listener), self.listener);
+        cx.set_token(conn, 77).unwrap();
+        self.conn = Some(conn);
+        self.log.add("accepted");
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        assert!(!data.is_empty());
+        let n = data.len().min(self.appetite);
+        let sent = cx.send(conn, &data[..n]).unwrap();
+        self.received.extend(&data[..sent]);
+        self.log.add(format!("data {}", data.len()));
+        sent
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        cx.resume_reading(conn);
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.log.add(format!("peer closed after {}", self.received.len()));
+        if !self.keep_open {
+            cx.close(conn).unwrap();
+        }
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        assert_eq!(cx.token(conn), Ok(77));
+        self.log.add(format!("closed {reason:?}"));
+    }
+}
+
+/// A client that sends a message, ends its side, and collects the answer.
+struct Client {
+    log: Log,
+    to_send: Vec<u8>,
+    sent: usize,
+    received: Vec<u8>,
+    acked: u64,
+    conn: Option<Conn>,
+    port: u16,
+    finish: bool,
+}
+
+impl Client {
+    fn new(bytes: usize) -> Self {
+        let to_send = (0..bytes).map(|i| (i / 7) as u8).collect();
+        Self {
+            log: Log::default(),
+            to_send,
+            sent: 0,
+            received: Vec::new(),
+            acked: 0,
+            conn: None,
+            port: 80,
+            finish: true,
+        }
+    }
+
+    fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.sent += cx.send(conn, &self.to_send[self.sent..]).unwrap();
+        if self.sent == self.to_send.len() && self.finish {
+            cx.shutdown_write(conn).unwrap();
+            self.finish = false;
+        }
+    }
+}
+
+impl Handler for Client {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let options = ConnectOptions {
+            socket: SocketOptions { ack_events: true, ..SocketOptions::default() },
+            ..ConnectOptions::default()
+        };
+        self.conn = Some(cx.connect(format!("10.0.0.1:{}", self.port).parse().unwrap(), options)?);
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        assert_eq!(self.conn, Some(conn));
+        self.log.add("connected");
+        self.push(cx, conn);
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        self.received.extend(data);
+        data.len()
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn acked(&mut self, _: &mut Context<'_>, _: Conn, bytes: u32) {
+        self.acked += u64::from(bytes);
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        self.log.add(format!("closed {reason:?}"));
+    }
+}
+
+#[test]
+fn an_echo_comes_back_whole_and_every_end_is_told_once() {
+    let mut two = Two::new(Server::new(usize::MAX), Client::new(300_000));
+    let done = two.until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2);
+    let (server, client) = (two.server.handler(), two.client.handler());
+    assert!(done, "{:?} {:?}", server.log.0, client.log.0);
+    assert_eq!(client.received, client.to_send);
+    assert_eq!(client.acked, 300_000);
+    assert_eq!((client.log.count("connected"), client.log.count("closed Normal")), (1, 1));
+    assert_eq!((server.log.count("accepted"), server.log.count("closed Normal")), (1, 1));
+    assert_eq!(server.log.count("peer closed after 300000"), 1);
+}
+
+#[test]
+fn the_end_of_the_stream_comes_after_all_that_was_left_unread() {
+    let mut two = Two::new(Server::new(700), Client::new(50_000));
+    two.until(SECOND, |_, _| false);
+    let mut resumed = 0;
+    while two.server.handler().received.len() < 50_000 {
+        assert_eq!(two.server.handler().log.count("peer closed"), 0);
+        let conn = two.server.handler().conn.unwrap();
+        two.server.with(two.now, |_, cx| cx.resume_reading(conn));
+        two.until(SECOND, |_, _| false);
+        resumed += 1;
+    }
+    assert!(resumed > 10, "little was left unread");
+    assert!(two.until(10 * SECOND, |_, c| c.log.count("closed") == 1));
+    assert_eq!(two.server.handler().log.count("peer closed after 50000"), 1);
+    assert_eq!(two.client.handler().received, two.client.handler().to_send);
+}
+
+#[test]
+fn a_handler_that_reads_nothing_holds_the_peer_back() {
+    let mut two = Two::with(Server::new(0), Client::new(10 << 20), |config| {
+        config.tcp.recv_buffer_bytes = 64 << 10;
+        config.tcp.send_buffer_bytes = 64 << 10;
+    });
+    two.until(30 * SECOND, |_, _| false);
+    let sent = two.client.handler().sent;
+    assert!((64 << 10..=400 << 10).contains(&sent), "{sent} bytes went out");
+    two.server.handler_mut().appetite = usize::MAX;
+    let conn = two.server.handler().conn.unwrap();
+    two.server.with(two.now, |_, cx| cx.resume_reading(conn));
+    assert!(two.until(600 * SECOND, |_, c| c.log.count("closed") == 1));
+    assert_eq!(two.client.handler().received, two.client.handler().to_send);
+}
+
+#[test]
+fn a_refused_connection_is_closed_without_having_been_connected() {
+    let mut client = Client::new(1);
+    client.port = 81;
+    let mut two = Two::new(Server::new(0), client);
+    assert!(two.until(10 * SECOND, |_, c| c.log.count("closed") == 1));
+    assert_eq!(two.client.handler().log.0, ["closed Refused"]);
+}
+
+#[test]
+fn an_abort_is_a_reset_for_the_peer() {
+    let mut client = Client::new(10);
+    client.finish = false;
+    let mut two = Two::new(Server::new(usize::MAX), client);
+    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 10));
+    let conn = two.client.handler().conn.unwrap();
+    two.client.with(two.now, |_, cx| cx.abort(conn)).unwrap();
+    assert!(two.until(10 * SECOND, |s, c| s.log.count("closed") + c.log.count("closed") == 2));
+    assert_eq!(two.client.handler().log.count("closed Aborted"), 1);
+    assert_eq!(two.server.handler().log.count("closed Reset"), 1);
+    let stale = two.client.with(two.now, |_, cx| cx.send(conn, b"x"));
+    assert_eq!(stale, Err(ginnel::SendError::Stale));
+}
+
+#[test]
+fn the_answer_leaves_with_the_acknowledgement() {
+    let mut client = Client::new(10);
+    client.finish = false;
+    let mut two = Two::new(Server::new(usize::MAX), client);
+    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 10));
+    // SYN+ACK and one segment with the echo; ARP may add two.
+    let before = two.client.stats().frames_received;
+    let conn = two.client.handler().conn.unwrap();
+    two.client.with(two.now, |_, cx| cx.send(conn, b"0123456789")).unwrap();
+    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 20));
+    assert_eq!(two.client.stats().frames_received - before, 1);
+}
+
+#[derive(Default)]
+struct Ticker {
+    fired: Vec<(u64, Instant)>,
+    commands: Vec<u32>,
+}
+
+impl Handler for Ticker {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.set_timer(Duration::from_millis(30), 30).unwrap();
+        cx.set_timer(Duration::from_millis(10), 10).unwrap();
+        let cancelled = cx.set_timer(Duration::from_millis(20), 20).unwrap();
+        assert!(cx.cancel_timer(cancelled));
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        self.fired.push((token, cx.now()));
+    }
+
+    fn command(&mut self, _: &mut Context<'_>, command: ginnel::Command) {
+        self.commands.push(*command.downcast::<u32>().unwrap());
+    }
+}
+
+#[test]
+fn timers_run_out_in_order_and_cancelled_ones_do_not() {
+    let mut two = Two::new(Server::new(0), Ticker::default());
+    two.until(SECOND, |_, c| c.fired.len() == 3);
+    let start = Instant::from_millis(1000);
+    let fired: Vec<(u64, u64)> = two
+        .client
+        .handler()
+        .fired
+        .iter()
+        .map(|(token, at)| (*token, (*at - start).as_micros() as u64 / 1000))
+        .collect();
+    assert_eq!(fired, [(10, 10), (30, 30)]);
+}
+
+#[test]
+fn commands_of_other_threads_arrive_in_order() {
+    let mut two = Two::new(Server::new(0), Ticker::default());
+    let commander = two.client.commander();
+    std::thread::spawn(move || {
+        for i in 0..100u32 {
+            commander.send(Box::new(i)).unwrap();
+        }
+    })
+    .join()
+    .unwrap();
+    assert!(two.until(SECOND, |_, c| c.commands.len() == 100));
+    assert!(two.client.handler().commands.iter().copied().eq(0..100));
+}
