@@ -2,7 +2,7 @@
 
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::error::Error;
-use ginnel_devices::{faults, tap};
+use ginnel_devices::{capture, faults, tap};
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 
@@ -28,11 +28,17 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
     }
 }
 
-/// Puts the configured layers around a device. The capture is the innermost but for the device itself, so it shows what crosses the
-/// wire: what faults drop on the way out is not in it, and what they drop on the way in is.
+/// Puts the configured layers around a device. The capture is the outermost, so it shows what the stack sends and receives: what faults
+/// drop on the way out is in it, and what they drop on the way in is not.
 pub(crate) fn wrap(mut device: Device, config: &DeviceConfig) -> Result<Device, Error> {
     if let Some(spec) = &config.faults {
         device = faults::wrap(device, spec, config.faults_seed);
+    }
+    if let Some(path) = &config.capture {
+        let capture =
+            capture::CaptureConfig { interface: config.name.clone(), ..capture::CaptureConfig::new(path) };
+        device = capture::wrap(device, &capture)
+            .map_err(|e| Error::io(format!("capture {}", path.display()), e))?;
     }
     Ok(device)
 }

@@ -123,7 +123,7 @@ impl StatsReader {
                 *word = shared.load(Ordering::Relaxed);
             }
             fence(Ordering::Acquire);
-            if before % 2 == 0 && self.0.version.load(Ordering::Relaxed) == before {
+            if before.is_multiple_of(2) && self.0.version.load(Ordering::Relaxed) == before {
                 return ShardStats::from_words(words);
             }
             core::hint::spin_loop();

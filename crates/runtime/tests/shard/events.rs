@@ -1,8 +1,6 @@
 //! What a handler is told, and when: two shards in simulated time.
 
-mod common;
-
-use common::Two;
+use crate::common::Two;
 use core::time::Duration;
 use ginnel::{
     CloseReason, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener,

@@ -1,7 +1,6 @@
 //! A shard on a thread of its own: sleeping, waking, stopping.
 
-mod common;
-
+use crate::common::{A, config};
 use core::time::Duration;
 use ginnel::{Conn, Context, Error, Handler, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
@@ -46,7 +45,7 @@ impl Handler for Reporter {
 fn shard(leave_at_once: bool) -> (Shard<Reporter>, mpsc::Receiver<&'static str>) {
     let (to, from) = mpsc::channel();
     let (device, _) = pair(MemoryConfig::default());
-    let mut config = common::config(common::A);
+    let mut config = config(A);
     config.shard.stop_grace_ms = 20;
     let handler = Reporter { to, leave_at_once };
     (Shard::builder(config).handler(handler).device("cable", device).build().unwrap(), from)
@@ -111,8 +110,7 @@ fn an_idle_shard_sleeps_instead_of_polling() {
 #[test]
 fn a_shard_without_its_memory_device_is_not_built() {
     let (to, _from) = mpsc::channel();
-    let built =
-        Shard::builder(common::config(common::A)).handler(Reporter { to, leave_at_once: true }).build();
+    let built = Shard::builder(config(A)).handler(Reporter { to, leave_at_once: true }).build();
     let error = built.err().expect("refused").to_string();
     assert!(error.contains("memory device \"cable\" has no other end"), "{error}");
 }

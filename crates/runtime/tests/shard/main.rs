@@ -1,0 +1,5 @@
+//! Shards from outside: what handlers are told in simulated time, and a shard on a thread of its own.
+
+mod common;
+mod events;
+mod running;
