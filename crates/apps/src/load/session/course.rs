@@ -30,7 +30,23 @@ impl Session {
         Some(self.next_call(now))
     }
 
-    pub(super) fn next_call(&self, now: Instant) -> Instant {
+    /// In an open loop: when the next request is due for which there is room.
+    pub fn next_arrival(&self) -> Option<Instant> {
+        self.arrivals.as_ref().filter(|_| self.has_room()).map(Arrivals::due)
+    }
+
+    /// Ends the run at once; what was measured so far counts.
+    pub fn interrupt(&mut self, now: Instant) {
+        if self.stage < Stage::Drain {
+            self.measure_from = self.measure_from.min(now);
+            self.measure_to = self.measure_to.min(now);
+            self.arrivals = None;
+            self.stage = Stage::Drain;
+        }
+        self.drain_until = now;
+    }
+
+    fn next_call(&self, now: Instant) -> Instant {
         let mut at = now + TICK;
         if let Some((until, _)) = self.cooling.front() {
             at = at.min(*until);
@@ -42,10 +58,7 @@ impl Session {
             Stage::Drain => at = at.min(self.drain_until),
             Stage::Setup | Stage::Done => {}
         }
-        if let Some(arrivals) = self.arrivals.as_ref().filter(|_| self.has_room()) {
-            at = at.min(arrivals.due());
-        }
-        at.max(now)
+        self.next_arrival().map_or(at, |due| at.min(due)).max(now)
     }
 
     /// New requests may begin.
@@ -102,10 +115,8 @@ impl Session {
 
     /// The measured time.
     fn measured(&self) -> Duration {
-        match self.plan.duration {
-            Some(duration) if !self.is_enough() => duration,
-            _ => self.last_completion - self.measure_from,
-        }
+        let to = if self.is_enough() { self.last_completion } else { self.measure_to };
+        to - self.measure_from
     }
 
     /// In an open loop: what was due in the measured time and never begun.

@@ -53,11 +53,14 @@ enum Event {
     Writable,
 }
 
+/// Time, order of posting, slot, connection and what happens, the earliest first.
+type Posted = Reverse<(u64, u64, u32, u32, Event)>;
+
 /// A server and the way to it, in simulated time.
 struct Net {
     server: Server,
     now: u64,
-    events: BinaryHeap<Reverse<(u64, u64, u32, u32, Event)>>,
+    events: BinaryHeap<Posted>,
     sequence: u64,
     /// Number of the slot's connection; `None` if it has none.
     connections: Vec<Option<u32>>,
@@ -443,6 +446,25 @@ fn set_up_opens_connections_evenly() {
     assert_eq!((net.opened, session.stats().counters.open_max), (1_000, 1_000));
     assert!(net.now > 19_900 * MS, "measuring began when all were open");
     assert_eq!(session.stats().counters.started, 100);
+}
+
+#[test]
+fn an_interrupted_run_reports_what_it_has() {
+    let requests = Requests::new("h", &[("/".to_owned(), 1)], &RequestStyle::default()).unwrap();
+    let target = "10.0.0.1:80".parse().unwrap();
+    let (requests, progress) = (Arc::new(requests), Arc::new(Progress::default()));
+    let mut session =
+        Session::new(plan(), requests, vec![target], Sources::new(&[], 0, 1), progress, Instant::ZERO);
+    let mut net = Net::new(Server { is_mute: true, ..Server::default() });
+    session.poll(Instant::ZERO, &mut net);
+    session.connected(0, Instant::from_millis(1), &mut net);
+    let now = Instant::from_millis(2_500);
+    session.interrupt(now);
+    session.poll(now, &mut net);
+    assert_eq!(session.stage(), Stage::Done);
+    assert_eq!(session.stats().measured, Duration::from_millis(2_500));
+    assert_eq!(session.stats().counters.unanswered, 1);
+    assert!(net.connections.iter().all(Option::is_none));
 }
 
 proptest! {

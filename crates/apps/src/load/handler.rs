@@ -1,0 +1,239 @@
+//! The generator on a shard.
+
+use super::options::Job;
+use super::session::{Network, Session};
+use super::stats::{Failure, Progress, Stats};
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use ginnel::{
+    CloseReason, Conn, ConnectError, ConnectOptions, Context, Error, Handler, Instant, SocketOptions, Timer,
+};
+use std::sync::{Arc, Mutex};
+
+/// The session is due.
+const POLL: u64 = 0;
+/// All was said; the last segments have left.
+const STOP: u64 = 1;
+/// Time for the last closes to leave.
+const FAREWELL: Duration = Duration::from_millis(100);
+const NO_SLOT: u32 = u32::MAX;
+
+/// Where a generator leaves what it measured.
+pub type Outcome = Arc<Mutex<Option<Stats>>>;
+
+/// The generator as a shard's application: worker `worker` of `workers`.
+pub struct LoadHandler {
+    job: Job,
+    worker: u32,
+    workers: u32,
+    progress: Arc<Progress>,
+    outcome: Outcome,
+    /// From the start of the shard on.
+    session: Option<Session>,
+    links: Links,
+    timer: Option<(Timer, Instant)>,
+    ended: bool,
+}
+
+/// Which connection belongs to which slot.
+#[derive(Default)]
+struct Links {
+    conn_of: Vec<Option<Conn>>,
+    slot_of: Vec<u32>,
+    /// To be closed at the next call: while a connection's data are being shown they count as unread, and closing it with unread data would
+    /// be a reset.
+    to_close: Vec<Conn>,
+}
+
+impl Links {
+    fn slot(&self, conn: Conn) -> Option<u32> {
+        let slot = *self.slot_of.get(conn.index() as usize)?;
+        (*self.conn_of.get(slot as usize)? == Some(conn)).then_some(slot)
+    }
+
+    fn link(&mut self, slot: u32, conn: Conn) {
+        let (s, c) = (slot as usize, conn.index() as usize);
+        if self.conn_of.len() <= s {
+            self.conn_of.resize(s + 1, None);
+        }
+        if self.slot_of.len() <= c {
+            self.slot_of.resize(c + 1, NO_SLOT);
+        }
+        self.conn_of[s] = Some(conn);
+        self.slot_of[c] = slot;
+    }
+
+    fn unlink(&mut self, slot: u32) -> Option<Conn> {
+        self.conn_of.get_mut(slot as usize)?.take()
+    }
+}
+
+impl LoadHandler {
+    /// A generator that leaves what it measured in `outcome`.
+    pub fn new(job: Job, worker: u32, workers: u32, progress: Arc<Progress>, outcome: Outcome) -> Self {
+        let links = Links::default();
+        Self { job, worker, workers, progress, outcome, session: None, links, timer: None, ended: false }
+    }
+
+    /// True once the run is over and its outcome is there.
+    pub const fn is_done(&self) -> bool {
+        self.ended
+    }
+
+    /// Lets the session act, and sees to it that it is called when it is due next.
+    fn act(&mut self, cx: &mut Context<'_>, act: impl FnOnce(&mut Session, Instant, &mut ShardNet<'_, '_>)) {
+        let Some(session) = &mut self.session else { return };
+        for conn in self.links.to_close.drain(..) {
+            let _ = cx.close(conn); // gone already: nothing to close
+        }
+        let now = cx.now();
+        act(session, now, &mut ShardNet { cx, links: &mut self.links });
+        // What the session does of its own accord it does when the timer calls; only a request that is due earlier needs another one.
+        if let (Some((_, at)), Some(due)) = (self.timer, session.next_arrival())
+            && due < at
+        {
+            self.arm(cx, due);
+        }
+    }
+
+    fn arm(&mut self, cx: &mut Context<'_>, at: Instant) {
+        if let Some((timer, _)) = self.timer.take() {
+            cx.cancel_timer(timer);
+        }
+        let wait = at.saturating_since(cx.now());
+        self.timer = cx.set_timer(wait, POLL).map(|timer| (timer, at));
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        self.timer = None;
+        let mut next = None;
+        self.act(cx, |session, now, net| next = session.poll(now, net));
+        match next {
+            Some(at) => self.arm(cx, at),
+            None if !self.ended => {
+                self.ended = true;
+                self.act(cx, |_, _, _| {}); // closes what the end of the run left to be closed
+                if let (Some(session), Ok(mut outcome)) = (&self.session, self.outcome.lock()) {
+                    *outcome = Some(session.stats().clone());
+                }
+                if cx.set_timer(FAREWELL, STOP).is_none() {
+                    cx.stop();
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+impl Handler for LoadHandler {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let plan = self.job.plan.share(self.worker, self.workers);
+        let sources = self.job.sources(self.worker, self.workers);
+        let (requests, progress) = (Arc::clone(&self.job.requests), Arc::clone(&self.progress));
+        self.session =
+            Some(Session::new(plan, requests, self.job.targets.clone(), sources, progress, cx.now()));
+        self.poll(cx);
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some(slot) = self.links.slot(conn) {
+            self.act(cx, |session, now, net| session.connected(slot, now, net));
+        }
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        if let Some(slot) = self.links.slot(conn) {
+            self.act(cx, |session, now, net| session.data(slot, data, now, net));
+        }
+        data.len()
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some(slot) = self.links.slot(conn) {
+            self.act(cx, |session, _, net| session.writable(slot, net));
+        }
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        match self.links.slot(conn) {
+            Some(slot) => self.act(cx, |session, now, net| session.peer_closed(slot, now, net)),
+            // The session has done with it; its close may still wait.
+            None => {
+                let _ = cx.close(conn);
+            }
+        }
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        if let Some(slot) = self.links.slot(conn) {
+            self.links.unlink(slot);
+            self.act(cx, |session, now, net| session.ended(slot, failure(reason), now, net));
+        }
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        if token == STOP { cx.stop() } else { self.poll(cx) }
+    }
+
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        if let Some(session) = &mut self.session {
+            session.interrupt(cx.now());
+        }
+        self.poll(cx);
+    }
+}
+
+const fn failure(reason: CloseReason) -> Failure {
+    match reason {
+        CloseReason::Refused => Failure::Refused,
+        CloseReason::TimedOut => Failure::ConnectTimeout,
+        CloseReason::HostUnreachable | CloseReason::NetUnreachable | CloseReason::ProtocolUnreachable => {
+            Failure::Unreachable
+        }
+        CloseReason::Normal => Failure::ClosedEarly,
+        CloseReason::Reset | CloseReason::Aborted => Failure::Reset,
+    }
+}
+
+/// The shard's context as the session's network.
+struct ShardNet<'a, 'c> {
+    cx: &'a mut Context<'c>,
+    links: &'a mut Links,
+}
+
+impl Network for ShardNet<'_, '_> {
+    fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
+        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        let local = from.map(|address| SocketAddr::new(address, 0));
+        match self.cx.connect(to, ConnectOptions { local, socket }) {
+            Ok(conn) => {
+                self.links.link(slot, conn);
+                Ok(())
+            }
+            Err(Error::Connect(_, ConnectError::NetUnreachable | ConnectError::InvalidAddress)) => {
+                Err(Failure::Unreachable)
+            }
+            Err(_) => Err(Failure::Exhausted),
+        }
+    }
+
+    fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
+        match self.links.conn_of.get(slot as usize) {
+            // Nothing is sent on a connection that is gone; its end is about to be told.
+            Some(Some(conn)) => self.cx.send(*conn, bytes).unwrap_or(0),
+            _ => 0,
+        }
+    }
+
+    fn close(&mut self, slot: u32) {
+        let conn = self.links.unlink(slot);
+        self.links.to_close.extend(conn);
+    }
+
+    fn abort(&mut self, slot: u32) {
+        if let Some(conn) = self.links.unlink(slot) {
+            let _ = self.cx.abort(conn); // gone already: nothing to reset
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! The generator on the kernel's sockets: non-blocking, edge-triggered epoll, one session per thread.
+
+use super::options::Job;
+use super::session::{Network, Session};
+use super::stats::{Failure, Progress, Stats};
+use core::net::{IpAddr, SocketAddr};
+use core::num::NonZeroU64;
+use core::time::Duration;
+use ginnel::{Error, Instant, StopFlag, clock};
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Bytes read at once.
+const READ_BYTES: usize = 64 << 10;
+/// Events taken at once.
+const EVENTS_MAX: usize = 1024;
+/// Closer than this a due time is waited for by polling, because a sleep would end too late.
+const SPIN: Duration = Duration::from_micros(60);
+/// Descriptors besides the connections.
+const SPARE_DESCRIPTORS: u64 = 64;
+
+struct Socket {
+    fd: Option<OwnedFd>,
+    /// Which connection of the slot this is: events of an earlier one may still be in the batch.
+    generation: u32,
+    connecting: bool,
+}
+
+struct KernelNet {
+    epoll: OwnedFd,
+    sockets: Vec<Socket>,
+    /// Connections whose send failed.
+    broken: Vec<(u32, u32)>,
+    nodelay: bool,
+}
+
+impl KernelNet {
+    fn open(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Errno> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let fd = net::socket_with(family, SocketType::STREAM, flags, None)?;
+        if self.nodelay {
+            sockopt::set_tcp_nodelay(&fd, true)?;
+        }
+        if let Some(from) = from {
+            // Otherwise ports in TIME_WAIT could not be taken again, towards any destination.
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+            net::bind(&fd, &SocketAddr::new(from, 0))?;
+        }
+        match net::connect(&fd, &to) {
+            Ok(()) | Err(Errno::INPROGRESS) => {}
+            Err(error) => return Err(error),
+        }
+        while self.sockets.len() <= slot as usize {
+            self.sockets.push(Socket { fd: None, generation: 0, connecting: false });
+        }
+        let socket = &mut self.sockets[slot as usize];
+        let data = epoll::EventData::new_u64(u64::from(socket.generation) << 32 | u64::from(slot));
+        let events =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &fd, data, events)?;
+        (socket.fd, socket.connecting) = (Some(fd), true);
+        Ok(())
+    }
+
+    fn drop_socket(&mut self, slot: u32) -> Option<OwnedFd> {
+        let socket = self.sockets.get_mut(slot as usize)?;
+        socket.generation = socket.generation.wrapping_add(1);
+        socket.fd.take()
+    }
+
+    fn is_current(&self, slot: u32, generation: u32) -> bool {
+        self.sockets.get(slot as usize).is_some_and(|s| s.generation == generation && s.fd.is_some())
+    }
+}
+
+impl Network for KernelNet {
+    fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
+        self.open(slot, to, from).map_err(failure)
+    }
+
+    fn send(&mut self, slot: u32, bytes: &[u8]) -> usize {
+        let socket = &self.sockets[slot as usize];
+        let Some(fd) = &socket.fd else { return 0 };
+        match net::send(fd, bytes, net::SendFlags::NOSIGNAL) {
+            Ok(n) => n,
+            Err(Errno::AGAIN | Errno::INTR) => 0,
+            Err(_) => {
+                self.broken.push((slot, socket.generation));
+                0
+            }
+        }
+    }
+
+    fn close(&mut self, slot: u32) {
+        drop(self.drop_socket(slot));
+    }
+
+    fn abort(&mut self, slot: u32) {
+        if let Some(fd) = self.drop_socket(slot) {
+            // If it cannot be set the close is an ordinary one, which also ends the connection.
+            let _ = sockopt::set_socket_linger(&fd, Some(Duration::ZERO));
+        }
+    }
+}
+
+const fn failure(error: Errno) -> Failure {
+    match error {
+        Errno::CONNREFUSED => Failure::Refused,
+        Errno::TIMEDOUT => Failure::ConnectTimeout,
+        Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::PERM => Failure::Unreachable,
+        Errno::CONNRESET | Errno::PIPE | Errno::CONNABORTED => Failure::Reset,
+        _ => Failure::Exhausted,
+    }
+}
+
+/// Runs a job on `threads` threads and returns what all of them measured. `progress` has one entry per thread.
+pub fn run(job: &Job, threads: u32, progress: &[Arc<Progress>], stop: &StopFlag) -> Result<Stats, Error> {
+    raise_descriptors(u64::from(job.plan.connections))?;
+    let results: Vec<Result<Stats, Error>> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads)
+            .zip(progress)
+            .map(|(worker, progress)| {
+                let progress = Arc::clone(progress);
+                scope.spawn(move || Worker::new(job, worker, threads, progress)?.run(stop))
+            })
+            .collect();
+        let panicked = |_| Err(Error::application("a thread of the generator panicked"));
+        workers.into_iter().map(|w| w.join().unwrap_or_else(panicked)).collect()
+    });
+    let mut total = Stats::default();
+    for stats in results {
+        total.add(&stats?);
+    }
+    Ok(total)
+}
+
+/// Raises the limit on descriptors as far as it goes, and says so if that is not enough.
+fn raise_descriptors(connections: u64) -> Result<(), Error> {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        setrlimit(Resource::Nofile, raised).map_err(|e| Error::io("raise the limit on descriptors", e))?;
+    }
+    match limit.maximum {
+        Some(maximum) if connections + SPARE_DESCRIPTORS > maximum => Err(Error::application(format!(
+            "--connections {connections}: the kernel grants this process {maximum} descriptors (RLIMIT_NOFILE)"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+struct Worker {
+    session: Session,
+    net: KernelNet,
+    buffer: Box<[u8]>,
+}
+
+impl Worker {
+    fn new(job: &Job, worker: u32, workers: u32, progress: Arc<Progress>) -> Result<Self, Error> {
+        // A late wake-up would be measured as latency. Only a wish.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|e| Error::io("epoll", e))?;
+        let plan = job.plan.share(worker, workers);
+        let (requests, sources) = (Arc::clone(&job.requests), job.sources(worker, workers));
+        let session = Session::new(plan, requests, job.targets.clone(), sources, progress, clock::now());
+        let net = KernelNet { epoll, sockets: Vec::new(), broken: Vec::new(), nodelay: !plan.is_short() };
+        Ok(Self { session, net, buffer: vec![0; READ_BYTES].into() })
+    }
+
+    fn run(mut self, stop: &StopFlag) -> Result<Stats, Error> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        loop {
+            let now = clock::now();
+            if stop.is_set() {
+                self.session.interrupt(now);
+            }
+            let Some(next) = self.session.poll(now, &mut self.net) else { break };
+            self.end_broken(now);
+            let wait = timeout(next, clock::now());
+            events.clear();
+            match epoll::wait(&self.net.epoll, rustix::buffer::spare_capacity(&mut events), Some(&wait)) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(Error::io("epoll", error)),
+            }
+            let now = clock::now();
+            for event in &events {
+                let (data, flags) = (event.data.u64(), event.flags);
+                self.event(data as u32, (data >> 32) as u32, flags, now);
+            }
+            self.end_broken(now);
+        }
+        Ok(self.session.stats().clone())
+    }
+
+    fn event(&mut self, slot: u32, generation: u32, flags: epoll::EventFlags, now: Instant) {
+        if !self.net.is_current(slot, generation) {
+            return;
+        }
+        let socket = &mut self.net.sockets[slot as usize];
+        if socket.connecting {
+            let Some(fd) = &socket.fd else { return };
+            match sockopt::socket_error(fd) {
+                Ok(Ok(())) if flags.contains(epoll::EventFlags::OUT) => {
+                    socket.connecting = false;
+                    self.session.connected(slot, now, &mut self.net);
+                }
+                Ok(Ok(())) => return,
+                Ok(Err(error)) | Err(error) => return self.end(slot, failure(error), now),
+            }
+        } else if flags.contains(epoll::EventFlags::OUT) {
+            self.session.writable(slot, &mut self.net);
+        }
+        let end = epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+        if flags.intersects(epoll::EventFlags::IN | end) {
+            self.read(slot, generation, flags.intersects(end), now);
+        }
+    }
+
+    /// Reads what is there. Without an end to be found, a read that did not fill the buffer has found all of it.
+    fn read(&mut self, slot: u32, generation: u32, to_end: bool, now: Instant) {
+        while self.net.is_current(slot, generation) {
+            let Some(fd) = &self.net.sockets[slot as usize].fd else { return };
+            match net::recv(fd, &mut self.buffer[..], net::RecvFlags::empty()) {
+                Ok((0, _)) => return self.session.peer_closed(slot, now, &mut self.net),
+                Ok((n, _)) => {
+                    self.session.data(slot, &self.buffer[..n], now, &mut self.net);
+                    if n < READ_BYTES && !to_end {
+                        return;
+                    }
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR) => {}
+                Err(error) => return self.end(slot, failure(error), now),
+            }
+        }
+    }
+
+    fn end(&mut self, slot: u32, failure: Failure, now: Instant) {
+        drop(self.net.drop_socket(slot));
+        self.session.ended(slot, failure, now, &mut self.net);
+    }
+
+    fn end_broken(&mut self, now: Instant) {
+        while let Some((slot, generation)) = self.net.broken.pop() {
+            if self.net.is_current(slot, generation) {
+                self.end(slot, Failure::Reset, now);
+            }
+        }
+    }
+}
+
+/// How long to sleep for something due at `next`.
+fn timeout(next: Instant, now: Instant) -> Timespec {
+    let wait = next.saturating_since(now);
+    let wait = if wait < SPIN { Duration::ZERO } else { wait };
+    Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() }
+}
+
+#[cfg(test)]
+mod tests;

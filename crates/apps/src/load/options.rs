@@ -1,0 +1,266 @@
+//! Options of the command.
+
+use super::plan::{Closer, Plan, Rate};
+use super::sources::{SOURCES_MAX, SourceRange, Sources};
+use super::urls::{RequestStyle, Requests, Url, parse_list};
+use crate::units::parse_duration;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel::Error;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Whose TCP the generator uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum StackKind {
+    /// This program's own, on the devices given.
+    #[default]
+    Ginnel,
+    /// The kernel's sockets.
+    Kernel,
+}
+
+impl StackKind {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ginnel => "ginnel",
+            Self::Kernel => "kernel",
+        }
+    }
+}
+
+/// What `ginnel load http` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// What to ask for, as http://10.0.0.1:8080/index.html. With --urls only its host and port count.
+    #[arg(value_name = "URL")]
+    pub url: Url,
+
+    /// Whose TCP to use; everything else is the same for both.
+    #[arg(long, value_name = "STACK", value_enum, default_value_t)]
+    pub stack: StackKind,
+
+    /// File with paths to ask for, one per line, each with a weight behind it or 1 (as “ginnel corpus” writes it).
+    #[arg(long, value_name = "FILE")]
+    pub urls: Option<PathBuf>,
+
+    /// Connect to this address and port instead of the URL's. May be given several times; connections take turns.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub dest: Vec<SocketAddr>,
+
+    /// Source addresses, as 10.0.0.2, 10.0.0.2-10.0.0.9, 10.0.0.2-9 or 10.1.0.0/16. May be given several times; connections take
+    /// turns. The stack must own them (the kernel owns all of 127.0.0.0/8).
+    #[arg(long, visible_alias = "ips", value_name = "ADDRESSES")]
+    pub source: Vec<SourceRange>,
+
+    /// Connections: kept busy in a closed loop, open at most in an open loop (--rate).
+    #[arg(short, long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    pub connections: u32,
+
+    /// Open loop: this many requests per second (connections per second without --keep-alive), whatever the server does. Latency counts from
+    /// when a request was due. Without it each connection asks again as soon as it is answered.
+    #[arg(short, long, value_name = "PER-SECOND", value_parser = parse_rate)]
+    pub rate: Option<f64>,
+
+    /// With --rate: random distances (a Poisson process) instead of equal ones.
+    #[arg(long, requires = "rate")]
+    pub poisson: bool,
+
+    /// Keep connections open for many requests. Without it each request has a connection of its own.
+    #[arg(short, long)]
+    pub keep_alive: bool,
+
+    /// With --keep-alive: close a connection after so many requests.
+    #[arg(long, value_name = "N", requires = "keep_alive", value_parser = clap::value_parser!(u32).range(2..))]
+    pub per_connection: Option<u32>,
+
+    /// With --keep-alive: requests in flight on one connection.
+    #[arg(long, value_name = "N", requires = "keep_alive", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub pipeline: u16,
+
+    /// How long to measure [default: 10s, or until --requests are answered]
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// Measure this many requests and end.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub requests: Option<u64>,
+
+    /// Open the connections evenly over this time before the warm-up.
+    #[arg(short, long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
+    pub setup: Duration,
+
+    /// Send requests for this time before measuring.
+    #[arg(short, long, value_name = "TIME", default_value = "0s", value_parser = parse_duration)]
+    pub warmup: Duration,
+
+    /// Longest wait for a connection or a response; then it counts as failed.
+    #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_timeout)]
+    pub timeout: Duration,
+
+    /// Who closes connections that have served their purpose.
+    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
+    pub close: Closer,
+
+    /// Ask with HEAD instead of GET.
+    #[arg(long)]
+    pub head: bool,
+
+    /// Further header field, as “Accept: text/html”. May be given several times.
+    #[arg(short = 'H', long = "header", value_name = "FIELD")]
+    pub headers: Vec<String>,
+
+    /// Threads of the generator (with --stack kernel).
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub threads: u32,
+
+    /// Seed of all random choices.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+
+    /// Print the report as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print no progress on standard error.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+fn parse_rate(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(rate) if (1e-3..=1e9).contains(&rate) => Ok(rate),
+        _ => Err("must be a number from 0.001 to 1000000000".to_owned()),
+    }
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = parse_duration(text)?;
+    let range = Duration::from_millis(100)..=Duration::from_secs(86_400);
+    if range.contains(&timeout) { Ok(timeout) } else { Err("must lie between 100ms and 24h".to_owned()) }
+}
+
+/// What all workers of a run share, checked and made ready.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The plan of the whole run.
+    pub plan: Plan,
+    /// The requests.
+    pub requests: Arc<Requests>,
+    /// Where to connect to.
+    pub targets: Vec<SocketAddr>,
+    ranges: Vec<SourceRange>,
+}
+
+impl Job {
+    /// The source addresses of one worker.
+    pub fn sources(&self, worker: u32, workers: u32) -> Sources {
+        Sources::new(&self.ranges, worker.into(), workers.into())
+    }
+}
+
+impl Options {
+    /// The measured time, if a time ends the run.
+    pub fn duration(&self) -> Option<Duration> {
+        self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
+    }
+
+    /// Checks what clap cannot, reads the list of URLs, and resolves the server's name.
+    pub fn job(&self) -> Result<Job, Error> {
+        let sources: u64 = self.source.iter().map(SourceRange::count).sum();
+        if sources > SOURCES_MAX {
+            return Err(Error::application(format!("--source: {sources} addresses, at most {SOURCES_MAX}")));
+        }
+        let paths = match &self.urls {
+            Some(file) => {
+                let name = file.display();
+                let text = std::fs::read_to_string(file).map_err(|e| Error::io(format!("read {name}"), e))?;
+                parse_list(&text).map_err(|e| Error::application(format!("{name}: {e}")))?
+            }
+            None => vec![(self.url.path.clone(), 1)],
+        };
+        let style = RequestStyle { head: self.head, close: !self.keep_alive, fields: self.headers.clone() };
+        let requests = Requests::new(&self.url.authority, &paths, &style).map_err(Error::application)?;
+        let targets = match self.dest.as_slice() {
+            [] => vec![self.url.resolve().map_err(Error::application)?],
+            given => given.to_vec(),
+        };
+        Ok(Job { plan: self.plan(), requests: Arc::new(requests), targets, ranges: self.source.clone() })
+    }
+
+    fn plan(&self) -> Plan {
+        Plan {
+            connections: self.connections,
+            requests_per_connection: if self.keep_alive {
+                self.per_connection.unwrap_or(u32::MAX)
+            } else {
+                1
+            },
+            pipeline: self.pipeline,
+            rate: self.rate.map(|per_second| Rate { per_second, poisson: self.poisson }),
+            setup: self.setup,
+            warmup: self.warmup,
+            duration: self.duration(),
+            requests: self.requests,
+            timeout: self.timeout,
+            closer: self.close,
+            seed: self.seed,
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    /// Options from a command line.
+    pub fn parse(line: &str) -> Result<Options, String> {
+        let words = ["load"].into_iter().chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn defaults_make_a_closed_loop_of_short_connections() {
+        let job = parse("http://10.0.0.1/x").unwrap().job().unwrap();
+        assert_eq!((job.plan.connections, job.plan.is_short(), job.plan.rate), (100, true, None));
+        assert_eq!(job.plan.duration, Some(Duration::from_secs(10)));
+        assert_eq!(job.targets, ["10.0.0.1:80".parse().unwrap()]);
+        assert!(job.requests.get(0).starts_with(b"GET /x HTTP/1.1\r\nHost: 10.0.0.1\r\n"));
+    }
+
+    #[test]
+    fn a_number_of_requests_takes_the_place_of_the_default_time() {
+        assert_eq!(parse("http://a/ -n 5").unwrap().duration(), None);
+        assert_eq!(parse("http://a/ -n 5 -d 2s").unwrap().duration(), Some(Duration::from_secs(2)));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "",
+            "ftp://a/",
+            "http://a/ -c 0",
+            "http://a/ --rate 0",
+            "http://a/ --rate x",
+            "http://a/ --poisson",
+            "http://a/ --pipeline 4",
+            "http://a/ --per-connection 5",
+            "http://a/ -n 0",
+            "http://a/ --source x",
+            "http://a/ --timeout 1ms",
+            "http://a/ --stack linux",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+        assert!(parse("http://10.0.0.1/ --urls /does/not/exist").unwrap().job().is_err());
+        assert!(parse("http://10.0.0.1/ -H nonsense").unwrap().job().is_err());
+    }
+}

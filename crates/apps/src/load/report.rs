@@ -1,0 +1,363 @@
+//! What a run came to, for people and for programs.
+
+use super::options::{Options, StackKind};
+use super::stats::{Failure, Latency, Stats};
+use crate::units::show_nanos;
+use core::fmt::{self, Write as _};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// An achieved number below this share of the requested one is warned about.
+const SHORTFALL: f64 = 0.99;
+
+/// The report of a run. Times are nanoseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Whose TCP the generator used.
+    pub stack: &'static str,
+    /// Host and port asked.
+    pub server: String,
+    /// What was asked for.
+    pub requested: Requested,
+    /// The measured time in seconds.
+    pub measured_seconds: f64,
+    /// What was reached in it.
+    pub achieved: Achieved,
+    /// Requests in the measured time.
+    pub requests: RequestCounts,
+    /// Responses by the class of their status.
+    pub statuses: BTreeMap<&'static str, u64>,
+    /// Failures by kind; kinds that did not occur are left out.
+    pub failures: BTreeMap<&'static str, u64>,
+    /// Idle connections that the server closed or reset.
+    pub idle_connections_lost: u64,
+    /// Latencies.
+    pub latency_ns: Latencies,
+    /// What makes the run doubtful.
+    pub warnings: Vec<String>,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug, Serialize)]
+pub struct Requested {
+    /// `open` or `closed`.
+    pub r#loop: &'static str,
+    /// Requests per second, in an open loop.
+    pub rate: Option<f64>,
+    /// Random distances.
+    pub poisson: bool,
+    /// Connections.
+    pub connections: u32,
+    /// Many requests on each.
+    pub keep_alive: bool,
+    /// In flight on each.
+    pub pipeline: u16,
+    /// Threads of the generator.
+    pub threads: u32,
+}
+
+/// What was reached.
+#[derive(Clone, Debug, Serialize)]
+pub struct Achieved {
+    /// Responses per second.
+    pub requests_per_second: f64,
+    /// Connections established per second.
+    pub connections_per_second: f64,
+    /// Most connections open at once.
+    pub connections_max: u64,
+    /// Bytes received per second.
+    pub bytes_per_second: f64,
+}
+
+/// Requests.
+#[derive(Clone, Debug, Serialize)]
+pub struct RequestCounts {
+    /// Begun.
+    pub started: u64,
+    /// Answered.
+    pub completed: u64,
+    /// Without an answer at the end.
+    pub unanswered: u64,
+    /// Due, and never begun for want of a connection.
+    pub not_started: u64,
+}
+
+/// All latencies.
+#[derive(Clone, Debug, Serialize)]
+pub struct Latencies {
+    /// Until the connection was established.
+    pub connect: Quantiles,
+    /// Until the first byte of the response.
+    pub first_byte: Quantiles,
+    /// Until the response was complete.
+    pub total: Quantiles,
+    /// How much later than due requests were begun; only in an open loop.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lag: Option<Quantiles>,
+}
+
+/// One distribution.
+#[derive(Clone, Debug, Serialize)]
+pub struct Quantiles {
+    /// Number of values.
+    pub count: u64,
+    /// Mean.
+    pub mean: f64,
+    /// Standard deviation.
+    pub stdev: f64,
+    /// Smallest.
+    pub min: u64,
+    /// Half are below.
+    pub p50: u64,
+    /// 75 % are below.
+    pub p75: u64,
+    /// 90 % are below.
+    pub p90: u64,
+    /// 95 % are below.
+    pub p95: u64,
+    /// 99 % are below.
+    pub p99: u64,
+    /// 99.9 % are below.
+    pub p99_9: u64,
+    /// 99.99 % are below.
+    pub p99_99: u64,
+    /// Largest.
+    pub max: u64,
+}
+
+impl From<&Latency> for Quantiles {
+    fn from(latency: &Latency) -> Self {
+        let h = latency.histogram();
+        let q = |quantile| h.value_at_quantile(quantile).min(h.max());
+        Self {
+            count: h.len(),
+            mean: h.mean(),
+            stdev: h.stdev(),
+            min: if h.is_empty() { 0 } else { h.min() },
+            p50: q(0.5),
+            p75: q(0.75),
+            p90: q(0.9),
+            p95: q(0.95),
+            p99: q(0.99),
+            p99_9: q(0.999),
+            p99_99: q(0.9999),
+            max: h.max(),
+        }
+    }
+}
+
+impl Report {
+    /// The report of a run with these options.
+    pub fn new(options: &Options, stats: &Stats) -> Self {
+        let c = &stats.counters;
+        let seconds = stats.measured.as_secs_f64();
+        let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
+        let classes = ["0xx", "1xx", "2xx", "3xx", "4xx", "5xx"];
+        let is_seen = |(_, count): &(&'static str, u64)| *count > 0;
+        let mut report = Self {
+            stack: options.stack.name(),
+            server: options.url.authority.clone(),
+            requested: Requested {
+                r#loop: if options.rate.is_some() { "open" } else { "closed" },
+                rate: options.rate,
+                poisson: options.poisson,
+                connections: options.connections,
+                keep_alive: options.keep_alive,
+                pipeline: options.pipeline,
+                threads: if options.stack == StackKind::Kernel { options.threads } else { 1 },
+            },
+            measured_seconds: seconds,
+            achieved: Achieved {
+                requests_per_second: per_second(c.completed),
+                connections_per_second: per_second(c.connected),
+                connections_max: c.open_max,
+                bytes_per_second: per_second(c.bytes),
+            },
+            requests: RequestCounts {
+                started: c.started,
+                completed: c.completed,
+                unanswered: c.unanswered,
+                not_started: c.not_started,
+            },
+            statuses: classes.into_iter().zip(c.by_class).filter(is_seen).collect(),
+            failures: Failure::ALL.iter().map(|f| f.name()).zip(c.failures).filter(is_seen).collect(),
+            idle_connections_lost: c.lost_idle,
+            latency_ns: Latencies {
+                connect: (&stats.connect).into(),
+                first_byte: (&stats.first_byte).into(),
+                total: (&stats.total).into(),
+                lag: options.rate.is_some().then(|| (&stats.lag).into()),
+            },
+            warnings: Vec::new(),
+        };
+        report.warnings = report.doubts();
+        report
+    }
+
+    /// What was asked for and not reached.
+    fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        if let Some(rate) = self.requested.rate
+            && self.achieved.requests_per_second < rate * SHORTFALL
+            && !self.requested.poisson
+        {
+            let reached = self.achieved.requests_per_second;
+            doubts.push(format!("{reached:.0} of {rate:.0} requests/s were reached"));
+        }
+        if self.requests.not_started > 0 {
+            let count = self.requests.not_started;
+            doubts.push(format!("{count} requests were due and found no connection: raise --connections"));
+        }
+        let (open, wanted) = (self.achieved.connections_max, u64::from(self.requested.connections));
+        if (self.requested.rate.is_none() || self.requested.keep_alive) && open < wanted {
+            doubts.push(format!("{open} of {wanted} connections were open at once"));
+        }
+        if self.requests.completed == 0 {
+            doubts.push("no request was answered".to_owned());
+        }
+        doubts
+    }
+
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let r = &self.requested;
+        let kind = if r.keep_alive { "keep-alive" } else { "short" };
+        write!(
+            f,
+            "{} over {}: {} {kind} connections, {} loop",
+            self.server, self.stack, r.connections, r.r#loop
+        )?;
+        if let Some(rate) = r.rate {
+            write!(f, " at {rate}/s{}", if r.poisson { " (Poisson)" } else { "" })?;
+        }
+        if r.pipeline > 1 {
+            write!(f, ", {} requests in flight on each", r.pipeline)?;
+        }
+        writeln!(f, ", {:.2} s", self.measured_seconds)?;
+        let a = &self.achieved;
+        writeln!(f, "  requests/s      {:>14.1}", a.requests_per_second)?;
+        writeln!(
+            f,
+            "  connections/s   {:>14.1}   most open at once {}",
+            a.connections_per_second, a.connections_max
+        )?;
+        writeln!(f, "  received        {:>14.3} MB/s", a.bytes_per_second / 1e6)?;
+        let n = &self.requests;
+        writeln!(
+            f,
+            "  requests        {:>14}   answered {}, unanswered {}, not begun {}",
+            n.started, n.completed, n.unanswered, n.not_started
+        )?;
+        writeln!(f, "  status          {}", counts(&self.statuses))?;
+        writeln!(f, "  failures        {}", counts(&self.failures))?;
+        if self.idle_connections_lost > 0 {
+            writeln!(f, "  idle lost       {:>14}", self.idle_connections_lost)?;
+        }
+        writeln!(
+            f,
+            "  {:<12}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}",
+            "latency", "mean", "p50", "p90", "p99", "p99.9", "p99.99", "max"
+        )?;
+        let l = &self.latency_ns;
+        let rows = [
+            ("connect", Some(&l.connect)),
+            ("first byte", Some(&l.first_byte)),
+            ("total", Some(&l.total)),
+            ("lag", l.lag.as_ref()),
+        ];
+        for (name, q) in rows {
+            let Some(q) = q.filter(|q| q.count > 0) else { continue };
+            write!(f, "  {name:<12}")?;
+            for nanos in [q.mean as u64, q.p50, q.p90, q.p99, q.p99_9, q.p99_99, q.max] {
+                write!(f, "{:>11}", show_nanos(nanos))?;
+            }
+            writeln!(f)?;
+        }
+        for warning in &self.warnings {
+            writeln!(f, "  warning: {warning}")?;
+        }
+        Ok(())
+    }
+}
+
+fn counts(counts: &BTreeMap<&'static str, u64>) -> String {
+    let mut text = String::new();
+    for (name, count) in counts {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{}{name} {count}", if text.is_empty() { "" } else { ", " });
+    }
+    if text.is_empty() { "none".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::tests::parse;
+    use super::*;
+    use core::time::Duration;
+
+    fn stats() -> Stats {
+        let mut stats = Stats { measured: Duration::from_secs(10), ..Stats::default() };
+        let c = &mut stats.counters;
+        (c.started, c.completed, c.connected, c.bytes, c.open_max) = (1_000, 990, 990, 5_000_000, 7);
+        c.by_class[2] = 980;
+        c.by_class[5] = 10;
+        c.failures[Failure::Reset as usize] = 10;
+        for ms in 1..=100 {
+            stats.total.record(Duration::from_millis(ms));
+        }
+        stats
+    }
+
+    #[test]
+    fn json_holds_what_was_asked_and_what_was_reached() {
+        let options = parse("http://h:1/ --rate 100 -c 50").unwrap();
+        let json: serde_json::Value =
+            serde_json::from_str(&Report::new(&options, &stats()).to_json()).unwrap();
+        assert_eq!(json["requested"]["rate"], 100.0);
+        assert_eq!(json["achieved"]["requests_per_second"], 99.0);
+        assert_eq!(json["achieved"]["bytes_per_second"], 500_000.0);
+        assert_eq!(json["statuses"]["5xx"], 10);
+        assert_eq!(json["failures"]["reset"], 10);
+        assert!(json["failures"].get("refused").is_none());
+        let p50 = json["latency_ns"]["total"]["p50"].as_u64().unwrap();
+        assert!(p50.abs_diff(50_000_000) < 100_000, "{p50}");
+        assert_eq!(json["latency_ns"]["connect"]["count"], 0);
+        assert_eq!(json["latency_ns"]["lag"]["count"], 0);
+        assert_eq!(json["warnings"].as_array().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_was_not_reached_is_warned_about() {
+        let options = parse("http://h:1/ --rate 200 -c 50 -k").unwrap();
+        let mut stats = stats();
+        stats.counters.not_started = 1_000;
+        let text = Report::new(&options, &stats).to_string();
+        assert!(text.contains("warning: 99 of 200 requests/s"), "{text}");
+        assert!(text.contains("warning: 1000 requests were due"), "{text}");
+        assert!(text.contains("warning: 7 of 50 connections"), "{text}");
+    }
+
+    #[test]
+    fn the_table_names_everything_once() {
+        let options = parse("http://h:1/ -c 7").unwrap();
+        let text = Report::new(&options, &stats()).to_string();
+        for part in ["requests/s  ", "2xx 980, 5xx 10", "reset 10", "p99.9 ", "total", "closed loop"] {
+            assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
+        }
+        assert!(!text.contains("warning") && !text.contains("connect  "), "{text}");
+    }
+
+    #[test]
+    fn an_empty_run_is_reported_without_nonsense() {
+        let options = parse("http://h:1/").unwrap();
+        let json = Report::new(&options, &Stats::default()).to_json();
+        assert!(!json.contains("null,\"poisson\":null") && !json.contains("NaN"), "{json}");
+        assert!(json.contains("no request was answered"));
+    }
+}
