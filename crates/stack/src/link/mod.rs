@@ -169,7 +169,7 @@ pub(crate) struct Link {
     pub router_solicitations_left: u8,
     /// Reports about new groups still to be sent.
     pub join_reports_left: u8,
-    /// In our latest question whether an address is taken.
+    /// In our questions whether an address is taken.
     pub nonce: [u8; 6],
     /// The reachable time routers advise, 0 if none does.
     pub advertised_reachable_ms: u32,

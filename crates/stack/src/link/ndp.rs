@@ -31,10 +31,12 @@ pub(crate) struct NdpPacket<'a> {
 impl Network {
     /// Begins to speak IPv6 on a link, if its configuration asks for it.
     pub(crate) fn start_ipv6(&mut self, id: LinkId) {
-        let link = self.link(id);
-        if !link.ipv6 {
+        if !self.link(id).ipv6 {
             return;
         }
+        let [_, _, nonce @ ..] = self.entropy.next_u64().to_be_bytes();
+        let link = self.link_mut(id);
+        link.nonce = nonce;
         let has_link_local = link
             .addresses
             .iter()
@@ -73,9 +75,8 @@ impl Network {
     /// Asks once more whether somebody has the address, or takes it after enough silence.
     pub(crate) fn on_duplicate_check(&mut self, now: Instant, id: LinkId, address: Ipv6Addr) {
         let transmits = self.config.dad_transmits;
-        let nonce = self.entropy.next_u64().to_be_bytes();
         let link = self.link_mut(id);
-        let retransmit = link.retransmit;
+        let (retransmit, nonce) = (link.retransmit, link.nonce);
         let Some(known) = link.address_mut(address.into()) else { return };
         let AddressState::Tentative { probes } = &mut known.state else { return };
         if *probes >= transmits {
@@ -85,9 +86,7 @@ impl Network {
         }
         *probes += 1;
         // RFC 7527: by the nonce we know our own question if the network sends it back to us.
-        link.nonce = [nonce[0], nonce[1], nonce[2], nonce[3], nonce[4], nonce[5]];
-        let message =
-            Message::NeighbourSolicitation { target: address, source: None, nonce: Some(link.nonce) };
+        let message = Message::NeighbourSolicitation { target: address, source: None, nonce: Some(nonce) };
         self.timers.arm(Timer::DuplicateCheck(id, address), now + retransmit);
         self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
     }
@@ -249,3 +248,7 @@ pub(crate) fn with_interface_id(prefix: Ipv6Addr, mac: MacAddr) -> Ipv6Addr {
     octets[8..].copy_from_slice(&mac.interface_id());
     octets.into()
 }
+
+#[cfg(test)]
+#[path = "ndp_tests.rs"]
+mod tests;

@@ -1,1 +1,437 @@
+use super::*;
+use crate::device::{Gso, GsoKind, RxChecksum, RxFrame};
+use crate::ip::testbench::*;
+use crate::ip::{Input, Parsed};
+use crate::link::LinkConfig;
+use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use crate::wire::ethernet::EtherType;
+use crate::wire::{MacAddr, icmpv4, ipv4};
+use core::net::Ipv4Addr;
 
+const ANY_V4: &str = "0.0.0.0";
+const ANY_V6: &str = "::";
+
+struct Sockets {
+    bench: Bench,
+    udp: Udp,
+}
+
+fn sockets() -> Sockets {
+    sockets_with(network_config())
+}
+
+fn sockets_with(config: NetworkConfig) -> Sockets {
+    let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
+    let udp = Udp::new(&config);
+    Sockets {
+        bench: Bench::with(config, &LinkConfig { static_neighbours, ..link_config() }, CAPABILITIES),
+        udp,
+    }
+}
+
+fn at(ip: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(ip.parse().unwrap(), port)
+}
+
+fn options() -> UdpOptions {
+    UdpOptions::default()
+}
+
+impl Sockets {
+    fn bind_with(&mut self, ip: &str, port: u16, options: UdpOptions) -> Result<UdpHandle, UdpError> {
+        self.udp.bind(&mut self.bench.network, at(ip, port), options)
+    }
+
+    #[track_caller]
+    fn bind(&mut self, ip: &str, port: u16) -> UdpHandle {
+        self.bind_with(ip, port, options()).unwrap()
+    }
+
+    fn send(&mut self, socket: UdpHandle, to: Option<SocketAddr>, payload: &[u8]) -> Result<(), UdpError> {
+        self.udp.send_to(self.bench.now, &mut self.bench.network, socket, to, payload)
+    }
+
+    fn connect(&mut self, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError> {
+        self.udp.connect(self.bench.now, &mut self.bench.network, socket, to)
+    }
+
+    #[track_caller]
+    fn receive_frame(&mut self, frame: &[u8]) {
+        match self.bench.parse(frame) {
+            Parsed::Udp(l4) => self.udp.input(self.bench.now, &mut self.bench.network, &l4),
+            Parsed::Other(other) => match self.bench.network.input(self.bench.now, &other) {
+                Input::Error(error) => self.udp.error(self.bench.now, &mut self.bench.network, &error),
+                input => panic!("{input:?}"),
+            },
+            parsed => panic!("{parsed:?}"),
+        }
+    }
+
+    /// A datagram from a port of the peer to a port of ours.
+    #[track_caller]
+    fn receive(&mut self, from: u16, to: u16, payload: &[u8]) {
+        self.receive_frame(&v4_frame(protocol::UDP, &datagram(from, to, payload)));
+    }
+
+    #[track_caller]
+    fn read(&mut self, socket: UdpHandle) -> Result<Vec<u8>, UdpError> {
+        let mut out = vec![0; 70_000];
+        let datagram = self.udp.recv_from(socket, &mut out)?;
+        out.truncate(datagram.len);
+        Ok(out)
+    }
+
+    /// What the peer says about the last datagram we sent.
+    fn peer_complains(&mut self, code: u8, mtu: u16) {
+        let frame = self.bench.sent().pop().unwrap();
+        let message = icmpv4::Message::Unreachable { code, mtu, quote: &frame[14..42] };
+        let mut out = vec![0; message.encoded_len()];
+        message.emit(&mut out);
+        self.receive_frame(&v4_frame(protocol::ICMP, &out));
+    }
+}
+
+fn datagram(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; 8];
+    udp::Header { src_port: from, dst_port: to, len: 8 + payload.len() as u16, checksum: 0 }.emit(&mut out);
+    out.extend_from_slice(payload);
+    let sum = pseudo_v4(PEER_V4, OUR_V4, protocol::UDP, out.len()).add(Sum::of(&out));
+    out[6..8].copy_from_slice(&sum.finish_udp().to_be_bytes());
+    out
+}
+
+#[test]
+fn datagrams_go_out_with_their_checksum_and_come_in_with_their_sender() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 5000);
+    s.send(socket, Some(at("10.0.0.2", 53)), b"question").unwrap();
+    let frame = s.bench.sent_one();
+    let header = ipv4::Header::parse(&frame[14..]).unwrap();
+    assert!(header.dont_fragment && (header.src, header.dst) == (OUR_V4, PEER_V4));
+    let bytes = header.payload(&frame[14..]);
+    assert!(pseudo_v4(OUR_V4, PEER_V4, protocol::UDP, bytes.len()).add(Sum::of(bytes)).is_valid());
+    let udp = udp::Header::parse(bytes).unwrap();
+    assert_eq!((udp.src_port, udp.dst_port, udp.payload(bytes)), (5000, 53, &b"question"[..]));
+
+    assert_eq!(s.udp.next_readable(), None);
+    s.receive(53, 5000, b"answer");
+    s.receive(53, 5000, b"");
+    assert_eq!(s.udp.next_readable(), Some(socket));
+    assert_eq!(s.udp.next_readable(), None, "named once");
+    assert_eq!(s.udp.next_len(socket), Ok(Some(6)));
+    let mut out = [0; 4];
+    let description = s.udp.peek_from(socket, &mut out).unwrap();
+    assert_eq!((description.len, description.from), (6, at("10.0.0.2", 53)));
+    assert_eq!(description.to, IpAddr::V4(OUR_V4));
+    assert_eq!(s.read(socket).unwrap(), b"answer");
+    assert_eq!(s.read(socket).unwrap(), b"");
+    assert_eq!(s.read(socket), Err(UdpError::WouldBlock));
+    assert_eq!((s.udp.stats().received, s.udp.stats().sent), (2, 1));
+}
+
+#[test]
+fn ipv6_works_the_same_and_an_open_wildcard_takes_both_families() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V6, 5000);
+    let mut bytes = datagram(53, 5000, b"six");
+    bytes[6..8].fill(0);
+    let sum = pseudo_v6(PEER_V6, OUR_V6, protocol::UDP, bytes.len()).add(Sum::of(&bytes));
+    bytes[6..8].copy_from_slice(&sum.finish_udp().to_be_bytes());
+    s.receive_frame(&frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::UDP, 64, &bytes)));
+    s.receive(53, 5000, b"four");
+    assert_eq!(s.read(socket).unwrap(), b"six");
+    assert_eq!(s.read(socket).unwrap(), b"four");
+    s.send(socket, Some(at("2001:db8::2", 1)), b"x").unwrap();
+    s.send(socket, Some(at("10.0.0.2", 1)), b"x").unwrap();
+    assert_eq!(s.bench.sent().len(), 2);
+    let only_v6 = s.bind_with(ANY_V6, 5001, UdpOptions { only_v6: true, ..options() }).unwrap();
+    assert_eq!(s.send(only_v6, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::WrongFamily));
+    let v4 = s.bind(ANY_V4, 5001);
+    assert_eq!(s.send(v4, Some(at("2001:db8::2", 1)), b"x"), Err(UdpError::WrongFamily));
+    s.receive(53, 5001, b"four");
+    assert_eq!(s.read(only_v6), Err(UdpError::WouldBlock));
+    assert_eq!(s.read(v4).unwrap(), b"four");
+}
+
+#[test]
+fn binding_follows_linux() {
+    let reuse_address = UdpOptions { reuse_address: true, ..options() };
+    let reuse_port = UdpOptions { reuse_port: true, ..options() };
+    let only_v6 = UdpOptions { only_v6: true, ..options() };
+    // First socket, second socket, whether both can be.
+    let cases = [
+        (ANY_V4, options(), ANY_V4, options(), false),
+        (ANY_V4, options(), "10.0.0.1", options(), false),
+        ("10.0.0.1", options(), ANY_V4, options(), false),
+        (ANY_V6, options(), ANY_V4, options(), false),
+        (ANY_V6, options(), "10.0.0.1", options(), false),
+        (ANY_V4, options(), ANY_V6, options(), false),
+        (ANY_V6, only_v6, ANY_V4, options(), true),
+        (ANY_V4, options(), ANY_V6, only_v6, true),
+        ("10.0.0.1", options(), "2001:db8::1", options(), true),
+        (ANY_V4, options(), "2001:db8::1", options(), true),
+        (ANY_V4, reuse_address, ANY_V4, reuse_address, true),
+        (ANY_V4, reuse_address, ANY_V4, options(), false),
+        (ANY_V4, reuse_port, ANY_V4, reuse_port, true),
+        (ANY_V4, reuse_port, ANY_V4, reuse_address, false),
+    ];
+    for (first, first_options, second, second_options, both) in cases {
+        let mut s = sockets();
+        s.bind_with(first, 7, first_options).unwrap();
+        let result = s.bind_with(second, 7, second_options);
+        assert_eq!(result.is_ok(), both, "{first} {first_options:?} {second} {second_options:?}");
+        assert!(s.bind_with(second, 8, second_options).is_ok());
+    }
+    let mut s = sockets();
+    assert_eq!(s.bind_with("10.0.0.9", 7, options()), Err(UdpError::AddressNotAvailable));
+    assert!(s.bind_with("10.0.0.255", 7, options()).is_ok());
+}
+
+#[test]
+fn a_closed_sockets_address_is_free_and_its_handle_stale() {
+    let mut s = sockets();
+    let first = s.bind(ANY_V4, 7);
+    s.receive(1, 7, b"lost");
+    s.udp.close(first).unwrap();
+    assert_eq!(s.udp.close(first), Err(UdpError::Stale));
+    assert_eq!(s.udp.next_readable(), None);
+    let second = s.bind(ANY_V4, 7);
+    assert_eq!(s.read(first), Err(UdpError::Stale));
+    assert_eq!(s.read(second), Err(UdpError::WouldBlock));
+    assert_eq!((s.udp.queued, s.udp.capacity), (0, 0));
+}
+
+#[test]
+fn chosen_ports_are_free_unpredictable_and_run_out() {
+    let mut s = sockets_with(NetworkConfig { udp_port_first: 100, udp_port_last: 104, ..network_config() });
+    s.bind(ANY_V4, 102);
+    let mut ports: Vec<_> = (0..4)
+        .map(|_| {
+            let socket = s.bind("10.0.0.1", 0);
+            s.udp.local(socket).unwrap().port()
+        })
+        .collect();
+    assert_eq!(s.bind_with("10.0.0.1", 0, options()), Err(UdpError::AddressNotAvailable));
+    ports.sort_unstable();
+    assert_eq!(ports, [100, 101, 103, 104]);
+    let mut first_ports: Vec<_> = (0..20)
+        .map(|_| {
+            let mut s = sockets();
+            s.bench.network.entropy.next_u64();
+            let socket = s.bind(ANY_V4, 0);
+            s.udp.local(socket).unwrap().port()
+        })
+        .collect();
+    first_ports.dedup();
+    assert_eq!(first_ports.len(), 1, "the same seed gives the same port");
+    assert!((32_768..=60_999).contains(&first_ports[0]));
+}
+
+#[test]
+fn the_most_specific_socket_gets_the_datagram() {
+    let reuse = UdpOptions { reuse_address: true, ..options() };
+    let mut s = sockets();
+    let wildcard = s.bind_with(ANY_V4, 7, reuse).unwrap();
+    let bound = s.bind_with("10.0.0.1", 7, reuse).unwrap();
+    let connected = s.bind_with("10.0.0.1", 7, reuse).unwrap();
+    s.connect(connected, at("10.0.0.2", 1)).unwrap();
+    let elsewhere = s.bind_with("10.0.0.1", 7, reuse).unwrap();
+    s.connect(elsewhere, at("10.0.0.2", 99)).unwrap();
+    s.receive(1, 7, b"to connected");
+    s.receive(2, 7, b"to bound");
+    assert_eq!(s.read(connected).unwrap(), b"to connected");
+    assert_eq!(s.read(bound).unwrap(), b"to bound");
+    s.udp.close(bound).unwrap();
+    s.receive(2, 7, b"to wildcard");
+    assert_eq!(s.read(wildcard).unwrap(), b"to wildcard");
+    assert_eq!(s.read(elsewhere), Err(UdpError::WouldBlock));
+}
+
+#[test]
+fn among_equals_the_last_bound_wins_unless_they_share_by_sender() {
+    let mut s = sockets();
+    let reuse = UdpOptions { reuse_address: true, ..options() };
+    let first = s.bind_with(ANY_V4, 7, reuse).unwrap();
+    let second = s.bind_with(ANY_V4, 7, reuse).unwrap();
+    s.receive(1, 7, b"x");
+    assert_eq!(s.read(first), Err(UdpError::WouldBlock));
+    assert!(s.read(second).is_ok());
+    let share = UdpOptions { reuse_port: true, ..options() };
+    let group: Vec<_> = (0..4).map(|_| s.bind_with(ANY_V4, 8, share).unwrap()).collect();
+    let mut owners = Vec::new();
+    for round in 0..2 {
+        for port in 0..100 {
+            s.receive(1000 + port, 8, b"x");
+            let owner = group.iter().position(|&socket| s.read(socket).is_ok()).unwrap();
+            match round {
+                0 => owners.push(owner),
+                _ => assert_eq!(owners[usize::from(port)], owner, "a sender stays with its socket"),
+            }
+        }
+    }
+    for member in 0..4 {
+        assert!(owners.iter().filter(|&&owner| owner == member).count() > 10);
+    }
+}
+
+#[test]
+fn every_socket_gets_its_copy_of_a_broadcast() {
+    let mut s = sockets();
+    let reuse = UdpOptions { reuse_address: true, ..options() };
+    let first = s.bind_with(ANY_V4, 7, reuse).unwrap();
+    let second = s.bind_with(ANY_V4, 7, reuse).unwrap();
+    let bound = s.bind_with("10.0.0.1", 7, reuse).unwrap();
+    let mut bytes = datagram(1, 7, b"all");
+    bytes[6..8].fill(0);
+    let header = ipv4_header(PEER_V4, Ipv4Addr::new(10, 0, 0, 255), protocol::UDP, bytes.len());
+    let bytes = frame_to(MacAddr::BROADCAST, None, EtherType::IPV4, &ipv4_packet(header, &bytes));
+    s.receive_frame(&bytes);
+    assert!(s.read(first).is_ok() && s.read(second).is_ok());
+    assert_eq!(s.read(bound), Err(UdpError::WouldBlock), "bound to another address");
+    s.udp.close(first).unwrap();
+    s.udp.close(second).unwrap();
+    s.udp.close(bound).unwrap();
+    s.receive_frame(&bytes);
+    assert_eq!(s.bench.sent().len(), 0, "nobody complains about a broadcast");
+}
+
+#[test]
+fn broadcasts_need_permission() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 7);
+    for to in ["255.255.255.255", "10.0.0.255"] {
+        assert_eq!(s.send(socket, Some(at(to, 1)), b"x"), Err(UdpError::BroadcastForbidden));
+    }
+    s.udp.set_options(socket, UdpOptions { broadcast: true, ..options() }).unwrap();
+    for to in ["255.255.255.255", "10.0.0.255"] {
+        s.send(socket, Some(at(to, 1)), b"x").unwrap();
+        assert_eq!(as_received(&s.bench.sent_one()).0.dst, MacAddr::BROADCAST);
+    }
+    s.send(socket, Some(at("224.0.0.251", 1)), b"x").unwrap();
+    assert_eq!(s.bench.sent_one()[22], 1, "multicast stays on the link");
+}
+
+#[test]
+fn a_port_that_nobody_has_is_refused() {
+    let mut s = sockets();
+    s.receive(1, 7, b"x");
+    let frame = s.bench.sent_one();
+    let packet = &frame[14..];
+    let header = ipv4::Header::parse(packet).unwrap();
+    let message = icmpv4::Message::parse(header.payload(packet)).unwrap();
+    assert!(matches!(message, icmpv4::Message::Unreachable { code: 3, .. }));
+    assert_eq!(s.udp.stats().no_port, 1);
+}
+
+#[test]
+fn refusals_are_pending_errors_of_connected_sockets_only() {
+    let mut s = sockets();
+    let connected = s.bind(ANY_V4, 7);
+    s.connect(connected, at("10.0.0.2", 1)).unwrap();
+    assert_eq!(s.udp.local(connected), Ok(at("10.0.0.1", 7)));
+    assert_eq!(s.udp.remote(connected), Ok(Some(at("10.0.0.2", 1))));
+    s.send(connected, None, b"x").unwrap();
+    s.peer_complains(3, 0);
+    assert_eq!(s.udp.next_readable(), Some(connected));
+    assert_eq!(s.send(connected, None, b"x"), Err(UdpError::Refused));
+    s.send(connected, None, b"x").unwrap();
+    // Host unreachable is soft.
+    s.peer_complains(1, 0);
+    assert_eq!(s.udp.take_error(connected), Ok(None));
+    s.send(connected, None, b"x").unwrap();
+    s.peer_complains(2, 0);
+    assert_eq!(s.read(connected), Err(UdpError::Unreachable));
+    let open = s.bind(ANY_V4, 8);
+    s.send(open, Some(at("10.0.0.2", 1)), b"x").unwrap();
+    s.peer_complains(3, 0);
+    assert_eq!(s.udp.take_error(open), Ok(None));
+    s.udp.close(open).unwrap();
+    s.receive(1, 7, b"still works");
+    assert!(s.read(connected).is_ok());
+}
+
+#[test]
+fn a_smaller_path_mtu_is_believed_if_there_is_such_a_socket() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 7);
+    s.connect(socket, at("10.0.0.2", 1)).unwrap();
+    s.send(socket, None, &[1; 1400]).unwrap();
+    s.peer_complains(4, 1000);
+    assert_eq!(s.udp.take_error(socket), Ok(Some(UdpError::TooLong)));
+    s.send(socket, None, &[1; 1400]).unwrap();
+    let lens: Vec<_> = s.bench.sent().iter().map(|frame| frame.len() - 34).collect();
+    assert_eq!(lens, [976, 432]);
+    // Nobody has port 9: anybody could have said so.
+    let foreign = s.bind(ANY_V4, 9);
+    s.send(foreign, Some(at("10.0.0.2", 1)), b"x").unwrap();
+    s.udp.close(foreign).unwrap();
+    s.peer_complains(4, 700);
+    assert_eq!(s.bench.route(PEER_V4).mtu, 1000);
+    assert_eq!(s.udp.stats().foreign_errors, 1);
+}
+
+#[test]
+fn destinations_that_cannot_be_are_refused() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 7);
+    assert_eq!(s.send(socket, None, b"x"), Err(UdpError::NoDestination));
+    assert_eq!(s.send(socket, Some(at("10.0.0.2", 0)), b"x"), Err(UdpError::InvalidAddress));
+    assert_eq!(s.send(socket, Some(at("127.0.0.1", 1)), b"x"), Err(UdpError::InvalidAddress));
+    assert_eq!(s.send(socket, Some(at("192.0.2.1", 1)), b"x"), Err(UdpError::NetUnreachable));
+    assert_eq!(s.connect(socket, at("192.0.2.1", 1)), Err(UdpError::NetUnreachable));
+    assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_508]), Err(UdpError::TooLong));
+    assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), &[0; 65_507]), Ok(()));
+    s.bench.set_room(0);
+    assert_eq!(s.send(socket, Some(at("10.0.0.2", 1)), b"x"), Err(UdpError::NoBuffers));
+}
+
+#[test]
+fn queues_are_bounded_each_and_in_all() {
+    let mut s = sockets_with(NetworkConfig { udp_receive_total_bytes: 65_536, ..network_config() });
+    let small = s.bind_with(ANY_V4, 7, UdpOptions { receive_bytes: Some(3000), ..options() }).unwrap();
+    for _ in 0..10 {
+        s.receive(1, 7, &[1; 936]);
+    }
+    assert_eq!(s.udp.stats().received, 3);
+    let large = s.bind(ANY_V4, 8);
+    for _ in 0..100 {
+        s.receive(1, 8, &[1; 936]);
+    }
+    assert_eq!(s.udp.stats().received, 65);
+    assert_eq!(s.udp.stats().receive_overflow, 7 + 38);
+    assert_eq!(s.udp.queued, 65_000);
+    while s.read(small).is_ok() {}
+    while s.read(large).is_ok() {}
+    assert_eq!(s.udp.queued, 0);
+    assert!(s.udp.capacity <= 65_536 / 2 + 4096, "{}", s.udp.capacity);
+    // An empty queue takes a datagram that is longer than its limit.
+    let tiny = s.bind_with(ANY_V4, 9, UdpOptions { receive_bytes: Some(10), ..options() }).unwrap();
+    s.receive(1, 9, &[1; 1000]);
+    assert_eq!(s.read(tiny).unwrap().len(), 1000);
+}
+
+#[test]
+fn a_super_frame_is_several_datagrams() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 7);
+    let payload: Vec<u8> = (0..250).collect();
+    let frame = v4_frame(protocol::UDP, &datagram(1, 7, &payload));
+    let gso = Some(Gso { kind: GsoKind::Udp, size: 100, header_len: 42, ecn: false });
+    let frame = RxFrame { bytes: &frame, checksum: RxChecksum::Verified, gso };
+    let Parsed::Udp(l4) = s.bench.network.parse(s.bench.port, &frame) else { panic!() };
+    s.udp.input(s.bench.now, &mut s.bench.network, &l4);
+    for piece in payload.chunks(100) {
+        assert_eq!(s.read(socket).unwrap(), piece);
+    }
+    assert_eq!(s.read(socket), Err(UdpError::WouldBlock));
+}
+
+#[test]
+fn sockets_are_limited_and_slots_reused() {
+    let mut s = sockets_with(NetworkConfig { udp_sockets_max: 2, ..network_config() });
+    let first = s.bind(ANY_V4, 1);
+    s.bind(ANY_V4, 2);
+    assert_eq!(s.bind_with(ANY_V4, 3, options()), Err(UdpError::TooMany));
+    s.udp.close(first).unwrap();
+    assert_eq!(s.bind(ANY_V4, 3).index, first.index);
+}

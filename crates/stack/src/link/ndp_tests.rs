@@ -1,0 +1,546 @@
+use crate::device::Capabilities;
+use crate::icmp::error::IcmpErrorKind;
+use crate::ip::testbench::*;
+use crate::ip::{Input, NetworkConfig, Parsed, RouteError};
+use crate::link::{AddressState, LinkConfig};
+use crate::time::Instant;
+use crate::wire::ethernet::EtherType;
+use crate::wire::ndp::{self, Message, PrefixInfo, RouterAdvertisement, solicited_node};
+use crate::wire::{MacAddr, icmpv6, ipv6, mld, protocol};
+use core::net::{IpAddr, Ipv6Addr};
+use core::time::Duration;
+
+const SECOND: Duration = Duration::from_secs(1);
+const OTHER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
+const ROUTER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
+const ROUTER: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0xfe);
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const FAR: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1);
+
+/// What we would form from our MAC address.
+fn link_local() -> Ipv6Addr {
+    "fe80::ff:fe00:1".parse().unwrap()
+}
+
+fn slaac(prefix: u16) -> Ipv6Addr {
+    Ipv6Addr::new(0x2001, 0xdb8, prefix, 0, 0, 0xff, 0xfe00, 1)
+}
+
+fn ndp_frame(src: Ipv6Addr, dst: Ipv6Addr, message: &Message) -> Vec<u8> {
+    ndp_frame_hops(src, dst, 255, message)
+}
+
+fn ndp_frame_hops(src: Ipv6Addr, dst: Ipv6Addr, hops: u8, message: &Message) -> Vec<u8> {
+    let mut out = vec![0; ndp::MESSAGE_LEN_MAX];
+    let len = message.emit(src, dst, &mut out);
+    let packet = ipv6_packet(src, dst, protocol::ICMPV6, hops, &out[..len]);
+    let mac = if dst.is_multicast() { MacAddr::from_ipv6_multicast(dst) } else { OUR_MAC };
+    frame_to(mac, None, EtherType::IPV6, &packet)
+}
+
+fn advertisement(target: Ipv6Addr, mac: MacAddr) -> Message {
+    Message::NeighbourAdvertisement {
+        target,
+        router: false,
+        solicited: true,
+        overrides: true,
+        target_mac: Some(mac),
+    }
+}
+
+fn solicitation(target: Ipv6Addr, source: Option<MacAddr>) -> Message {
+    Message::NeighbourSolicitation { target, source, nonce: None }
+}
+
+/// Reads a neighbour discovery message of ours: destination MAC, source, destination.
+#[track_caller]
+fn ndp_of(frame: &[u8]) -> (MacAddr, Ipv6Addr, Ipv6Addr, Message) {
+    let (ethernet, packet) = as_received(frame);
+    let header = ipv6::Header::parse(packet).unwrap();
+    let payload = header.payload(packet);
+    assert!(icmpv6::Message::parse(payload, header.src, header.dst).is_ok(), "checksum");
+    let message = Message::parse(payload, header.src, header.dst, header.hop_limit).unwrap();
+    (ethernet.dst, header.src, header.dst, message)
+}
+
+/// Only the neighbour discovery messages among what we sent.
+fn sent_ndp(bench: &Bench) -> Vec<(MacAddr, Ipv6Addr, Ipv6Addr, Message)> {
+    let frames = bench.sent();
+    let is_ndp = |frame: &&Vec<u8>| frame[20] == protocol::ICMPV6;
+    frames.iter().filter(is_ndp).map(|frame| ndp_of(frame)).collect()
+}
+
+fn ra_bench() -> Bench {
+    let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
+    Bench::with(network_config(), &link, CAPABILITIES)
+}
+
+fn router() -> RouterAdvertisement {
+    RouterAdvertisement {
+        router_lifetime_s: 1800,
+        source: Some(ROUTER_MAC),
+        ..RouterAdvertisement::default()
+    }
+}
+
+fn prefix(number: u16, valid: u32, preferred: u32) -> PrefixInfo {
+    PrefixInfo {
+        prefix: Ipv6Addr::new(0x2001, 0xdb8, number, 0, 0, 0, 0, 0),
+        prefix_len: 64,
+        on_link: true,
+        autonomous: true,
+        valid_lifetime_s: valid,
+        preferred_lifetime_s: preferred,
+    }
+}
+
+fn receive_ra(bench: &mut Bench, advertisement: RouterAdvertisement) {
+    let message = Message::RouterAdvertisement(advertisement);
+    bench.input(&ndp_frame(ROUTER, ALL_NODES, &message));
+}
+
+fn with_prefix(info: PrefixInfo) -> RouterAdvertisement {
+    let mut advertisement = router();
+    advertisement.prefixes.push(info);
+    advertisement
+}
+
+#[test]
+fn a_solicitation_is_answered_and_teaches_the_asker() {
+    let mut bench = Bench::new();
+    bench.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC))));
+    let (mac, src, dst, message) = ndp_of(&bench.sent_one());
+    assert_eq!((mac, src, dst), (PEER_MAC, OUR_V6, PEER_V6));
+    assert_eq!(message, advertisement(OUR_V6, OUR_MAC));
+    let route = bench.route(PEER_V6);
+    bench.send_tcp(&route, PEER_V6, &segment(0)).unwrap();
+    assert_eq!(as_received(&bench.sent_one()).0.dst, PEER_MAC);
+}
+
+#[test]
+fn solicitations_for_others_are_not_answered() {
+    let mut bench = Bench::new();
+    // The same group as an address of ours, but another address.
+    let neighbour: Ipv6Addr = "2001:db8:7::1".parse().unwrap();
+    assert_eq!(solicited_node(neighbour), solicited_node(OUR_V6));
+    bench.input(&ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(neighbour, Some(PEER_MAC))));
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(bench.network.stats().neighbours_created, 0);
+}
+
+#[test]
+fn one_advertisement_releases_every_waiting_packet() {
+    let mut bench = Bench::new();
+    let route = bench.route(PEER_V6);
+    assert_eq!(route.src, IpAddr::V6(OUR_V6));
+    for payload in [1, 2, 3] {
+        bench.send_tcp(&route, PEER_V6, &segment(payload)).unwrap();
+    }
+    let (mac, src, dst, message) = ndp_of(&bench.sent_one());
+    assert_eq!(mac, MacAddr::from_ipv6_multicast(solicited_node(PEER_V6)));
+    assert_eq!((src, dst), (OUR_V6, solicited_node(PEER_V6)));
+    assert_eq!(message, solicitation(PEER_V6, Some(OUR_MAC)));
+    // Without a MAC address it is of no use.
+    let nothing = Message::NeighbourAdvertisement {
+        target: PEER_V6,
+        router: false,
+        solicited: true,
+        overrides: true,
+        target_mac: None,
+    };
+    bench.input(&ndp_frame(PEER_V6, OUR_V6, &nothing));
+    assert_eq!(bench.sent().len(), 0);
+    bench.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(PEER_V6, PEER_MAC)));
+    let lens: Vec<_> = bench.sent().iter().map(|frame| frame.len() - 14 - 40 - 20).collect();
+    assert_eq!(lens, [1, 2, 3]);
+}
+
+#[test]
+fn a_failed_resolution_reports_every_packet() {
+    let mut bench = Bench::new();
+    let route = bench.route(PEER_V6);
+    bench.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
+    bench.send_tcp(&route, PEER_V6, &segment(1)).unwrap();
+    bench.advance(3 * SECOND);
+    assert_eq!(bench.sent().len(), 3);
+    for _ in 0..2 {
+        let error = bench.network.poll_errors().unwrap();
+        assert_eq!((error.kind, error.remote.ip()), (IcmpErrorKind::HostUnreachable, PEER_V6.into()));
+        assert_eq!(error.seq, Some(0x0102_0304));
+    }
+}
+
+#[test]
+fn messages_from_beyond_the_link_are_ignored() {
+    let mut bench = Bench::new();
+    bench.input(&ndp_frame_hops(PEER_V6, OUR_V6, 254, &solicitation(OUR_V6, Some(PEER_MAC))));
+    bench.input(&ndp_frame_hops(PEER_V6, OUR_V6, 64, &advertisement(PEER_V6, PEER_MAC)));
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(bench.network.stats().ndp_invalid, 2);
+}
+
+#[test]
+fn an_address_is_used_after_nobody_objected() {
+    let config = NetworkConfig::default();
+    let mut network =
+        Bench::with(config.clone(), &LinkConfig { addresses: vec![], ..link_config() }, CAPABILITIES);
+    let link = LinkConfig { name: "second".into(), vlan: Some(3), ..link_config() };
+    let id = network.network.add_link(network.port, &link).unwrap();
+    let states = |bench: &Bench| -> Vec<AddressState> {
+        bench.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
+    };
+    assert_eq!(network.network.addresses(id)[2].address, IpAddr::V6(link_local()));
+    let tentative = AddressState::Tentative { probes: 0 };
+    assert_eq!(states(&network), [tentative, tentative]);
+    let route = network.network.route(network.now, PEER_V6.into(), None);
+    assert_eq!(route, Err(RouteError::NetUnreachable), "a tentative address is no source");
+    let route = network.network.route(network.now, PEER_V6.into(), Some(OUR_V6.into()));
+    assert_eq!(route, Err(RouteError::SourceNotLocal));
+    // Nor is it answered for.
+    let bytes = ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC)));
+    let bytes = frame_to(
+        MacAddr::from_ipv6_multicast(solicited_node(OUR_V6)),
+        Some(3),
+        EtherType::IPV6,
+        &bytes[14..],
+    );
+    network.input(&bytes);
+    assert_eq!(network.sent().len(), 0);
+    network.advance(2 * SECOND);
+    assert_eq!(states(&network), [AddressState::Valid, AddressState::Valid]);
+    let asked: Vec<_> = network
+        .sent()
+        .iter()
+        .filter(|frame| frame[24] == protocol::ICMPV6)
+        .map(|frame| ndp_of(frame))
+        .map(|(_, src, dst, message)| match message {
+            Message::NeighbourSolicitation { target, source: None, nonce: Some(_) } => (src, dst, target),
+            message => panic!("{message:?}"),
+        })
+        .collect();
+    assert_eq!(asked.len(), 2);
+    for (src, dst, target) in asked {
+        assert_eq!((src, dst), (Ipv6Addr::UNSPECIFIED, solicited_node(target)));
+    }
+    assert!(network.network.route(network.now, PEER_V6.into(), None).is_ok());
+}
+
+/// A link whose addresses are still being checked, and the nonce of our question about `OUR_V6`.
+fn checking() -> (Bench, [u8; 6]) {
+    let config = NetworkConfig { dad_transmits: 5, ..NetworkConfig::default() };
+    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    for _ in 0..3 {
+        bench.advance(SECOND);
+        for (_, _, _, message) in sent_ndp(&bench) {
+            if let Message::NeighbourSolicitation { target: OUR_V6, nonce: Some(nonce), .. } = message {
+                return (bench, nonce);
+            }
+        }
+    }
+    panic!("never asked");
+}
+
+#[test]
+fn an_address_that_somebody_defends_is_not_used() {
+    let (mut bench, _) = checking();
+    let defence = Message::NeighbourAdvertisement {
+        target: OUR_V6,
+        router: false,
+        solicited: false,
+        overrides: true,
+        target_mac: Some(OTHER_MAC),
+    };
+    bench.input(&ndp_frame(OUR_V6, ALL_NODES, &defence));
+    bench.advance(20 * SECOND);
+    assert_eq!(bench.network.addresses(bench.link)[1].state, AddressState::Duplicate);
+    assert_eq!(bench.network.stats().dad_duplicates, 1);
+    assert!(!bench.network.is_local(OUR_V6.into()));
+    assert!(bench.network.is_local(link_local().into()), "the others are not concerned");
+}
+
+#[test]
+fn an_address_that_somebody_else_checks_too_is_not_used() {
+    let (mut bench, nonce) = checking();
+    let question = |nonce| Message::NeighbourSolicitation { target: OUR_V6, source: None, nonce };
+    let group = solicited_node(OUR_V6);
+    // Our own question come back (RFC 7527).
+    bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some(nonce))));
+    assert_eq!(bench.network.stats().dad_duplicates, 0);
+    bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, group, &question(Some([9; 6]))));
+    assert_eq!(bench.network.addresses(bench.link)[1].state, AddressState::Duplicate);
+}
+
+#[test]
+fn our_address_is_defended_to_all_nodes() {
+    let mut bench = Bench::new();
+    let question = Message::NeighbourSolicitation { target: OUR_V6, source: None, nonce: Some([1; 6]) };
+    bench.input(&ndp_frame(Ipv6Addr::UNSPECIFIED, solicited_node(OUR_V6), &question));
+    let (_, src, dst, message) = ndp_of(&bench.sent_one());
+    assert_eq!((src, dst), (OUR_V6, ALL_NODES));
+    assert!(matches!(message, Message::NeighbourAdvertisement { target: OUR_V6, solicited: false, .. }));
+}
+
+#[test]
+fn somebody_with_our_address_is_counted() {
+    let mut bench = Bench::new();
+    bench.input(&ndp_frame(PEER_V6, OUR_V6, &advertisement(OUR_V6, OTHER_MAC)));
+    assert_eq!(bench.network.stats().ndp_conflicts, 1);
+    assert!(bench.network.is_local(OUR_V6.into()));
+}
+
+#[test]
+fn routers_are_asked_for_three_times_from_the_link_local_address() {
+    let link = LinkConfig { addresses: vec![], accept_ra: true, ..link_config() };
+    let mut bench = Bench::with(NetworkConfig { dad_transmits: 0, ..network_config() }, &link, CAPABILITIES);
+    // The first one left while the bench was set up.
+    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 1);
+    bench.advance(60 * SECOND);
+    let sent = sent_ndp(&bench);
+    assert_eq!(sent.len(), 2);
+    for (_, src, dst, message) in sent {
+        assert_eq!((src, dst), (link_local(), "ff02::2".parse().unwrap()));
+        assert_eq!(message, Message::RouterSolicitation { source: Some(OUR_MAC) });
+    }
+    let mut bench = ra_bench();
+    receive_ra(&mut bench, router());
+    bench.advance(60 * SECOND);
+    assert_eq!(sent_ndp(&bench).len(), 0, "a router has answered");
+}
+
+#[test]
+fn an_advertisement_gives_an_address_a_route_and_link_parameters() {
+    let mut bench = ra_bench();
+    let mut advertisement = with_prefix(prefix(1, 3600, 1800));
+    advertisement.hop_limit = 50;
+    advertisement.mtu = Some(1400);
+    receive_ra(&mut bench, advertisement);
+    assert!(bench.network.is_local(slaac(1).into()));
+    assert_eq!(bench.network.hop_limit(bench.link), 50);
+    let route = bench.route(FAR);
+    assert_eq!((route.src, route.mtu), (slaac(1).into(), 1400));
+    bench.sent();
+    bench.send_tcp(&route, FAR, &segment(0)).unwrap();
+    assert_eq!(as_received(&bench.sent_one()).0.dst, ROUTER_MAC);
+    // The prefix is on the link: asked for, not sent to the router.
+    let on_link = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 9);
+    let route = bench.route(on_link);
+    bench.send_tcp(&route, on_link, &segment(0)).unwrap();
+    assert!(
+        matches!(ndp_of(&bench.sent_one()).3, Message::NeighbourSolicitation { target, .. } if target == on_link)
+    );
+}
+
+#[test]
+fn advertisements_are_ignored_unless_asked_for() {
+    let mut bench = Bench::new();
+    receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1800)));
+    assert!(!bench.network.is_local(slaac(1).into()));
+    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+}
+
+#[test]
+fn what_was_advertised_ends_with_its_lifetime() {
+    let mut bench = ra_bench();
+    receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1200)));
+    let hop = bench.route(FAR).hop;
+    bench.advance(1799 * SECOND);
+    assert!(bench.network.hop_is_current(&hop));
+    bench.advance(SECOND);
+    assert!(!bench.network.hop_is_current(&hop), "the default router is gone");
+    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+    assert!(bench.network.is_local(slaac(1).into()));
+    bench.advance(1799 * SECOND);
+    assert!(bench.network.is_local(slaac(1).into()));
+    bench.advance(SECOND);
+    assert!(!bench.network.is_local(slaac(1).into()), "the address is gone");
+}
+
+#[test]
+fn a_deprecated_address_is_used_only_if_there_is_no_other() {
+    let mut bench = ra_bench();
+    receive_ra(&mut bench, with_prefix(prefix(0xffff, 86_400, 100)));
+    bench.advance(101 * SECOND);
+    assert_eq!(bench.route(FAR).src, IpAddr::V6(slaac(0xffff)));
+    receive_ra(&mut bench, with_prefix(prefix(2, 86_400, 3600)));
+    assert_eq!(bench.route(FAR).src, IpAddr::V6(slaac(2)), "though the other matches better");
+}
+
+#[test]
+fn nobody_can_end_our_address_at_once() {
+    let mut bench = ra_bench();
+    receive_ra(&mut bench, with_prefix(prefix(1, 86_400, 3600)));
+    receive_ra(&mut bench, with_prefix(prefix(1, 1, 1)));
+    bench.advance(Duration::from_secs(7199));
+    assert!(bench.network.is_local(slaac(1).into()));
+    bench.advance(SECOND);
+    assert!(!bench.network.is_local(slaac(1).into()), "two hours are left (RFC 4862 §5.5.3)");
+}
+
+#[test]
+fn a_router_that_resigns_is_no_router() {
+    let mut bench = ra_bench();
+    receive_ra(&mut bench, with_prefix(prefix(1, 3600, 1800)));
+    receive_ra(&mut bench, RouterAdvertisement { router_lifetime_s: 0, ..router() });
+    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+    receive_ra(&mut bench, router());
+    assert!(bench.network.route(bench.now, FAR.into(), None).is_ok());
+    // It advertises itself as a host.
+    bench.input(&ndp_frame(ROUTER, link_local(), &advertisement(ROUTER, ROUTER_MAC)));
+    assert_eq!(bench.network.route(bench.now, FAR.into(), None), Err(RouteError::NetUnreachable));
+}
+
+#[test]
+fn a_router_that_does_not_answer_is_passed_over_for_one_that_may() {
+    let mut bench = ra_bench();
+    let silent: Ipv6Addr = "fe80::1".parse().unwrap();
+    let mut first = with_prefix(prefix(1, 3600, 1800));
+    first.source = None;
+    bench.input(&ndp_frame(silent, ALL_NODES, &Message::RouterAdvertisement(first)));
+    receive_ra(&mut bench, router());
+    bench.sent();
+    let route = bench.route(FAR);
+    bench.send_tcp(&route, FAR, &segment(0)).unwrap();
+    assert!(
+        matches!(ndp_of(&bench.sent_one()).3, Message::NeighbourSolicitation { target, .. } if target == silent)
+    );
+    bench.advance(3 * SECOND);
+    assert!(bench.network.poll_errors().is_some());
+    bench.sent();
+    let route = bench.route(FAR);
+    bench.send_tcp(&route, FAR, &segment(0)).unwrap();
+    assert_eq!(as_received(&bench.sent_one()).0.dst, ROUTER_MAC);
+}
+
+#[test]
+fn what_advertisements_can_create_is_limited() {
+    let mut bench = ra_bench();
+    for number in 0..100 {
+        receive_ra(&mut bench, with_prefix(prefix(number, 3600, 1800)));
+    }
+    let formed = bench.network.addresses(bench.link).iter().filter(|known| known.autoconfigured).count();
+    assert_eq!(formed, 16);
+    // 1 router and 15 prefixes.
+    assert_eq!(bench.network.stats().router_advertisement_limits, 84 + 85);
+}
+
+#[test]
+fn impossible_prefixes_and_mtus_are_ignored() {
+    let mut bench = ra_bench();
+    let cases = [
+        PrefixInfo { preferred_lifetime_s: 9, ..prefix(1, 8, 8) },
+        PrefixInfo { prefix: "fe80::".parse().unwrap(), ..prefix(1, 8, 8) },
+        PrefixInfo { prefix: "ff02::".parse().unwrap(), ..prefix(1, 8, 8) },
+        PrefixInfo { prefix_len: 48, on_link: false, ..prefix(1, 8, 8) },
+        PrefixInfo { on_link: false, ..prefix(1, 0, 0) },
+    ];
+    for info in cases {
+        receive_ra(&mut bench, with_prefix(info));
+    }
+    for mtu in [0, 1279, 1501, 65_536 + 1400] {
+        receive_ra(&mut bench, RouterAdvertisement { mtu: Some(mtu), ..router() });
+    }
+    assert_eq!(bench.network.addresses(bench.link).len(), 1);
+    assert_eq!(bench.network.link(bench.link).mtu_v6, 1500);
+}
+
+#[test]
+fn an_advertisement_does_not_change_what_the_configuration_says() {
+    let link = LinkConfig { accept_ra: true, ..link_config() };
+    let mut bench = Bench::with(network_config(), &link, CAPABILITIES);
+    receive_ra(&mut bench, with_prefix(prefix(0, 0, 0)));
+    receive_ra(&mut bench, with_prefix(prefix(0, 10, 10)));
+    bench.advance(20 * SECOND);
+    assert!(bench.network.route(bench.now, PEER_V6.into(), None).is_ok());
+    assert!(bench.network.is_local(OUR_V6.into()));
+}
+
+#[test]
+fn groups_are_reported_twice_and_when_asked() {
+    let bench = Bench::new();
+    assert_eq!(bench.network.stats().mld_reports_out, 2);
+    let mut bench = bench;
+    let mut query = vec![mld::QUERY, 0, 0, 0, 0x03, 0xe8, 0, 0];
+    query.extend_from_slice(&[0; 20]);
+    let packet = |query: &[u8]| {
+        let mut query = query.to_vec();
+        let sum = crate::wire::checksum::pseudo_v6(ROUTER, ALL_NODES, protocol::ICMPV6, query.len())
+            .add(crate::wire::checksum::Sum::of(&query));
+        query[2..4].copy_from_slice(&sum.finish().to_be_bytes());
+        let packet = ipv6_packet(ROUTER, ALL_NODES, protocol::ICMPV6, 1, &query);
+        frame_to(MacAddr::from_ipv6_multicast(ALL_NODES), None, EtherType::IPV6, &packet)
+    };
+    bench.input(&packet(&query));
+    bench.advance(SECOND);
+    let frame = bench.sent_one();
+    let (ethernet, packet6) = as_received(&frame);
+    let header = ipv6::Header::parse(packet6).unwrap();
+    assert_eq!(ethernet.dst, MacAddr::from_ipv6_multicast(mld::ALL_ROUTERS));
+    assert_eq!((header.src, header.dst, header.hop_limit), (link_local(), mld::ALL_ROUTERS, 1));
+    let chain = ipv6::walk(packet6, &header).unwrap();
+    assert_eq!((chain.protocol, chain.router_alert), (protocol::ICMPV6, Some(0)));
+    let report = &packet6[chain.offset..];
+    assert!(icmpv6::Message::parse(report, header.src, header.dst).is_ok());
+    assert_eq!(report.len(), mld::report_len(1), "both addresses share their group");
+    // About a group that we are not in.
+    query[8..24].copy_from_slice(&solicited_node(FAR).octets());
+    query[23] = 0x77;
+    bench.input(&packet(&query));
+    bench.advance(SECOND);
+    assert_eq!(bench.sent().len(), 0);
+}
+
+#[test]
+fn a_link_too_narrow_for_ipv6_speaks_none() {
+    let narrow = Capabilities { mtu: 1279, ..CAPABILITIES };
+    let link = LinkConfig { addresses: vec![(OUR_V4.into(), 24)], ..link_config() };
+    let mut bench = Bench::with(network_config(), &link, narrow);
+    let bytes = ndp_frame(PEER_V6, solicited_node(OUR_V6), &solicitation(OUR_V6, Some(PEER_MAC)));
+    assert!(matches!(bench.parse(&bytes), Parsed::Drop(_)));
+}
+
+#[test]
+fn link_local_peers_are_reached_over_the_link() {
+    let mut bench = Bench::new();
+    let peer: Ipv6Addr = "fe80::2".parse().unwrap();
+    let route = bench.route(peer);
+    assert_eq!(route.src, IpAddr::V6(link_local()));
+    bench.send_tcp(&route, peer, &segment(0)).unwrap();
+    let (_, src, _, message) = ndp_of(&bench.sent_one());
+    assert_eq!(src, link_local());
+    assert_eq!(message, solicitation(peer, Some(OUR_MAC)));
+}
+
+#[test]
+fn the_whole_start_is_the_same_for_the_same_seed() {
+    let run = || {
+        let link = LinkConfig { accept_ra: true, ..link_config() };
+        let mut bench = Bench::with(NetworkConfig::default(), &link, CAPABILITIES);
+        let mut times = Vec::new();
+        for _ in 0..50 {
+            let Some(at) = bench.network.next_deadline() else { break };
+            bench.now = at.max(Instant::ZERO);
+            bench.network.timers(at);
+            times.push((at, bench.sent()));
+        }
+        times
+    };
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn neighbour_discovery_in_fragments_is_ignored() {
+    let mut bench = Bench::new();
+    let mut out = vec![0; ndp::MESSAGE_LEN_MAX];
+    let len = solicitation(OUR_V6, Some(PEER_MAC)).emit(PEER_V6, OUR_V6, &mut out);
+    let fragment = |offset: usize, end: usize| {
+        let field = (offset as u16 | u16::from(end < len)).to_be_bytes();
+        let payload = [&[protocol::ICMPV6, 0, field[0], field[1], 0, 0, 0, 9], &out[offset..end]].concat();
+        frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 255, &payload))
+    };
+    bench.input(&fragment(0, 16));
+    let Input::Reassembled(buffer) = bench.input(&fragment(16, len)) else { panic!() };
+    let Parsed::Other(other) = bench.network.parse_reassembled(&buffer) else { panic!() };
+    bench.network.input(bench.now, &other);
+    assert_eq!(bench.sent().len(), 0);
+    assert_eq!(bench.network.stats().ndp_invalid, 1);
+}
