@@ -1,5 +1,6 @@
 //! Rules of the tree that the compiler does not know. What they are for stands in ARCHITECTURE.md.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -126,6 +127,42 @@ fn the_engine_reads_no_clock_and_makes_no_system_call() {
         *text = code;
     }
     report("crate ginnel-stack does no I/O", &marked(&files, &marks));
+}
+
+/// The numbers of RFCs that a text cites as `RFC 1234`.
+fn rfcs_cited(text: &str) -> BTreeSet<u32> {
+    let after = text.split("RFC ").skip(1);
+    after.filter_map(|t| t.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()).collect()
+}
+
+#[test]
+fn the_page_of_rfcs_agrees_with_the_citations_in_the_engine() {
+    let page = fs::read_to_string(root().join("docs/rfc.md")).unwrap();
+    let sources: BTreeMap<String, String> =
+        rust_files().into_iter().filter(|(path, _)| path.starts_with("crates/stack/src/")).collect();
+    let mut broken = Vec::new();
+    let mut listed = BTreeSet::new();
+    for row in page.lines() {
+        let Some((number, rest)) = row.strip_prefix("| ").and_then(|r| r.split_once(" | ")) else { continue };
+        let Ok(number) = number.parse::<u32>() else { continue };
+        listed.insert(number);
+        let files = rest.split(" | ").nth(1).unwrap_or_default();
+        for file in files.split('`').filter(|f| f.ends_with(".rs")) {
+            match sources.get(&format!("crates/stack/src/{file}")) {
+                None => broken.push(format!("RFC {number}: {file} does not exist")),
+                Some(text) if !rfcs_cited(text).contains(&number) => {
+                    broken.push(format!("RFC {number}: {file} does not cite it"));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    for (path, text) in sources.iter().filter(|(path, _)| !path.contains("test")) {
+        for number in rfcs_cited(text).difference(&listed) {
+            broken.push(format!("RFC {number}: cited in {path} and not on the page"));
+        }
+    }
+    report("docs/rfc.md says where each RFC is obeyed", &broken);
 }
 
 #[test]
