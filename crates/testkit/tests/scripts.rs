@@ -1,7 +1,7 @@
 //! Every script of `tests/scripts` against both stacks.
 
 use ginnel_testkit::script::ast::{BackendKind, Script};
-use ginnel_testkit::script::suite::{self, Case, Outcome};
+use ginnel_testkit::script::suite::{self, Case, Options, Outcome};
 use std::path::Path;
 
 fn scripts() -> Vec<Script> {
@@ -9,7 +9,7 @@ fn scripts() -> Vec<Script> {
     files.iter().map(|file| suite::load(file).unwrap_or_else(|e| panic!("{e}"))).collect()
 }
 
-fn run(backend: BackendKind, jobs: usize) {
+fn run(backend: BackendKind) {
     let scripts = scripts();
     let targets =
         |script: &Script| script.targets().into_iter().filter(|t| t.backend == backend).collect::<Vec<_>>();
@@ -24,7 +24,7 @@ fn run(backend: BackendKind, jobs: usize) {
         }
         Outcome::Failed(failure) => println!("{failure}\n"),
     };
-    let outcomes = suite::run_all(&cases, jobs, &report);
+    let outcomes = suite::run_all(&cases, Options::default(), &report);
     let failed = outcomes.iter().filter(|o| matches!(o, Outcome::Failed(_))).count();
     assert_eq!(failed, 0, "of {} cases", outcomes.len());
     println!("{} cases", outcomes.len());
@@ -36,7 +36,7 @@ fn every_script_passes_on_the_linux_kernel() {
         ginnel_testkit::skip("every_script_passes_on_the_linux_kernel", &reason);
         return;
     }
-    run(BackendKind::Kernel, suite::KERNEL_JOBS);
+    run(BackendKind::Kernel);
 }
 
 #[test]

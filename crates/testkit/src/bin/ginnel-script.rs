@@ -1,7 +1,7 @@
-//! Runs packet scripts: `ginnel-script [--backend kernel|ginnel] [--ip v4|v6] [--repeat N] [--once] FILES…`.
+//! Runs packet scripts: `ginnel-script [--backend kernel|ginnel] [--ip v4|v6] [--repeat N] FILES…`.
 
 use ginnel_testkit::script::ast::{BackendKind, IpVersion, Script};
-use ginnel_testkit::script::suite::{self, Case, Outcome};
+use ginnel_testkit::script::suite::{self, Case, Options, Outcome};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -10,7 +10,8 @@ usage: ginnel-script [options] [FILES or directories]   (default: all of tests/s
   --backend kernel|ginnel   only this stack
   --ip v4|v6                only this IP version
   --repeat N                run everything N times
-  --jobs N                  kernel cases at once (default 32)
+  --jobs N                  cases at once (default 32)
+  --attempts N              attempts of a kernel case (default 3)
   --quiet                   report failures only
   --differences             print docs/tcp-differences.md and exit";
 
@@ -18,7 +19,7 @@ struct Arguments {
     backend: Option<BackendKind>,
     ip: Option<IpVersion>,
     repeat: u32,
-    jobs: usize,
+    options: Options,
     quiet: bool,
     differences: bool,
     files: Vec<PathBuf>,
@@ -29,7 +30,7 @@ fn arguments() -> Result<Arguments, String> {
         backend: None,
         ip: None,
         repeat: 1,
-        jobs: suite::KERNEL_JOBS,
+        options: Options::default(),
         quiet: false,
         differences: false,
         files: Vec::new(),
@@ -53,7 +54,10 @@ fn arguments() -> Result<Arguments, String> {
                 });
             }
             "--repeat" => parsed.repeat = value()?.parse().map_err(|e| format!("--repeat: {e}"))?,
-            "--jobs" => parsed.jobs = value()?.parse().map_err(|e| format!("--jobs: {e}"))?,
+            "--attempts" => {
+                parsed.options.kernel_attempts = value()?.parse().map_err(|e| format!("--attempts: {e}"))?;
+            }
+            "--jobs" => parsed.options.jobs = value()?.parse().map_err(|e| format!("--jobs: {e}"))?,
             "--quiet" => parsed.quiet = true,
             "--differences" => parsed.differences = true,
             "--help" | "-h" => return Err(String::new()),
@@ -114,7 +118,7 @@ fn main() -> ExitCode {
         }
         Outcome::Failed(failure) => println!("FAIL  {failure}"),
     };
-    let outcomes = suite::run_all(&cases, arguments.jobs, &report);
+    let outcomes = suite::run_all(&cases, arguments.options, &report);
     let failed = outcomes.iter().filter(|o| matches!(o, Outcome::Failed(_))).count();
     println!("{} passed, {failed} failed", outcomes.len() - failed);
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }

@@ -248,7 +248,7 @@ impl Runner<'_> {
         let syn = wire.flags.has(Flags::SYN);
         let payload = || flow.expected_payload(expected.seq, wire.payload.len(), syn);
         let checks = [
-            ("flags", expected.flags == actual.flags),
+            ("flags", flags_fit(expected.flags, actual.flags, wire.payload.is_empty())),
             ("sequence number", expected.seq == actual.seq),
             ("length", expected.len == actual.len),
             ("acknowledgement number", expected.ack == actual.ack),
@@ -435,7 +435,7 @@ impl Runner<'_> {
     fn finish(&mut self) -> Step {
         let mut until = self.backend.now() + self.backend.settle_time();
         for pending in &self.pending {
-            until = until.max(pending.until + GRACE);
+            until = until.max(pending.until + self.backend.lateness(pending.until - pending.from) + GRACE);
         }
         while self.receive(until)? {}
         self.harvest()?;
@@ -444,6 +444,11 @@ impl Runner<'_> {
         }
         self.unexpected()
     }
+}
+
+/// PSH must be where the script has it (RFC 9293 §3.9.1.2: on the last segment of a send), and may be on other data segments too.
+fn flags_fit(expected: Flags, actual: Flags, empty: bool) -> bool {
+    expected == actual || !empty && expected.with(Flags::PSH) == actual
 }
 
 fn resolve_mss(segment: &mut WireSegment, link: u16) {

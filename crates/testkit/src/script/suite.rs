@@ -16,8 +16,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// How often a case runs against the kernel before it counts as failed: real time on a shared machine stumbles now and then.
 const KERNEL_ATTEMPTS: u32 = 3;
 
-/// Kernel cases that run at once. They mostly sleep.
-pub const KERNEL_JOBS: usize = 32;
+/// How cases are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Cases at once. On the kernel they mostly sleep.
+    pub jobs: usize,
+    /// Attempts of a kernel case.
+    pub kernel_attempts: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { jobs: 32, kernel_attempts: KERNEL_ATTEMPTS }
+    }
+}
 
 /// One script and one run of it.
 #[derive(Clone, Copy, Debug)]
@@ -71,8 +83,8 @@ pub fn load(path: &Path) -> Result<Script, String> {
 }
 
 /// Runs one case.
-pub fn run_case(case: Case<'_>) -> Outcome {
-    let attempts = if case.target.backend == BackendKind::Kernel { KERNEL_ATTEMPTS } else { 1 };
+pub fn run_case(case: Case<'_>, options: Options) -> Outcome {
+    let attempts = if case.target.backend == BackendKind::Kernel { options.kernel_attempts } else { 1 };
     let mut attempt = 1;
     loop {
         match run_once(case) {
@@ -109,7 +121,7 @@ fn cannot_start(case: Case<'_>, error: &dyn std::fmt::Display) -> Failure {
 /// Runs cases in parallel, the longest first, and calls `report` after each.
 pub fn run_all(
     cases: &[Case<'_>],
-    jobs: usize,
+    options: Options,
     report: &(dyn Fn(Case<'_>, &Outcome) + Sync),
 ) -> Vec<Outcome> {
     let mut order: Vec<usize> = (0..cases.len()).collect();
@@ -117,10 +129,10 @@ pub fn run_all(
     let next = AtomicUsize::new(0);
     let results = Mutex::new(BTreeMap::new());
     std::thread::scope(|scope| {
-        for _ in 0..jobs.min(cases.len()) {
+        for _ in 0..options.jobs.min(cases.len()) {
             scope.spawn(|| {
                 while let Some(&index) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let outcome = run_case(cases[index]);
+                    let outcome = run_case(cases[index], options);
                     report(cases[index], &outcome);
                     results.lock().unwrap_or_else(PoisonError::into_inner).insert(index, outcome);
                 }

@@ -4,6 +4,7 @@ use super::sys;
 use crate::script::ast::{Directives, IpVersion};
 use crate::script::wire::addresses;
 use core::net::IpAddr;
+use core::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,7 @@ const DEVICE: &str = "script0";
 
 /// Every setting that scripts depend on, so that a host's or distribution's choice does not matter. They are Linux's own
 /// defaults, but for `tcp_no_metrics_save` (no memory of earlier runs), `tcp_comp_sack_nr` (duplicate ACKs leave at once,
-/// RFC 5681 §4.2) and `icmp_ratelimit`.
+/// RFC 5681 §4.2), `tcp_syn_linear_timeouts` (a SYN's time-out doubles, RFC 6298 §5.5) and `icmp_ratelimit`.
 const SYSCTLS: &[(&str, &str)] = &[
     ("net.ipv4.tcp_timestamps", "1"),
     ("net.ipv4.tcp_sack", "1"),
@@ -61,7 +62,7 @@ const SYSCTLS: &[(&str, &str)] = &[
 
 /// Settings that only some kernels have.
 const OPTIONAL_SYSCTLS: &[(&str, &str)] =
-    &[("net.ipv4.tcp_syn_linear_timeouts", "4"), ("net.ipv4.tcp_rto_min_us", "200000")];
+    &[("net.ipv4.tcp_syn_linear_timeouts", "0"), ("net.ipv4.tcp_rto_min_us", "200000")];
 
 fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
     // A dot inside a path component (an interface name) cannot occur: the device's name has none.
@@ -101,7 +102,21 @@ pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
         IpAddr::V6(address) => {
             sys::set_up(control.as_fd(), DEVICE)?;
             sys::add_ipv6(control.as_fd(), DEVICE, address)?;
+            wait_until_usable(address.into())?;
         }
     }
     Ok(tun)
+}
+
+/// An IPv6 address is usable only after the kernel's own thread has decided that it need not look for duplicates.
+fn wait_until_usable(address: IpAddr) -> io::Result<()> {
+    let mut attempt = 0;
+    loop {
+        match std::net::UdpSocket::bind((address, 0)) {
+            Ok(_) => return Ok(()),
+            Err(e) if attempt == 1000 => return Err(e),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+        attempt += 1;
+    }
 }
