@@ -185,7 +185,10 @@ impl Runner<'_> {
         }
         self.harvest()?;
         let Some((at, segment)) = self.waiting.pop_front() else {
-            return Err(format!("no packet came until {:.6}; expected >{packet}", bound.as_secs_f64()));
+            return Err(match bound {
+                Duration::MAX => format!("no packet came for a long time; expected >{packet}"),
+                _ => format!("no packet came until {:.6}; expected >{packet}", bound.as_secs_f64()),
+            });
         };
         let number = packet.flow;
         if expected.flags.has(Flags::SYN)
