@@ -63,7 +63,8 @@ impl Tcp {
             None => self.input_listen(net, seg),
             Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg),
             Some(Found::Connection(idx)) => {
-                if self.conns[idx].has(Flags::INLINE) && !self.fits_inline(idx, seg) {
+                if self.conns[idx].has(Flags::INLINE) && !seg.payload.is_empty() && !self.may_lend(idx, seg) {
+                    // What cannot follow in place must not overtake.
                     self.stash_pending(idx, burst);
                 }
                 match self.conns[idx].state {
@@ -73,13 +74,6 @@ impl Tcp {
                 self.rearm(idx);
             }
         }
-    }
-
-    /// Whether a segment leaves in-burst data of the connection where they are: it carries none, or continues them in the burst.
-    fn fits_inline(&self, idx: u32, seg: &Arrived<'_>) -> bool {
-        let urgent = seg.has(TcpFlags::URG);
-        !urgent
-            && (seg.payload.is_empty() || seg.frame.is_some() && seg.header.seq.le(self.conns[idx].rcv_nxt))
     }
 
     /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.

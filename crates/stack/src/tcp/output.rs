@@ -74,10 +74,12 @@ impl Tcp {
         if self.conns[idx].has(Flags::SYN_PENDING) {
             return self.send_syn(net, idx);
         }
-        if !self.conns[idx].state.is_synchronized() {
-            return Ok(());
+        let c = &self.conns[idx];
+        if !c.state.is_synchronized() {
+            let answer = c.state == State::SynReceived && c.has(Flags::ACK_NOW);
+            return if answer { self.send_ack(net, idx) } else { Ok(()) };
         }
-        if self.conns[idx].busy != NONE {
+        if c.busy != NONE {
             self.restart_after_idle(idx);
             self.send_lost(net, idx)?;
             self.send_new(net, idx)?;

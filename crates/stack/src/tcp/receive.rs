@@ -5,6 +5,7 @@ use super::conn::{Flags, NONE};
 use super::input::Arrived;
 use super::state::State;
 use super::{Pending, Tcp};
+use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::RxBurst;
 use crate::events::{CloseReason, Event, InlineData};
 use crate::ip::Network;
@@ -69,19 +70,24 @@ impl Tcp {
         }
     }
 
+    /// Whether the payload of a segment may be lent where it lies in the burst: it is next, nothing waits in front of it, and there
+    /// is memory should nobody consume it.
+    pub fn may_lend(&self, idx: u32, seg: &Arrived<'_>) -> bool {
+        let c = &self.conns[idx];
+        seg.frame.is_some()
+            && seg.header.seq.le(c.rcv_nxt)
+            && !c.has(Flags::URGENT)
+            && !seg.header.flags.contains(TcpFlags::URG)
+            && (c.busy == NONE || self.busy[c.busy].recv.is_empty())
+            && self.chunks.available() >= self.pending_chunks + chunks_for(seg.payload.len())
+    }
+
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
     fn take_in_order(&mut self, idx: u32, seg: &Arrived<'_>, skip: usize, data: &[u8]) -> usize {
-        let c = &self.conns[idx];
-        let buffered = c.busy != NONE && !self.busy[c.busy].recv.is_empty();
-        let urgent = c.has(Flags::URGENT);
-        if let Some((frame, start)) = seg.frame
-            && !buffered
-            && !urgent
-            && self.chunks.available() > self.pending_chunks + data.len() / 1024 + 2
-        {
+        if let Some((frame, start)) = seg.frame.filter(|_| self.may_lend(idx, seg)) {
             let conn = self.conns.handle(idx);
             let data = InlineData { frame, start: start + skip as u32, len: data.len() as u32 };
-            self.pending_chunks += data.len() / 1024 + 2;
+            self.pending_chunks += chunks_for(data.len());
             self.pending.push_back(Pending { conn, data, delivered: false });
             self.events.push_back(Event::Data { conn, data });
             let c = &mut self.conns[idx];
@@ -334,9 +340,16 @@ impl Tcp {
         let c = &self.conns[idx];
         let unread = self.unread(idx) as u32;
         let capacity = (65_535u64 << c.rcv_grow).min(limit.into()) as u32;
-        let free = capacity.saturating_sub(unread);
+        // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
+        let pool = u32::try_from(self.chunks.available() * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
+        let free = capacity.saturating_sub(unread).min(pool);
         let left = c.rcv_wnd();
         let step = u32::from(c.rcv_mss).min(capacity / 2);
         if free < left + step && free < capacity { left } else { free.max(left) }
     }
+}
+
+/// Chunks that so many bytes may need in a receive buffer: they may begin and end inside one.
+fn chunks_for(bytes: usize) -> usize {
+    bytes / CHUNK_BYTES + 2
 }

@@ -39,12 +39,27 @@ pub struct Received {
 
 /// Frames that the stack sent, until the simulation takes them.
 #[derive(Clone, Default)]
-struct Outbox(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Outbox(Arc<Mutex<Vec<Vec<u8>>>>);
 
-struct OutboxTx {
+pub(crate) struct OutboxTx {
     outbox: Outbox,
     capabilities: Capabilities,
     room: Vec<u8>,
+}
+
+impl Outbox {
+    /// The frames sent since the last call.
+    pub fn take(&self) -> Vec<Vec<u8>> {
+        core::mem::take(&mut *self.0.lock().expect("nothing panics while holding it"))
+    }
+}
+
+impl OutboxTx {
+    /// A device without offloads.
+    pub fn new(outbox: Outbox, mac: [u8; 6], mtu: usize) -> Self {
+        let capabilities = Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false };
+        Self { outbox, capabilities, room: Vec::new() }
+    }
 }
 
 impl TxQueue for OutboxTx {
@@ -102,15 +117,7 @@ impl Host {
             Stack::new(config.stack.clone(), key, now).expect("the test's configuration is valid");
         let outbox = Outbox::default();
         let mtu = if config.mtu == 0 { 1500 } else { config.mtu };
-        let capabilities = Capabilities {
-            mac: [2, 0, 0, 0, 0, number],
-            mtu,
-            tx_checksum: false,
-            gso_bytes_max: 0,
-            uso: false,
-        };
-        let port =
-            stack.add_port(Box::new(OutboxTx { outbox: outbox.clone(), capabilities, room: Vec::new() }));
+        let port = stack.add_port(Box::new(OutboxTx::new(outbox.clone(), [2, 0, 0, 0, 0, number], mtu)));
         let v4 = Ipv4Addr::new(10, 0, 0, number);
         let v6 = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into());
         let mut addresses = vec![(IpAddr::V4(v4), 24)];
@@ -246,6 +253,6 @@ impl Host {
     }
 
     pub(super) fn take_sent(&mut self) -> Vec<Vec<u8>> {
-        core::mem::take(&mut *self.outbox.0.lock().expect("nothing panics while holding it"))
+        self.outbox.take()
     }
 }

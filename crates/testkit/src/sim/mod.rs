@@ -6,6 +6,7 @@ mod host;
 mod link;
 
 pub use host::{Host, HostConfig, Received};
+pub(crate) use host::{Outbox, OutboxTx};
 pub use link::{LinkModel, LinkStats};
 
 use core::time::Duration;

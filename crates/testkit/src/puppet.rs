@@ -1,0 +1,258 @@
+//! A stack whose only peer is the test: every segment it gets is hand-made, every segment it sends is looked at.
+
+use crate::sim::{Outbox, OutboxTx};
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
+use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, Listener, PortId};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
+use ginnel_stack::wire::ethernet::{self, EtherType};
+use ginnel_stack::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
+use ginnel_stack::wire::{MacAddr, ipv4, protocol};
+
+const STACK_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+/// Address of the stack.
+pub const STACK: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+/// Address of the peer that the test plays.
+pub const PEER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+/// The stack's port.
+pub const PORT: u16 = 80;
+/// The peer's port.
+pub const PEER_PORT: u16 = 40_000;
+/// The peer's initial sequence number.
+pub const PEER_ISS: u32 = 1_000;
+
+/// A segment that the stack sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// Its header.
+    pub header: TcpHeader,
+    /// Its options.
+    pub options: TcpOptions,
+    /// Its payload.
+    pub payload: Vec<u8>,
+}
+
+/// The stack and the pen that writes its peer's segments.
+pub struct Puppet {
+    /// The stack.
+    pub stack: Stack,
+    /// The simulated time.
+    pub now: Instant,
+    /// All events.
+    pub events: Vec<Event>,
+    /// In-burst data are left unread.
+    pub lazy: bool,
+    /// Bytes read.
+    pub read: Vec<u8>,
+    /// The connection under test.
+    pub conn: Option<Conn>,
+    /// The stack's initial sequence number, once seen.
+    pub iss: u32,
+    /// Ports of the connection: the stack's and the peer's.
+    pub ports: (u16, u16),
+    port: PortId,
+    outbox: Outbox,
+    sent: Vec<Sent>,
+}
+
+impl Puppet {
+    /// A stack that has nothing to do yet.
+    pub fn new(config: StackConfig) -> Self {
+        let now = Instant::from_millis(1_000_000);
+        let mut stack = Stack::new(config, [7; 32], now).expect("the test's configuration is valid");
+        let outbox = Outbox::default();
+        let port = stack.add_port(Box::new(OutboxTx::new(outbox.clone(), STACK_MAC.0, 1500)));
+        let link = LinkConfig {
+            name: "puppet".into(),
+            addresses: vec![(IpAddr::V4(STACK), 24)],
+            static_neighbours: vec![(IpAddr::V4(PEER), PEER_MAC)],
+            ..LinkConfig::default()
+        };
+        stack.add_link(port, &link).expect("the link is valid");
+        let mut puppet = Self {
+            stack,
+            now,
+            events: Vec::new(),
+            lazy: false,
+            read: Vec::new(),
+            conn: None,
+            iss: 0,
+            ports: (PORT, PEER_PORT),
+            port,
+            outbox,
+            sent: Vec::new(),
+        };
+        puppet.turn(&[]);
+        puppet
+    }
+
+    /// Listens on [`PORT`].
+    pub fn listen(&mut self) -> Listener {
+        let addr = SocketAddr::new(STACK.into(), PORT);
+        self.stack.listen(addr, ListenOptions::default()).expect("the port is free")
+    }
+
+    /// Opens a connection to the peer.
+    pub fn connect(&mut self) -> Conn {
+        let to = SocketAddr::new(PEER.into(), PEER_PORT);
+        let conn = self.stack.connect(self.now, to, &ConnectOptions::default()).expect("there is a route");
+        self.conn = Some(conn);
+        self.turn(&[]);
+        let syn = self.sent.last().expect("SYN left").header;
+        self.ports = (syn.src_port, PEER_PORT);
+        self.iss = syn.seq.0;
+        conn
+    }
+
+    /// A segment of the peer. `seq` counts from the peer's initial sequence number, `ack` from the stack's.
+    pub fn segment(
+        &self,
+        flags: TcpFlags,
+        seq: i64,
+        ack: i64,
+        payload: &[u8],
+        options: &TcpOptions,
+    ) -> Vec<u8> {
+        let header = TcpHeader {
+            src_port: self.ports.1,
+            dst_port: self.ports.0,
+            seq: SeqNumber(PEER_ISS.wrapping_add(seq as u32)),
+            ack: if flags.contains(TcpFlags::ACK) {
+                SeqNumber(self.iss.wrapping_add(ack as u32))
+            } else {
+                SeqNumber(0)
+            },
+            flags,
+            window: 60_000,
+            urgent: 0,
+            header_len: 0,
+        };
+        frame(&header, options, payload)
+    }
+
+    /// Delivers a segment without options and gives the stack a turn. Returns what it sent.
+    pub fn deliver(&mut self, flags: TcpFlags, seq: i64, ack: i64, payload: &[u8]) -> Vec<Sent> {
+        let frame = self.segment(flags, seq, ack, payload, &TcpOptions::default());
+        self.deliver_frame(&frame)
+    }
+
+    /// Delivers a frame and gives the stack a turn. Returns what it sent.
+    pub fn deliver_frame(&mut self, frame: &[u8]) -> Vec<Sent> {
+        self.sent.clear();
+        self.turn(&[frame]);
+        self.sent.clone()
+    }
+
+    /// Lets the stack do what is due, and returns what it sent.
+    pub fn flush(&mut self) -> Vec<Sent> {
+        self.sent.clear();
+        self.turn(&[]);
+        self.sent.clone()
+    }
+
+    /// Lets time pass, with a turn at each deadline. Returns what was sent.
+    pub fn wait(&mut self, time: Duration) -> Vec<Sent> {
+        self.sent.clear();
+        let until = self.now + time;
+        while let Some(at) = self.stack.next_deadline().filter(|at| *at <= until) {
+            self.now = at.max(self.now + Duration::from_micros(1));
+            self.turn(&[]);
+        }
+        self.now = self.now.max(until);
+        self.turn(&[]);
+        self.sent.clone()
+    }
+
+    fn turn(&mut self, frames: &[&[u8]]) {
+        let mut burst = RxBurst::new();
+        for bytes in frames {
+            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+        }
+        self.stack.receive(self.now, self.port, &burst);
+        self.take_events(&burst);
+        self.stack.finish_burst(&burst);
+        self.stack.advance(self.now);
+        self.take_events(&RxBurst::new());
+        self.stack.transmit(self.now);
+        self.stack.check_invariants();
+        for frame in self.outbox.take() {
+            if let Some(sent) = parse(&frame) {
+                if sent.header.flags.contains(TcpFlags::SYN) {
+                    self.iss = sent.header.seq.0;
+                }
+                self.sent.push(sent);
+            }
+        }
+    }
+
+    fn take_events(&mut self, burst: &RxBurst<'_>) {
+        while let Some(event) = self.stack.next_event() {
+            self.events.push(event);
+            match event {
+                Event::Incoming { listener } => self.conn = self.stack.accept(listener),
+                Event::Data { conn, data } if !self.lazy => {
+                    let bytes = self.stack.inline_data(burst, &data);
+                    self.read.extend_from_slice(bytes);
+                    self.stack.consume(conn, data, bytes.len(), burst);
+                }
+                Event::Readable { conn } if !self.lazy => {
+                    let mut buffer = [0; 4096];
+                    while let Ok(n @ 1..) = self.stack.recv(conn, &mut buffer) {
+                        self.read.extend_from_slice(&buffer[..n]);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// An Ethernet frame from the peer to the stack.
+pub fn frame(header: &TcpHeader, options: &TcpOptions, payload: &[u8]) -> Vec<u8> {
+    let l4 = TcpHeader::LEN + options.encoded_len() + payload.len();
+    let mut out = vec![0; 14 + 20 + l4];
+    let ethernet = ethernet::Header::new(STACK_MAC, PEER_MAC, None, EtherType::IPV4);
+    let at = ethernet.emit(&mut out);
+    let ip = ipv4::Header {
+        dscp: 0,
+        ecn: 0,
+        total_len: (20 + l4) as u16,
+        ident: 0,
+        dont_fragment: true,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: protocol::TCP,
+        src: PEER,
+        dst: STACK,
+        header_len: 20,
+    };
+    ip.emit(&mut out[at..]);
+    let segment = &mut out[at + 20..];
+    let len = tcp::emit(header, options, segment);
+    segment[len..].copy_from_slice(payload);
+    let sum = pseudo_v4(PEER, STACK, protocol::TCP, l4).add(Sum::of(segment)).finish();
+    segment[16..18].copy_from_slice(&sum.to_be_bytes());
+    out
+}
+
+fn parse(frame: &[u8]) -> Option<Sent> {
+    let ip = frame.get(14..).filter(|_| frame[12..14] == [8, 0])?;
+    let header = ipv4::Header::parse(ip).ok().filter(|h| h.protocol == protocol::TCP)?;
+    let payload = header.payload(ip);
+    let sum = pseudo_v4(header.src, header.dst, protocol::TCP, payload.len()).add(Sum::of(payload));
+    assert!(sum.is_valid(), "the stack sent a wrong checksum");
+    let segment = TcpSegment::parse(payload).expect("the stack sends valid headers");
+    Some(Sent {
+        header: segment.header,
+        options: TcpOptions::parse(segment.options),
+        payload: segment.payload.to_vec(),
+    })
+}
