@@ -103,6 +103,24 @@ impl StackOptions {
         Ok(config)
     }
 
+    /// An option that was given, if any was.
+    pub fn first_given(&self) -> Option<&'static str> {
+        let given = [
+            ("--config", self.config.is_some()),
+            ("--device", self.device.is_some()),
+            ("--address", !self.address.is_empty()),
+            ("--gateway", !self.gateway.is_empty()),
+            ("--kernel-address", !self.kernel_address.is_empty()),
+            ("--mtu", self.mtu.is_some()),
+            ("--link", self.link.is_some()),
+            ("--link-seed", self.link_seed.is_some()),
+            ("--capture", self.capture.is_some()),
+            ("--cpu", self.cpu.is_some()),
+            ("--spin-us", self.spin_us.is_some()),
+        ];
+        given.into_iter().find(|(_, given)| *given).map(|(option, _)| option)
+    }
+
     /// Devices, links and routes: all from the file, or all from the options.
     fn shape(&self, config: &mut Config) -> Result<(), Failure> {
         let from_options = self.device.is_some() || !self.address.is_empty() || !self.gateway.is_empty();

@@ -113,6 +113,7 @@ impl<H: Handler> ShardBuilder<H> {
             stats: StatsWriter::new(),
             started: None,
             published: now,
+            idle_since: None,
         })
     }
 }

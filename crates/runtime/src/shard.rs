@@ -47,6 +47,8 @@ pub struct Shard<H> {
     pub(crate) stats: StatsWriter,
     pub(crate) started: Option<Instant>,
     pub(crate) published: Instant,
+    /// When the last turn began, if it found nothing to do.
+    pub(crate) idle_since: Option<Instant>,
 }
 
 /// What one turn did.
@@ -137,6 +139,9 @@ impl<H: Handler> Shard<H> {
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
         let Self { core, handler, dispatch, ports, mailbox, .. } = self;
         core.now = now;
+        if let Some(since) = self.idle_since.take() {
+            core.stats.idle_ns += (now - since).as_nanos() as u64;
+        }
         let mut work = 0;
         if self.started.is_none() {
             self.started = Some(now);
@@ -174,7 +179,10 @@ impl<H: Handler> Shard<H> {
         work += dispatch.events(core, handler, None);
 
         core.stats.turns += 1;
-        core.stats.idle_turns += u64::from(work == 0);
+        if work == 0 {
+            core.stats.idle_turns += 1;
+            self.idle_since = Some(now);
+        }
         if now - self.published >= PUBLISH_EVERY {
             self.publish(now);
         }

@@ -48,8 +48,10 @@ macro_rules! counters {
 counters! {
     /// Turns of the loop.
     turns,
-    /// Turns that found nothing to do. Their share tells how far the shard is from saturation.
+    /// Turns that found nothing to do.
     idle_turns,
+    /// Time in which there was nothing to do, polling or asleep, in nanoseconds. Its share tells how far the shard is from saturation.
+    idle_ns,
     /// Times the shard slept in the kernel.
     sleeps,
     /// Time asleep, in nanoseconds.
@@ -69,6 +71,11 @@ counters! {
 }
 
 impl ShardStats {
+    /// Share of the time in which there was nothing to do: near 0 if the shard is saturated, near 1 if it is idle.
+    pub fn idle_share(&self) -> f64 {
+        self.idle_ns as f64 / self.running_ns.max(1) as f64
+    }
+
     pub(crate) fn count_burst(&mut self, frames: usize) {
         self.frames_received += frames as u64;
         let bucket = (frames.max(1).ilog2() as usize).min(BURST_BUCKETS - 1);

@@ -1,6 +1,7 @@
 //! The subcommands.
 
 mod corpus;
+mod load;
 mod serve;
 
 use crate::failure::Failure;
@@ -13,6 +14,9 @@ pub enum Command {
     Echo(serve::EchoOptions),
     /// Serve the files of a directory over HTTP
     Httpd(serve::HttpdOptions),
+    /// Put load on a server and measure it
+    #[command(subcommand)]
+    Load(load::LoadCommand),
     /// Write 500 synthetic front pages with the sizes of popular ones, for httpd and load http
     Corpus(ginnel_apps::corpus::Options),
 }
@@ -23,6 +27,7 @@ impl Command {
         match self {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
+            Self::Load(command) => command.run(),
             Self::Corpus(options) => corpus::run(&options),
         }
     }
