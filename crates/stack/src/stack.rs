@@ -13,7 +13,7 @@
 use crate::device::{RxBurst, RxFrame, TxQueue};
 use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use crate::events::{Event, InlineData};
-use crate::handle::{Conn, LinkId, Listener, PortId};
+use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
 use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, RouteConfig};
 use crate::link::LinkConfig;
@@ -24,6 +24,7 @@ use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
 use crate::tcp::{FlowKey, Tcp, TcpStats};
 use crate::time::Instant;
+use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpStats};
 use crate::wire::protocol;
 use crate::wire::tcp::TcpSegment;
 use arrayvec::ArrayVec;
@@ -52,6 +53,7 @@ impl StackConfig {
 pub struct Stack {
     net: Network,
     tcp: Tcp,
+    udp: Udp,
 }
 
 /// A frame of the burst after the first pass.
@@ -67,8 +69,9 @@ impl Stack {
     /// The first key that is out of range.
     pub fn new(config: StackConfig, seed: [u8; 32], now: Instant) -> Result<Self, ConfigError> {
         config.validate()?;
+        let udp = Udp::new(&config.network);
         let net = Network::new(config.network, &seed)?;
-        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now) })
+        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now), udp })
     }
 
     /// Adds a device by its sending half.
@@ -171,10 +174,14 @@ impl Stack {
 
     /// Frames that are not TCP in one piece.
     fn receive_other(&mut self, now: Instant, parsed: &Parsed<'_>, burst: &RxBurst<'_>) {
-        let Parsed::Other(other) = parsed else { return };
+        let other = match parsed {
+            Parsed::Udp(l4) => return self.udp.input(now, &mut self.net, l4),
+            Parsed::Other(other) => other,
+            Parsed::Tcp(_) | Parsed::Drop(_) => return,
+        };
         match self.net.input(now, other) {
             Input::Nothing => {}
-            Input::Error(error) => self.on_transport_error(&error),
+            Input::Error(error) => self.on_transport_error(now, &error),
             Input::Reassembled(packet) => {
                 match self.net.parse_reassembled(&packet) {
                     Parsed::Tcp(l4) => {
@@ -190,15 +197,17 @@ impl Stack {
         }
     }
 
-    fn on_transport_error(&mut self, error: &TransportError) {
-        if error.protocol == protocol::TCP {
-            self.tcp.on_icmp_error(error);
+    fn on_transport_error(&mut self, now: Instant, error: &TransportError) {
+        match error.protocol {
+            protocol::TCP => self.tcp.on_icmp_error(error),
+            protocol::UDP => self.udp.error(now, &mut self.net, error),
+            _ => {}
         }
     }
 
     /// The next thing that happened. Slots of connections whose end was reported before are reused from here on.
     pub fn next_event(&mut self) -> Option<Event> {
-        self.tcp.next_event()
+        self.tcp.next_event().or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
     }
 
     /// The bytes of a [`Event::Data`], in the burst that was given to [`Stack::receive`].
@@ -222,7 +231,7 @@ impl Stack {
         self.tcp.now = now;
         self.net.timers(now);
         while let Some(error) = self.net.poll_errors() {
-            self.on_transport_error(&error);
+            self.on_transport_error(now, &error);
         }
         self.tcp.advance(&mut self.net);
     }
@@ -401,6 +410,65 @@ impl Stack {
     /// Sets the application's number for a connection. Returns false if the handle is stale.
     pub fn set_token(&mut self, conn: Conn, token: u32) -> bool {
         self.tcp.set_token(conn, token)
+    }
+
+    /// Opens a UDP socket. Port 0 chooses one, the unspecified address means all of ours.
+    ///
+    /// # Errors
+    /// See [`UdpError`].
+    pub fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
+        self.udp.bind(&mut self.net, local, options)
+    }
+
+    /// Fixes the other end of a UDP socket.
+    ///
+    /// # Errors
+    /// See [`UdpError`].
+    pub fn udp_connect(&mut self, now: Instant, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError> {
+        self.udp.connect(now, &mut self.net, socket, to)
+    }
+
+    /// Sends a datagram; it leaves with the next [`Stack::transmit`]. Without a destination it goes to the connected one.
+    ///
+    /// # Errors
+    /// See [`UdpError`]; a pending error is reported first.
+    pub fn udp_send_to(
+        &mut self,
+        now: Instant,
+        socket: UdpHandle,
+        to: Option<SocketAddr>,
+        payload: &[u8],
+    ) -> Result<(), UdpError> {
+        self.udp.send_to(now, &mut self.net, socket, to, payload)
+    }
+
+    /// Takes the next datagram of a socket, cut off where `out` ends.
+    ///
+    /// # Errors
+    /// [`UdpError::WouldBlock`] if there is none; a pending error is reported first.
+    pub fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
+        self.udp.recv_from(socket, out)
+    }
+
+    /// Our end of a UDP socket.
+    ///
+    /// # Errors
+    /// [`UdpError::Stale`].
+    pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {
+        self.udp.local(socket)
+    }
+
+    /// Closes a UDP socket.
+    ///
+    /// # Errors
+    /// [`UdpError::Stale`].
+    pub fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
+        self.udp.close(socket)
+    }
+
+    /// UDP's counters.
+    pub fn udp_stats(&self) -> &UdpStats {
+        self.udp.stats()
     }
 
     /// TCP's counters.
