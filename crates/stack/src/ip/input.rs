@@ -208,3 +208,7 @@ fn holds_all_headers(mut next: u8, mut rest: &[u8]) -> bool {
     }
     true
 }
+
+#[cfg(test)]
+#[path = "input_tests.rs"]
+mod tests;

@@ -36,7 +36,8 @@ pub struct LinkConfig {
     pub name: String,
     /// Addresses with their prefix lengths. The first of each family is the preferred source address.
     pub addresses: Vec<(IpAddr, u8)>,
-    /// Largest IP packet in bytes: 68 … the device's MTU; `None` takes the device's. Below 1,280 the link does no IPv6.
+    /// Largest IP packet in bytes: 68 … the device's MTU; `None` takes the device's. Below 1,280 the link does no IPv6, and cannot have
+    /// addresses of it.
     pub mtu: Option<usize>,
     /// The 802.1Q VLAN of this link: 1 … 4,094. `None` for untagged frames.
     pub vlan: Option<u16>,
@@ -201,14 +202,18 @@ impl Link {
         for &(address, prefix) in &config.addresses {
             check_address(address, prefix).map_err(|problem| ConfigError::new(key("addresses"), problem))?;
         }
-        for &(address, mac) in &config.static_neighbours {
+        for (at, &(address, mac)) in config.static_neighbours.iter().enumerate() {
+            if config.static_neighbours[..at].iter().any(|&(earlier, _)| earlier == address) {
+                let problem = format!("{address} is there twice");
+                return Err(ConfigError::new(key("static_neighbours"), problem));
+            }
             if !mac.is_unicast() || address.is_multicast() || address.is_unspecified() {
                 let problem = format!("{address} at {mac} cannot be a neighbour");
                 return Err(ConfigError::new(key("static_neighbours"), problem));
             }
         }
-        let wants_ipv6 = config.accept_ra || config.addresses.iter().any(|(address, _)| address.is_ipv6());
-        if wants_ipv6 && mtu < IPV6_MTU_MIN {
+        let has_ipv6 = config.addresses.iter().any(|(address, _)| address.is_ipv6());
+        if has_ipv6 && mtu < IPV6_MTU_MIN {
             let problem = format!("IPv6 needs {IPV6_MTU_MIN} bytes at least, not {mtu} (RFC 8200 §5)");
             return Err(ConfigError::new(key("mtu"), problem));
         }
@@ -219,7 +224,7 @@ impl Link {
             mac: MacAddr(device.mac),
             mtu,
             mtu_v6: mtu,
-            ipv6: wants_ipv6,
+            ipv6: mtu >= IPV6_MTU_MIN && (has_ipv6 || config.accept_ra),
             accept_ra: config.accept_ra,
             addresses: Vec::new(),
             broadcasts: Vec::new(),
@@ -372,7 +377,8 @@ mod tests {
         let key = |config: LinkConfig| link(&config).unwrap_err().key;
         assert_eq!(key(LinkConfig { mtu: Some(1501), ..base.clone() }), "link.lan.mtu");
         assert_eq!(key(LinkConfig { mtu: Some(67), ..base.clone() }), "link.lan.mtu");
-        assert_eq!(key(LinkConfig { mtu: Some(1279), accept_ra: true, ..base.clone() }), "link.lan.mtu");
+        let addresses = vec![("fd00::1".parse().unwrap(), 64)];
+        assert_eq!(key(LinkConfig { mtu: Some(1279), addresses, ..base.clone() }), "link.lan.mtu");
         assert_eq!(key(LinkConfig { vlan: Some(4095), ..base.clone() }), "link.lan.vlan");
         for address in
             ["224.0.0.1", "0.0.0.0", "127.0.0.1", "10.0.0.255", "255.255.255.255", "::1", "ff02::1"]
@@ -382,8 +388,20 @@ mod tests {
         }
         let addresses = vec![("10.0.0.1".parse().unwrap(), 33)];
         assert_eq!(key(LinkConfig { addresses, ..base.clone() }), "link.lan.addresses");
+        let twice = vec![("10.0.0.2".parse().unwrap(), MacAddr([2; 6])); 2];
+        assert_eq!(
+            key(LinkConfig { static_neighbours: twice, ..base.clone() }),
+            "link.lan.static_neighbours"
+        );
         let static_neighbours = vec![("10.0.0.2".parse().unwrap(), MacAddr::BROADCAST)];
         assert_eq!(key(LinkConfig { static_neighbours, ..base }), "link.lan.static_neighbours");
+    }
+
+    #[test]
+    fn a_link_below_1280_bytes_speaks_no_ipv6_whatever_routers_would_say() {
+        let config = LinkConfig { accept_ra: true, mtu: Some(1279), ..LinkConfig::default() };
+        assert!(!link(&config).unwrap().ipv6);
+        assert!(link(&LinkConfig { mtu: Some(1280), ..config }).unwrap().ipv6);
     }
 
     #[test]

@@ -1,0 +1,152 @@
+use super::*;
+use crate::ip::testbench::*;
+use crate::ip::{NetworkConfig, Parsed};
+use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use crate::wire::ethernet::EtherType;
+use crate::wire::{ipv4, udp};
+use core::net::IpAddr;
+use proptest::prelude::*;
+
+/// A UDP datagram from the peer with a correct checksum.
+fn datagram(src: IpAddr, dst: IpAddr, payload: &[u8]) -> Vec<u8> {
+    let mut out = vec![0; 8];
+    udp::Header { src_port: 5, dst_port: 6, len: 8 + payload.len() as u16, checksum: 0 }.emit(&mut out);
+    out.extend_from_slice(payload);
+    let pseudo = match (src, dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => pseudo_v4(src, dst, protocol::UDP, out.len()),
+        (IpAddr::V6(src), IpAddr::V6(dst)) => pseudo_v6(src, dst, protocol::UDP, out.len()),
+        _ => unreachable!(),
+    };
+    let checksum = pseudo.add(Sum::of(&out)).finish_udp();
+    out[6..8].copy_from_slice(&checksum.to_be_bytes());
+    out
+}
+
+fn fragment_v4(ident: u16, whole: &[u8], start: usize, end: usize) -> Vec<u8> {
+    let header = ipv4::Header {
+        ident,
+        more_fragments: end < whole.len(),
+        fragment_offset: start as u16,
+        ..ipv4_header(PEER_V4, OUR_V4, protocol::UDP, end - start)
+    };
+    frame(EtherType::IPV4, &ipv4_packet(header, &whole[start..end]))
+}
+
+fn fragment_v6(ident: u32, whole: &[u8], start: usize, end: usize) -> Vec<u8> {
+    let mut payload = vec![0; ipv6::FragmentHeader::LEN];
+    let header = ipv6::FragmentHeader {
+        next_header: protocol::UDP,
+        offset: start as u16,
+        more: end < whole.len(),
+        ident,
+    };
+    header.emit(&mut payload);
+    payload.extend_from_slice(&whole[start..end]);
+    frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 64, &payload))
+}
+
+/// Cuts `len` bytes at multiples of 8.
+fn cuts(len: usize, sizes: &[u8]) -> Vec<(usize, usize)> {
+    let mut pieces = Vec::new();
+    let mut start = 0;
+    for &size in sizes.iter().cycle() {
+        let end = start + 8 * usize::from(size.max(1));
+        if end >= len {
+            pieces.push((start, len));
+            return pieces;
+        }
+        pieces.push((start, end));
+        start = end;
+    }
+    unreachable!("sizes are not empty")
+}
+
+proptest! {
+    /// Two datagrams of each family cut anywhere, their fragments mixed and some sent twice: each arrives once, byte for byte.
+    #[test]
+    fn datagrams_cut_anywhere_arrive_byte_for_byte(
+        len in 16_usize..5000,
+        sizes in prop::collection::vec(1_u8..180, 1..6),
+        order in any::<u64>(),
+        twice in any::<u64>(),
+    ) {
+        let payload: Vec<u8> = (0..len).map(|at| (at * 31 / 7) as u8).collect();
+        let v4 = datagram(PEER_V4.into(), OUR_V4.into(), &payload);
+        let v6 = datagram(PEER_V6.into(), OUR_V6.into(), &payload);
+        let pieces = cuts(v4.len(), &sizes);
+        prop_assume!(pieces.len() > 1);
+        let mut frames = Vec::new();
+        for ident in [1, 2] {
+            for &(start, end) in &pieces {
+                frames.push(fragment_v4(ident, &v4, start, end));
+                frames.push(fragment_v6(ident.into(), &v6, start, end));
+            }
+        }
+        let mut shuffle = crate::ip::entropy::Entropy::new(&[order as u8; 32]);
+        let mut sent = Vec::new();
+        while !frames.is_empty() {
+            let next = frames.swap_remove(shuffle.below(frames.len() as u32) as usize);
+            // A copy of what is still incomplete is ignored; behind the last fragment it would begin a datagram anew.
+            if twice >> (sent.len() % 64) & 1 == 1 && frames.len() > 3 * pieces.len() {
+                sent.push(next.clone());
+            }
+            sent.push(next);
+        }
+        let mut bench = Bench::new();
+        let mut arrived = [0, 0];
+        for bytes in &sent {
+            if let Input::Reassembled(buffer) = bench.input(bytes) {
+                let Parsed::Udp(l4) = bench.network.parse_reassembled(&buffer) else {
+                    return Err(TestCaseError::fail("no datagram"));
+                };
+                prop_assert_eq!(&l4.bytes[8..], &payload[..]);
+                arrived[usize::from(l4.src.is_ipv6())] += 1;
+                bench.network.recycle(buffer);
+            }
+        }
+        prop_assert_eq!(arrived, [2, 2]);
+    }
+}
+
+#[test]
+fn the_budget_for_fragments_holds_against_a_flood() {
+    let config = NetworkConfig { fragment_bytes: 65_536, ..network_config() };
+    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    let whole = vec![7; 3000];
+    for ident in 0..1000 {
+        bench.input(&fragment_v4(ident, &whole, 0, 1480));
+    }
+    let stats = bench.network.stats();
+    let kept = 1000 - stats.reassembly_evicted;
+    assert_eq!(kept, 65_536 / (1480 + 20 + 2 * 64));
+    // The youngest are still there; nothing of the others is left when their time is over.
+    assert!(matches!(bench.input(&fragment_v4(999, &whole, 1480, 3000)), Input::Reassembled(_)));
+    bench.advance(core::time::Duration::from_secs(31));
+    assert_eq!(bench.network.stats().reassembly_timeouts, kept - 1);
+    // The sender of those that had their first fragment was asked for, to be told.
+    bench.advance(core::time::Duration::from_secs(10));
+    assert_eq!(bench.network.next_deadline(), None);
+}
+
+#[test]
+fn fragments_of_fragments_are_not_put_together() {
+    let mut bench = Bench::new();
+    // A fragment header that leads to another one.
+    let inner = [&[protocol::UDP, 0, 0, 1, 0, 0, 0, 2][..], &[1; 16]].concat();
+    let fragment = |start: usize, end: usize| {
+        let mut payload = vec![0; 8];
+        let header = ipv6::FragmentHeader {
+            next_header: protocol::FRAGMENT,
+            offset: start as u16,
+            more: end < inner.len(),
+            ident: 1,
+        };
+        header.emit(&mut payload);
+        payload.extend_from_slice(&inner[start..end]);
+        frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::FRAGMENT, 64, &payload))
+    };
+    bench.input(&fragment(0, 16));
+    let Input::Reassembled(buffer) = bench.input(&fragment(16, 24)) else { panic!() };
+    let parsed = bench.network.parse_reassembled(&buffer);
+    assert!(matches!(parsed, Parsed::Drop(DropReason::NestedFragment)), "{parsed:?}");
+}
