@@ -97,6 +97,17 @@ pub struct Directives {
     pub check_payload: bool,
 }
 
+/// The sysctl that chooses the congestion control.
+pub const CONGESTION_CONTROL: &str = "net.ipv4.tcp_congestion_control";
+
+impl Directives {
+    /// The congestion control of the run, in Linux's name.
+    pub fn congestion_control(&self) -> &str {
+        let found = self.sysctls.iter().find(|(name, _)| name == CONGESTION_CONTROL);
+        found.map_or("cubic", |(_, value)| value)
+    }
+}
+
 impl Default for Directives {
     fn default() -> Self {
         Self {

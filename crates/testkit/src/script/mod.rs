@@ -10,6 +10,7 @@ pub mod backend;
 pub mod calls;
 mod display;
 pub mod flow;
+pub mod ginnel;
 pub mod kernel;
 pub mod names;
 pub mod parser;

@@ -1,6 +1,7 @@
 //! Finds scripts, runs many of them, and lists the differences that they declare.
 
 use super::ast::{BackendKind, Script, Target};
+use super::ginnel::Ginnel;
 use super::kernel;
 use super::parser;
 use super::report::Failure;
@@ -104,7 +105,10 @@ pub fn run_once(case: Case<'_>) -> Result<(), Failure> {
             kernel::with_backend(target, &script.directives, work)
                 .unwrap_or_else(|e| Err(cannot_start(case, &e)))
         }
-        BackendKind::Ginnel => Err(cannot_start(case, &"the engine has no TCP yet")),
+        BackendKind::Ginnel => match Ginnel::new(target, &script.directives) {
+            Ok(mut ginnel) => runner::run(script, target, &mut ginnel),
+            Err(problem) => Err(cannot_start(case, &problem)),
+        },
     }
 }
 

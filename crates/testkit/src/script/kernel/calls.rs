@@ -21,8 +21,15 @@ type Table = BTreeMap<Fd, Arc<OwnedFd>>;
 
 /// The script's sockets. They never block, but during a call that the script gives a time range.
 pub struct Sockets {
-    ip: IpVersion,
+    settings: Settings,
     table: Arc<Mutex<Table>>,
+}
+
+/// What holds for every socket of a run.
+#[derive(Clone)]
+struct Settings {
+    ip: IpVersion,
+    congestion_control: String,
 }
 
 impl Drop for Sockets {
@@ -51,18 +58,20 @@ fn done<E: Into<io::Error>>(result: Result<(), E>) -> Returned {
 
 impl Sockets {
     /// No sockets yet.
-    pub fn new(ip: IpVersion) -> Self {
-        Self { ip, table: Arc::default() }
+    pub fn new(ip: IpVersion, congestion_control: &str) -> Self {
+        let settings = Settings { ip, congestion_control: congestion_control.into() };
+        Self { settings, table: Arc::default() }
     }
 
     /// A call that does not block.
     pub fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
-        call(self.ip, &self.table, op, new_fd, data)
+        call(&self.settings, &self.table, op, new_fd, data)
     }
 
     /// A call that may block, in a thread of its own.
     pub fn call_blocking(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8], finish: Finish) {
-        let (ip, table, op, data) = (self.ip, Arc::clone(&self.table), op.clone(), data.to_vec());
+        let (settings, table) = (self.settings.clone(), Arc::clone(&self.table));
+        let (op, data) = (op.clone(), data.to_vec());
         let work = move || {
             // Otherwise the time of return would be that of the next free moment of a busy machine.
             let _ = sys::raise_priority();
@@ -77,7 +86,7 @@ impl Sockets {
                 // Only the last owner's close lingers.
                 socket = None;
             }
-            let result = call(ip, &table, &op, new_fd, &data);
+            let result = call(&settings, &table, &op, new_fd, &data);
             set_blocking(&socket, false);
             finish(result);
         };
@@ -115,7 +124,7 @@ fn fd_of(op: &Op) -> Option<Fd> {
     }
 }
 
-fn call(ip: IpVersion, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+fn call(settings: &Settings, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
     let bad = || Returned::error(Errno(libc::EBADF));
     let insert = |socket: OwnedFd| {
         if let Some(fd) = new_fd {
@@ -125,15 +134,14 @@ fn call(ip: IpVersion, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, data: 
     };
     let find = |fd: &Fd| lock(table).get(fd).cloned();
     if let Op::Socket = op {
-        let family = if ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
+        let family = if settings.ip == IpVersion::V4 { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         return match rustix::net::socket_with(family, SocketType::STREAM, flags, None) {
-            // Not by sysctl: in a namespace that may only name algorithms which the host allows to everyone.
             Ok(socket) => match sys::set_socket_option(
                 socket.as_fd(),
                 libc::IPPROTO_TCP,
                 libc::TCP_CONGESTION,
-                b"cubic",
+                settings.congestion_control.as_bytes(),
             ) {
                 Ok(()) => insert(socket),
                 Err(e) => returned::<i64>(Err(e)),
@@ -169,7 +177,7 @@ fn call(ip: IpVersion, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, data: 
                 Err(e) => returned::<i64>(Err(e.into())),
             }
         }
-        _ => call_on(ip, &socket, op, data),
+        _ => call_on(settings.ip, &socket, op, data),
     }
 }
 

@@ -71,7 +71,7 @@ impl Kernel {
         Ok(Self {
             start: Instant::now(),
             tun,
-            sockets: Sockets::new(target.ip),
+            sockets: Sockets::new(target.ip, directives.congestion_control()),
             buffer: vec![0; 1 << 16],
             queue: VecDeque::new(),
             done,

@@ -1,7 +1,7 @@
 //! A network namespace with one TUN device and explicit settings.
 
 use super::sys;
-use crate::script::ast::{Directives, IpVersion};
+use crate::script::ast::{CONGESTION_CONTROL, Directives, IpVersion};
 use crate::script::wire::addresses;
 use core::net::IpAddr;
 use core::time::Duration;
@@ -82,7 +82,8 @@ pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
             _ => {}
         }
     }
-    for (name, value) in &directives.sysctls {
+    // Congestion control is set on each socket: by sysctl, a namespace may only name algorithms that the host allows to everyone.
+    for (name, value) in directives.sysctls.iter().filter(|(name, _)| name != CONGESTION_CONTROL) {
         set_sysctl(name, value)?;
     }
     let tun = sys::open_tun(DEVICE)?;

@@ -1,0 +1,66 @@
+//! Sysctls of a script as keys of the engine's configuration.
+
+use crate::script::ast::Directives;
+use ginnel_stack::stack::StackConfig;
+use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies, TcpConfig};
+
+/// The configuration that corresponds to Linux's defaults with the script's sysctls on top.
+pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
+    let mut config = StackConfig::default();
+    // One address and one neighbour, both known: nothing but TCP on the wire.
+    config.network.dad_transmits = 0;
+    config.network.router_solicitations = 0;
+    config.tcp.connections_max = 64;
+    config.tcp.time_wait_max = 64;
+    config.tcp.buffer_pool_bytes = 64 << 20;
+    for (name, value) in &directives.sysctls {
+        set(&mut config.tcp, name, value).map_err(|problem| format!("{name}={value}: {problem}"))?;
+    }
+    Ok(config)
+}
+
+fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
+    let number = || value.parse::<u32>().map_err(|e| e.to_string());
+    let small = || value.parse::<u8>().map_err(|e| e.to_string());
+    let flag = || Ok::<_, String>(number()? != 0);
+    match name.strip_prefix("net.ipv4.tcp_").unwrap_or(name) {
+        "timestamps" => tcp.timestamps = flag()?,
+        "sack" => tcp.sack = flag()?,
+        "window_scaling" => tcp.window_scaling = flag()?,
+        "synack_retries" => tcp.synack_retries = small()?,
+        "syn_retries" => tcp.syn_retries = small()?,
+        "retries2" => tcp.retries = small()?,
+        "orphan_retries" => tcp.orphan_retries = small()?,
+        "fin_timeout" => tcp.fin_timeout_seconds = number()?,
+        "keepalive_time" => tcp.keepalive_time_seconds = number()?,
+        "keepalive_intvl" => tcp.keepalive_interval_seconds = number()?,
+        "keepalive_probes" => tcp.keepalive_probes = small()?,
+        "challenge_ack_limit" => tcp.challenge_acks_per_second = number()?,
+        "reordering" => tcp.reordering_segments = number()?,
+        "congestion_control" => {
+            tcp.congestion_control = match value {
+                "cubic" => CongestionControl::Cubic,
+                "reno" => CongestionControl::NewReno,
+                _ => return Err("not a congestion control of the engine".into()),
+            }
+        }
+        "ecn" => {
+            tcp.ecn = match value {
+                "0" => EcnMode::Off,
+                "1" => EcnMode::Active,
+                "2" => EcnMode::Passive,
+                _ => return Err("not a mode of the engine".into()),
+            }
+        }
+        "syncookies" => {
+            tcp.syn_cookies = match value {
+                "0" => SynCookies::Off,
+                "1" => SynCookies::Auto,
+                "2" => SynCookies::Always,
+                _ => return Err("not a mode of the engine".into()),
+            }
+        }
+        _ => return Err("the engine has no such key".into()),
+    }
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! Runs scripts against Ginnel's engine, in virtual time: nothing happens between two events but what the engine's own deadlines say.
+
+mod config;
+mod sockets;
+
+use super::assertion::Info;
+use super::ast::{Directives, Target};
+use super::backend::{Backend, Finished, Sent};
+use super::calls::{Fd, Op, Returned};
+use super::wire::addresses;
+use core::time::Duration;
+use ginnel_stack::device::{Capabilities, RxBurst, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::handle::PortId;
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::stack::Stack;
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::MacAddr;
+use sockets::{Sockets, Step};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const OUR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const THEIR_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+const ETHERNET_BYTES: usize = 14;
+
+/// Where the engine's clock starts: not at zero, so that a deadline "before now" exists.
+const START: Duration = Duration::from_secs(1000);
+
+/// Turns without progress of the clock after which the engine is considered to run in circles.
+const IDLE_TURNS_MAX: u32 = 10_000;
+
+/// Frames that the engine has sent and the backend has not fetched.
+type Outbox = Arc<Mutex<VecDeque<Vec<u8>>>>;
+
+/// The sending half of the link: it remembers frames.
+struct Recorder {
+    mtu: usize,
+    buffer: Vec<u8>,
+    sent: Outbox,
+}
+
+impl TxQueue for Recorder {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { mac: OUR_MAC, mtu: self.mtu, tx_checksum: false, gso_bytes_max: 0, uso: false }
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.buffer.resize(len, 0xee);
+        Some(&mut self.buffer[..])
+    }
+
+    fn commit(&mut self, len: usize, _meta: TxMeta) {
+        let frame = self.buffer[..len].to_vec();
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).push_back(frame);
+    }
+
+    fn flush(&mut self, _now: Instant) {}
+}
+
+/// A blocking call that waits for its moment.
+struct Blocked {
+    ticket: usize,
+    op: Op,
+    new_fd: Option<Fd>,
+    data: Vec<u8>,
+    /// When it gives up, if it has a time limit.
+    limit: Option<Duration>,
+}
+
+/// The engine as a backend.
+pub struct Ginnel {
+    stack: Stack,
+    port: PortId,
+    now: Duration,
+    sent: Outbox,
+    queue: VecDeque<Sent>,
+    sockets: Sockets,
+    blocked: Vec<Blocked>,
+    finished: VecDeque<Finished>,
+}
+
+impl Ginnel {
+    /// A fresh stack with one link.
+    pub fn new(target: Target, directives: &Directives) -> Result<Self, String> {
+        let config = config::from_directives(directives)?;
+        // Any seed will do; a fixed one makes every run alike.
+        let mut stack = Stack::new(config, [7; 32], Instant::ZERO + START).map_err(|e| e.to_string())?;
+        let sent = Outbox::default();
+        let mtu = directives.mtu as usize;
+        let port = stack.add_port(Box::new(Recorder { mtu, buffer: Vec::new(), sent: Arc::clone(&sent) }));
+        let (local, remote) = addresses(target.ip);
+        let prefix = if local.is_ipv4() { 24 } else { 64 };
+        let link = LinkConfig {
+            name: "script0".into(),
+            addresses: vec![(local, prefix)],
+            static_neighbours: vec![(remote, MacAddr(THEIR_MAC))],
+            ..LinkConfig::default()
+        };
+        stack.add_link(port, &link).map_err(|e| e.to_string())?;
+        let mut ginnel = Self {
+            stack,
+            port,
+            now: Duration::ZERO,
+            sent,
+            queue: VecDeque::new(),
+            sockets: Sockets::new(local, remote),
+            blocked: Vec::new(),
+            finished: VecDeque::new(),
+        };
+        ginnel.turn(None);
+        Ok(ginnel)
+    }
+
+    fn instant(&self) -> Instant {
+        Instant::ZERO + START + self.now
+    }
+
+    /// One turn of a shard, with or without a frame.
+    fn turn(&mut self, frame: Option<&[u8]>) {
+        let now = self.instant();
+        if let Some(bytes) = frame {
+            let mut burst = RxBurst::new();
+            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            self.stack.receive(now, self.port, &burst);
+            self.sockets.take_events(&mut self.stack);
+            self.stack.finish_burst(&burst);
+        }
+        self.stack.advance(now);
+        self.stack.transmit(now);
+        self.sockets.take_events(&mut self.stack);
+        self.wake_blocked();
+        self.stack.transmit(now);
+        let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
+        for frame in sent.drain(..) {
+            self.queue
+                .push_back(Sent { at: self.now, packet: frame[ETHERNET_BYTES.min(frame.len())..].to_vec() });
+        }
+        drop(sent);
+        self.stack.check_invariants();
+    }
+
+    /// Tries again what blocks.
+    fn wake_blocked(&mut self) {
+        let now = self.instant();
+        for blocked in core::mem::take(&mut self.blocked) {
+            let expired = blocked.limit.is_some_and(|limit| limit <= self.now);
+            let step = self.sockets.try_blocking(
+                &mut self.stack,
+                now,
+                &blocked.op,
+                blocked.new_fd,
+                &blocked.data,
+                expired,
+            );
+            match step {
+                Step::Done(returned) => {
+                    self.finished.push_back(Finished { ticket: blocked.ticket, at: self.now, returned });
+                }
+                Step::Wait => self.blocked.push(blocked),
+            }
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Duration> {
+        let nanos = |at: Instant| Duration::from_nanos(at.as_nanos()).saturating_sub(START);
+        let limits = self.blocked.iter().filter_map(|b| b.limit);
+        limits.chain(self.stack.next_deadline().map(nanos)).min()
+    }
+}
+
+impl Backend for Ginnel {
+    fn now(&mut self) -> Duration {
+        self.now
+    }
+
+    fn wait(&mut self, until: Duration) -> Option<Sent> {
+        let mut idle_turns = 0;
+        loop {
+            if let Some(sent) = self.queue.pop_front() {
+                return Some(sent);
+            }
+            match self.next_deadline() {
+                Some(deadline) if deadline <= until => {
+                    idle_turns = if deadline > self.now { 0 } else { idle_turns + 1 };
+                    assert!(
+                        idle_turns < IDLE_TURNS_MAX,
+                        "the engine's deadline does not move from {deadline:?}"
+                    );
+                    self.now = self.now.max(deadline);
+                    self.turn(None);
+                }
+                _ => {
+                    self.now = self.now.max(until);
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn inject(&mut self, packet: &[u8]) {
+        let ethertype: u16 = if packet.first().is_some_and(|b| b >> 4 == 4) { 0x0800 } else { 0x86dd };
+        let frame = [&OUR_MAC[..], &THEIR_MAC[..], &ethertype.to_be_bytes(), packet].concat();
+        self.turn(Some(&frame));
+    }
+
+    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+        let now = self.instant();
+        let returned = self.sockets.call(&mut self.stack, now, op, new_fd, data);
+        self.turn(None);
+        returned
+    }
+
+    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
+        let now = self.instant();
+        let limit = self.sockets.time_limit(op).map(|limit| self.now + limit);
+        match self.sockets.start_blocking(&mut self.stack, now, op, new_fd, data) {
+            Step::Done(returned) => self.finished.push_back(Finished { ticket, at: self.now, returned }),
+            Step::Wait => {
+                self.blocked.push(Blocked { ticket, op: op.clone(), new_fd, data: data.to_vec(), limit });
+            }
+        }
+        self.turn(None);
+    }
+
+    fn finished(&mut self) -> Option<Finished> {
+        self.finished.pop_front()
+    }
+
+    fn info(&mut self, fd: Fd) -> Result<Info, String> {
+        self.sockets.info(&self.stack, fd)
+    }
+
+    fn lateness(&self, _after: Duration) -> Duration {
+        Duration::ZERO
+    }
+
+    fn settle_time(&self) -> Duration {
+        Duration::ZERO
+    }
+}

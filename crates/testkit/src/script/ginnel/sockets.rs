@@ -1,0 +1,657 @@
+//! The socket calls of scripts on the engine's API: what Linux's socket layer adds to TCP, as far as scripts need it.
+
+use crate::script::assertion::Info;
+use crate::script::calls::{Fd, Op, OptionValue, Returned};
+use crate::script::flow::SERVER_PORT;
+use crate::script::names::{Errno, MsgFlags, PollEvents, QueueQuery, Shut, SockOpt};
+use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
+use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError};
+use ginnel_stack::events::{CloseReason, Event};
+use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpOption};
+use ginnel_stack::stack::Stack;
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::time::Instant;
+use std::collections::BTreeMap;
+
+/// What became of a call that may block.
+pub enum Step {
+    /// It returned.
+    Done(Returned),
+    /// It waits.
+    Wait,
+}
+
+enum Kind {
+    /// Neither listening nor connected.
+    Fresh,
+    Listening(Listener),
+    Connected(Conn),
+    /// The connection is over; what had arrived can still be read.
+    Over(Vec<u8>),
+}
+
+struct Socket {
+    kind: Kind,
+    bound: Option<SocketAddr>,
+    /// Options set before there is a connection.
+    options: SocketOptions,
+    later: Vec<TcpOption>,
+    /// `SO_ERROR`.
+    error: Option<i32>,
+    shut_read: bool,
+    shut_write: bool,
+    /// The peer had closed before the connection ended.
+    peer_closed: bool,
+    /// Seconds that `close` lingers, if it does.
+    linger: Option<u32>,
+    /// The last send was one with `MSG_MORE`.
+    more: bool,
+    /// Connections waiting to be accepted.
+    waiting: usize,
+    /// The peer announced urgent data that nobody has read.
+    urgent: bool,
+    oob_inline: bool,
+}
+
+impl Socket {
+    fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            bound: None,
+            options: SocketOptions::default(),
+            later: Vec::new(),
+            error: None,
+            shut_read: false,
+            shut_write: false,
+            peer_closed: false,
+            linger: None,
+            more: false,
+            waiting: 0,
+            urgent: false,
+            oob_inline: false,
+        }
+    }
+}
+
+/// The script's sockets.
+pub struct Sockets {
+    local: IpAddr,
+    remote: IpAddr,
+    table: BTreeMap<Fd, Socket>,
+    /// Connections whose close lingers.
+    lingering: BTreeMap<Fd, Conn>,
+}
+
+fn fail(errno: i32) -> Returned {
+    Returned::error(Errno(errno))
+}
+
+impl Sockets {
+    /// No sockets yet.
+    pub fn new(local: IpAddr, remote: IpAddr) -> Self {
+        Self { local, remote, table: BTreeMap::new(), lingering: BTreeMap::new() }
+    }
+
+    fn of_conn(&mut self, conn: Conn) -> Option<&mut Socket> {
+        self.table.values_mut().find(|s| matches!(s.kind, Kind::Connected(c) if c == conn))
+    }
+
+    /// Takes what the engine reports.
+    pub fn take_events(&mut self, stack: &mut Stack) {
+        while let Some(event) = stack.next_event() {
+            match event {
+                Event::Incoming { listener } => {
+                    let found = self
+                        .table
+                        .values_mut()
+                        .find(|s| matches!(s.kind, Kind::Listening(l) if l == listener));
+                    if let Some(socket) = found {
+                        socket.waiting += 1;
+                    }
+                }
+                Event::Closed { conn, reason, .. } => {
+                    self.lingering.retain(|_, c| *c != conn);
+                    let Some(socket) = self.of_conn(conn) else { continue };
+                    // The last moment at which its buffer can be read.
+                    let mut unread = vec![0; stack.readable(conn)];
+                    let got = stack.recv(conn, &mut unread).unwrap_or(0);
+                    unread.truncate(got);
+                    socket.error = close_errno(reason, socket.peer_closed);
+                    socket.kind = Kind::Over(unread);
+                }
+                Event::PeerClosed { conn } => {
+                    if let Some(socket) = self.of_conn(conn) {
+                        socket.peer_closed = true;
+                    }
+                }
+                Event::Urgent { conn } => {
+                    if let Some(socket) = self.of_conn(conn) {
+                        socket.urgent = true;
+                    }
+                }
+                // Readiness is asked for when it is needed.
+                Event::Connected { .. }
+                | Event::Data { .. }
+                | Event::Readable { .. }
+                | Event::Writable { .. }
+                | Event::Acked { .. }
+                | Event::UdpReadable { .. } => {}
+            }
+        }
+    }
+
+    /// A call that does not block.
+    pub fn call(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        op: &Op,
+        new_fd: Option<Fd>,
+        data: &[u8],
+    ) -> Returned {
+        match op {
+            Op::Socket => {
+                let Some(fd) = new_fd else { return fail(libc::EMFILE) };
+                self.table.insert(fd, Socket::new(Kind::Fresh));
+                Returned::value(fd.into())
+            }
+            Op::Poll { entries, .. } => {
+                let revents: Vec<_> = entries.iter().map(|e| self.readiness(stack, e.fd, e.events)).collect();
+                let ready = revents.iter().filter(|r| r.0 != 0).count();
+                Returned { revents, ..Returned::value(ready as i64) }
+            }
+            Op::Close { fd } => match self.table.remove(fd) {
+                Some(socket) => {
+                    match socket.kind {
+                        Kind::Listening(listener) => {
+                            stack.unlisten(listener);
+                        }
+                        Kind::Connected(conn) => {
+                            let _ = stack.close(conn);
+                            self.lingering.insert(*fd, conn);
+                        }
+                        Kind::Fresh | Kind::Over(_) => {}
+                    }
+                    Returned::value(0)
+                }
+                None => fail(libc::EBADF),
+            },
+            Op::Accept { fd } => self.accept(stack, *fd, new_fd),
+            _ => {
+                let (local, remote) = (self.local, self.remote);
+                let Some(socket) = fd_of(op).and_then(|fd| self.table.get_mut(&fd)) else {
+                    return fail(libc::EBADF);
+                };
+                socket.call(stack, now, (local, remote), op, data)
+            }
+        }
+    }
+
+    fn accept(&mut self, stack: &mut Stack, fd: Fd, new_fd: Option<Fd>) -> Returned {
+        let Some(socket) = self.table.get_mut(&fd) else { return fail(libc::EBADF) };
+        let Kind::Listening(listener) = socket.kind else { return fail(libc::EINVAL) };
+        let Some(conn) = stack.accept(listener) else {
+            socket.waiting = 0;
+            return fail(libc::EAGAIN);
+        };
+        socket.waiting = socket.waiting.saturating_sub(1);
+        let mut accepted = Socket::new(Kind::Connected(conn));
+        accepted.peer_closed = stack.state(conn).is_some_and(peer_has_closed);
+        let Some(new_fd) = new_fd else {
+            // The script expected an error.
+            let _ = stack.abort(conn);
+            return Returned::value(0);
+        };
+        self.table.insert(new_fd, accepted);
+        Returned::value(new_fd.into())
+    }
+
+    /// Starts a call that may block.
+    pub fn start_blocking(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        op: &Op,
+        new_fd: Option<Fd>,
+        data: &[u8],
+    ) -> Step {
+        let lingers = matches!(op, Op::Close { fd } if self.table.get(fd).is_some_and(|s| s.linger.is_some_and(|l| l > 0)));
+        let returned = self.call(stack, now, op, new_fd, data);
+        let blocks = lingers
+            || matches!(returned.errno, Some(Errno(libc::EAGAIN | libc::EINPROGRESS)))
+            || matches!(op, Op::Poll { timeout_ms, .. } if *timeout_ms != 0 && returned.value == 0);
+        if blocks { Step::Wait } else { Step::Done(returned) }
+    }
+
+    /// Tries a call again that blocks; `expired` says that its time limit is over.
+    pub fn try_blocking(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        op: &Op,
+        new_fd: Option<Fd>,
+        data: &[u8],
+        expired: bool,
+    ) -> Step {
+        match op {
+            Op::Connect { fd } => {
+                let Some(socket) = self.table.get_mut(fd) else { return Step::Done(fail(libc::EBADF)) };
+                match socket.kind {
+                    Kind::Connected(conn) => match stack.state(conn) {
+                        Some(State::SynSent | State::SynReceived) => Step::Wait,
+                        _ => Step::Done(Returned::value(0)),
+                    },
+                    _ => Step::Done(fail(socket.error.take().unwrap_or(libc::ECONNABORTED))),
+                }
+            }
+            Op::Close { fd } => {
+                let open = self.lingering.get(fd).and_then(|conn| stack.state(*conn));
+                let unfinished = matches!(open, Some(State::FinWait1 | State::Closing | State::LastAck));
+                if unfinished && !expired { Step::Wait } else { Step::Done(Returned::value(0)) }
+            }
+            Op::Poll { .. } => {
+                let returned = self.call(stack, now, op, new_fd, data);
+                if returned.value == 0 && !expired { Step::Wait } else { Step::Done(returned) }
+            }
+            _ => {
+                let returned = self.call(stack, now, op, new_fd, data);
+                let again = returned.errno == Some(Errno(libc::EAGAIN));
+                if again { Step::Wait } else { Step::Done(returned) }
+            }
+        }
+    }
+
+    /// How long a blocking call may take at the most by itself.
+    pub fn time_limit(&self, op: &Op) -> Option<Duration> {
+        match op {
+            Op::Poll { timeout_ms, .. } => u64::try_from(*timeout_ms).ok().map(Duration::from_millis),
+            Op::Close { fd } => self.table.get(fd)?.linger.map(|s| Duration::from_secs(s.into())),
+            _ => None,
+        }
+    }
+
+    fn readiness(&self, stack: &Stack, fd: Fd, events: PollEvents) -> PollEvents {
+        let Some(socket) = self.table.get(&fd) else { return PollEvents(libc::POLLNVAL) };
+        let always = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+        PollEvents(socket.readiness(stack) & (events.0 | always))
+    }
+
+    /// The connection as `tcp_info` shows it.
+    pub fn info(&self, stack: &Stack, fd: Fd) -> Result<Info, String> {
+        let socket = self.table.get(&fd).ok_or(format!("there is no descriptor {fd}"))?;
+        Ok(match socket.kind {
+            Kind::Connected(conn) => info(stack, conn).unwrap_or_else(closed_info),
+            Kind::Listening(_) => Info::from([("tcpi_state", 10)]),
+            Kind::Fresh | Kind::Over(_) => closed_info(),
+        })
+    }
+}
+
+/// What Linux calls the end of a connection in `SO_ERROR`.
+fn close_errno(reason: CloseReason, peer_closed: bool) -> Option<i32> {
+    match reason {
+        CloseReason::Normal | CloseReason::Aborted => None,
+        // The stream had ended already: only writing can still fail.
+        CloseReason::Reset if peer_closed => Some(libc::EPIPE),
+        CloseReason::Reset => Some(libc::ECONNRESET),
+        CloseReason::Refused => Some(libc::ECONNREFUSED),
+        CloseReason::TimedOut => Some(libc::ETIMEDOUT),
+        CloseReason::HostUnreachable => Some(libc::EHOSTUNREACH),
+        CloseReason::NetUnreachable => Some(libc::ENETUNREACH),
+        CloseReason::ProtocolUnreachable => Some(libc::ENOPROTOOPT),
+    }
+}
+
+fn peer_has_closed(state: State) -> bool {
+    matches!(state, State::CloseWait | State::LastAck | State::Closing | State::TimeWait)
+}
+
+fn fd_of(op: &Op) -> Option<Fd> {
+    match op {
+        Op::Socket | Op::Poll { .. } => None,
+        Op::Bind { fd, .. }
+        | Op::Listen { fd, .. }
+        | Op::Accept { fd }
+        | Op::Connect { fd }
+        | Op::Receive { fd, .. }
+        | Op::Send { fd, .. }
+        | Op::Close { fd }
+        | Op::Shutdown { fd, .. }
+        | Op::SetOption { fd, .. }
+        | Op::GetOption { fd, .. }
+        | Op::Fcntl { fd }
+        | Op::Queued { fd, .. } => Some(*fd),
+    }
+}
+
+impl Socket {
+    fn call(
+        &mut self,
+        stack: &mut Stack,
+        now: Instant,
+        ends: (IpAddr, IpAddr),
+        op: &Op,
+        data: &[u8],
+    ) -> Returned {
+        match op {
+            Op::Bind { port, .. } => {
+                self.bound = Some(SocketAddr::new(ends.0, port.unwrap_or(SERVER_PORT)));
+                Returned::value(0)
+            }
+            Op::Listen { backlog, .. } => self.listen(stack, *backlog),
+            Op::Connect { .. } => self.connect(stack, now, SocketAddr::new(ends.1, SERVER_PORT)),
+            Op::Receive { len, flags, .. } => self.receive(stack, *len, *flags),
+            Op::Send { flags, .. } => self.send(stack, data, *flags),
+            Op::Shutdown { how, .. } => self.shutdown(stack, *how),
+            Op::SetOption { option, value, .. } => self.set_option(stack, option, value),
+            Op::GetOption { option, .. } => match option.name {
+                "SO_ERROR" => {
+                    Returned { detail: Some(self.error.take().unwrap_or(0).into()), ..Returned::value(0) }
+                }
+                _ => fail(libc::ENOPROTOOPT),
+            },
+            Op::Queued { query, .. } => self.queued(stack, *query),
+            _ => Returned::value(0),
+        }
+    }
+
+    fn listen(&mut self, stack: &mut Stack, backlog: i32) -> Returned {
+        let Some(address) = self.bound else { return fail(libc::EINVAL) };
+        let backlog = u32::try_from(backlog).unwrap_or(4096);
+        let options = ListenOptions { backlog, socket: self.options, ..ListenOptions::default() };
+        match stack.listen(address, options) {
+            Ok(listener) => {
+                self.kind = Kind::Listening(listener);
+                Returned::value(0)
+            }
+            Err(ListenError::AddressInUse) => fail(libc::EADDRINUSE),
+            Err(ListenError::AddressNotAvailable) => fail(libc::EADDRNOTAVAIL),
+            Err(_) => fail(libc::ENFILE),
+        }
+    }
+
+    fn connect(&mut self, stack: &mut Stack, now: Instant, remote: SocketAddr) -> Returned {
+        match self.kind {
+            Kind::Connected(conn) => {
+                let opening = matches!(stack.state(conn), Some(State::SynSent | State::SynReceived));
+                return fail(if opening { libc::EALREADY } else { libc::EISCONN });
+            }
+            Kind::Over(_) => return fail(self.error.take().unwrap_or(libc::ECONNABORTED)),
+            Kind::Listening(_) => return fail(libc::EISCONN),
+            Kind::Fresh => {}
+        }
+        let options = ConnectOptions { local: self.bound, socket: self.options };
+        match stack.connect(now, remote, &options) {
+            Ok(conn) => {
+                self.kind = Kind::Connected(conn);
+                for option in self.later.drain(..) {
+                    let _ = stack.set_option(conn, option);
+                }
+                fail(libc::EINPROGRESS)
+            }
+            Err(ConnectError::NetUnreachable) => fail(libc::ENETUNREACH),
+            Err(ConnectError::AddressInUse) => fail(libc::EADDRINUSE),
+            Err(ConnectError::PortsExhausted | ConnectError::AddressNotAvailable) => {
+                fail(libc::EADDRNOTAVAIL)
+            }
+            Err(ConnectError::InvalidAddress) => fail(libc::EINVAL),
+            Err(_) => fail(libc::ENFILE),
+        }
+    }
+
+    fn receive(&mut self, stack: &mut Stack, len: usize, flags: MsgFlags) -> Returned {
+        if flags.has(libc::MSG_OOB) {
+            return self.receive_urgent(stack);
+        }
+        let mut buffer = vec![0; len];
+        let result = match &mut self.kind {
+            Kind::Fresh | Kind::Listening(_) => return fail(libc::ENOTCONN),
+            Kind::Connected(conn) if flags.has(libc::MSG_PEEK) => stack.peek(*conn, &mut buffer),
+            Kind::Connected(conn) => stack.recv(*conn, &mut buffer),
+            Kind::Over(unread) => {
+                let n = len.min(unread.len());
+                buffer[..n].copy_from_slice(&unread[..n]);
+                if !flags.has(libc::MSG_PEEK) {
+                    unread.drain(..n);
+                }
+                Ok(n)
+            }
+        };
+        match result {
+            Ok(0) => match self.error.take() {
+                Some(errno) => fail(errno),
+                None => Returned::value(0),
+            },
+            Ok(n) => {
+                buffer.truncate(n);
+                Returned { data: buffer, ..Returned::value(n as i64) }
+            }
+            Err(RecvError::WouldBlock) if self.shut_read => Returned::value(0),
+            Err(RecvError::WouldBlock) => fail(libc::EAGAIN),
+            Err(_) => fail(libc::ENOTCONN),
+        }
+    }
+
+    fn receive_urgent(&mut self, stack: &mut Stack) -> Returned {
+        let Kind::Connected(conn) = self.kind else { return fail(libc::EINVAL) };
+        if self.oob_inline {
+            return fail(libc::EINVAL);
+        }
+        match stack.recv_urgent(conn) {
+            Ok(byte) => {
+                self.urgent = false;
+                Returned { data: vec![byte], ..Returned::value(1) }
+            }
+            Err(_) if self.urgent => fail(libc::EAGAIN),
+            Err(_) => fail(libc::EINVAL),
+        }
+    }
+
+    fn send(&mut self, stack: &mut Stack, data: &[u8], flags: MsgFlags) -> Returned {
+        if let Some(errno) = self.error.take() {
+            return fail(errno);
+        }
+        let Kind::Connected(conn) = self.kind else { return fail(libc::EPIPE) };
+        if self.shut_write {
+            return fail(libc::EPIPE);
+        }
+        if matches!(stack.state(conn), Some(State::SynSent | State::SynReceived)) {
+            return fail(libc::EAGAIN);
+        }
+        let more = flags.has(libc::MSG_MORE);
+        if more {
+            let _ = stack.set_option(conn, TcpOption::Cork(true));
+        }
+        let result =
+            if flags.has(libc::MSG_OOB) { stack.send_urgent(conn, data) } else { stack.send(conn, data) };
+        if self.more && !more {
+            let _ = stack.set_option(conn, TcpOption::Cork(false));
+        }
+        self.more = more;
+        match result {
+            Ok(0) if !data.is_empty() => fail(libc::EAGAIN),
+            Ok(n) => Returned::value(n as i64),
+            Err(SendError::Full) => fail(libc::EAGAIN),
+            Err(_) => fail(libc::EPIPE),
+        }
+    }
+
+    fn shutdown(&mut self, stack: &mut Stack, how: Shut) -> Returned {
+        let Kind::Connected(conn) = self.kind else { return fail(libc::ENOTCONN) };
+        self.shut_read |= matches!(how, Shut::Read | Shut::Both);
+        if matches!(how, Shut::Write | Shut::Both) {
+            self.shut_write = true;
+            let _ = stack.shutdown_write(conn);
+        }
+        Returned::value(0)
+    }
+
+    fn set_option(&mut self, stack: &mut Stack, option: &SockOpt, value: &OptionValue) -> Returned {
+        let (number, on) = match value {
+            OptionValue::Int(n) => (u32::try_from(*n).unwrap_or(0), *n != 0),
+            OptionValue::Linger { on, seconds } => {
+                self.linger = (*on != 0).then_some(u32::try_from(*seconds).unwrap_or(0));
+                (0, *on != 0 && *seconds == 0)
+            }
+            OptionValue::Text(_) => return fail(libc::ENOPROTOOPT),
+        };
+        let seconds = Duration::from_secs(number.into());
+        let option = match option.name {
+            "SO_REUSEADDR" => return Returned::value(0),
+            "SO_KEEPALIVE" => TcpOption::KeepAlive(on),
+            "SO_LINGER" => TcpOption::LingerZero(on),
+            "SO_OOBINLINE" => {
+                self.oob_inline = on;
+                TcpOption::OobInline(on)
+            }
+            "SO_RCVBUF" => {
+                self.options.recv_buffer_bytes = Some(number);
+                TcpOption::RecvBuffer(number)
+            }
+            "SO_SNDBUF" => {
+                self.options.send_buffer_bytes = Some(number);
+                TcpOption::SendBuffer(number)
+            }
+            "TCP_MAXSEG" => {
+                self.options.mss = u16::try_from(number).ok();
+                TcpOption::MaxSegment(u16::try_from(number).unwrap_or(0))
+            }
+            "TCP_NODELAY" => TcpOption::NoDelay(on),
+            "TCP_CORK" => TcpOption::Cork(on),
+            "TCP_QUICKACK" => TcpOption::QuickAck(on),
+            "TCP_KEEPIDLE" => TcpOption::KeepIdle(seconds),
+            "TCP_KEEPINTVL" => TcpOption::KeepInterval(seconds),
+            "TCP_KEEPCNT" => TcpOption::KeepCount(u8::try_from(number).unwrap_or(0)),
+            "TCP_USER_TIMEOUT" => TcpOption::UserTimeout(Duration::from_millis(number.into())),
+            "TCP_LINGER2" => TcpOption::Linger2(seconds),
+            _ => return fail(libc::ENOPROTOOPT),
+        };
+        match self.kind {
+            Kind::Connected(conn) => match stack.set_option(conn, option) {
+                Ok(()) => Returned::value(0),
+                Err(_) => fail(libc::EINVAL),
+            },
+            _ => {
+                self.later.push(option);
+                Returned::value(0)
+            }
+        }
+    }
+
+    fn queued(&self, stack: &Stack, query: QueueQuery) -> Returned {
+        let detail = match (&self.kind, query) {
+            (Kind::Connected(conn), QueueQuery::Unread) => stack.readable(*conn) as i64,
+            (Kind::Over(unread), QueueQuery::Unread) => unread.len() as i64,
+            (Kind::Connected(conn), QueueQuery::Unsent) => {
+                stack.info(*conn).map_or(0, |i| i.notsent_bytes.into())
+            }
+            _ => return fail(libc::EINVAL),
+        };
+        Returned { detail: Some(detail), ..Returned::value(0) }
+    }
+
+    /// As Linux's `tcp_poll` decides.
+    fn readiness(&self, stack: &Stack) -> i16 {
+        let mut ready = if self.error.is_some() { libc::POLLERR } else { 0 };
+        match &self.kind {
+            Kind::Fresh => ready |= libc::POLLOUT | libc::POLLHUP,
+            Kind::Listening(_) if self.waiting > 0 => ready |= libc::POLLIN | libc::POLLRDNORM,
+            Kind::Listening(_) => {}
+            Kind::Over(_) => {
+                ready |= libc::POLLIN
+                    | libc::POLLRDNORM
+                    | libc::POLLRDHUP
+                    | libc::POLLOUT
+                    | libc::POLLWRNORM
+                    | libc::POLLHUP;
+            }
+            Kind::Connected(conn) => {
+                let state = stack.state(*conn).unwrap_or(State::Closed);
+                if matches!(state, State::SynSent) {
+                    return ready;
+                }
+                let end_of_input = self.shut_read || peer_has_closed(state);
+                if end_of_input {
+                    ready |= libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP;
+                }
+                if end_of_input && self.shut_write {
+                    ready |= libc::POLLHUP;
+                }
+                if stack.readable(*conn) > 0 {
+                    ready |= libc::POLLIN | libc::POLLRDNORM;
+                }
+                ready |= libc::POLLOUT | libc::POLLWRNORM;
+                if self.urgent {
+                    ready |= libc::POLLPRI;
+                }
+            }
+        }
+        ready
+    }
+}
+
+fn closed_info() -> Info {
+    Info::from([("tcpi_state", 7)])
+}
+
+fn state_number(state: State) -> i64 {
+    match state {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::TimeWait => 6,
+        State::Closed => 7,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Listen => 10,
+        State::Closing => 11,
+    }
+}
+
+fn info(stack: &Stack, conn: Conn) -> Option<Info> {
+    let i = stack.info(conn)?;
+    let us = |d: Duration| i64::try_from(d.as_micros()).unwrap_or(i64::MAX);
+    let ca_state = match i.ca_state {
+        CaState::Open => 0,
+        CaState::Disorder => 1,
+        CaState::Cwr => 2,
+        CaState::Recovery => 3,
+        CaState::Loss => 4,
+    };
+    let options =
+        i64::from(i.timestamps) | i64::from(i.sack) << 1 | i64::from(i.wscale) << 2 | i64::from(i.ecn) << 3;
+    Some(Info::from([
+        ("tcpi_state", state_number(i.state)),
+        ("tcpi_ca_state", ca_state),
+        ("tcpi_retransmits", i.retransmits.into()),
+        ("tcpi_probes", i.probes.into()),
+        ("tcpi_backoff", i.backoff.into()),
+        ("tcpi_options", options),
+        ("tcpi_snd_wscale", i.snd_wscale.into()),
+        ("tcpi_rcv_wscale", i.rcv_wscale.into()),
+        ("tcpi_rto", us(i.rto)),
+        ("tcpi_ato", us(i.ato)),
+        ("tcpi_snd_mss", i.snd_mss.into()),
+        ("tcpi_rcv_mss", i.rcv_mss.into()),
+        ("tcpi_unacked", i.unacked.into()),
+        ("tcpi_sacked", i.sacked.into()),
+        ("tcpi_lost", i.lost.into()),
+        ("tcpi_retrans", i.retrans.into()),
+        ("tcpi_pmtu", i.pmtu.into()),
+        ("tcpi_rtt", us(i.rtt)),
+        ("tcpi_rttvar", us(i.rttvar)),
+        ("tcpi_min_rtt", us(i.min_rtt)),
+        ("tcpi_snd_ssthresh", i.snd_ssthresh.into()),
+        ("tcpi_snd_cwnd", i.snd_cwnd.into()),
+        ("tcpi_advmss", i.advmss.into()),
+        ("tcpi_reordering", i.reordering.into()),
+        ("tcpi_total_retrans", i.total_retrans.into()),
+        ("tcpi_notsent_bytes", i.notsent_bytes.into()),
+        ("tcpi_snd_wnd", i.snd_wnd.into()),
+        ("tcpi_rcv_wnd", i.rcv_wnd.into()),
+    ]))
+}
