@@ -318,12 +318,10 @@ impl Session {
         self.last_completion = now;
         if self.is_measured(intended) {
             self.stats.total.record(now - intended);
-        }
-        // With a number of requests the end is not a time, and each of them counts whenever it is answered.
-        if self.is_measured(now) || (self.plan.duration.is_none() && self.is_measured(intended)) {
             self.stats.counters.completed += 1;
             self.stats.counters.by_class[usize::from(response.status / 100).min(5)] += 1;
         }
+        self.stats.counters.completed_in_time += u64::from(self.is_measured(now));
         let s = &mut self.slots[slot as usize];
         let was_sent = s.sent > 0;
         s.head = (s.head + 1) % self.plan.pipeline;

@@ -65,11 +65,13 @@ pub struct Counters {
     pub connected: u64,
     /// Requests due (open loop) or begun (closed loop) and handed to a connection.
     pub started: u64,
-    /// Responses completed.
+    /// Of those, completed, be it after the measured time.
     pub completed: u64,
+    /// Responses completed within the measured time, whenever they were asked for: the throughput.
+    pub completed_in_time: u64,
     /// Bytes received.
     pub bytes: u64,
-    /// Responses by the first digit of their status.
+    /// Those of `completed` by the first digit of their status.
     pub by_class: [u64; 6],
     /// Failures, by [`Failure::ALL`].
     pub failures: [u64; Failure::ALL.len()],
@@ -89,6 +91,7 @@ impl Counters {
             connected,
             started,
             completed,
+            completed_in_time,
             bytes,
             by_class,
             failures,
@@ -100,6 +103,7 @@ impl Counters {
         self.connected += connected;
         self.started += started;
         self.completed += completed;
+        self.completed_in_time += completed_in_time;
         self.bytes += bytes;
         self.lost_idle += lost_idle;
         self.unanswered += unanswered;

@@ -340,7 +340,8 @@ fn a_stall_of_the_server_shows_in_an_open_loop() {
     assert!(is_near(at(total, 1.0), 1_002 * MS), "{}", at(total, 1.0));
     assert!(at(total, 0.99) > 850 * MS && at(total, 0.95) > 450 * MS, "{}", at(total, 0.99));
     assert!(at(total, 0.89) < 3 * MS);
-    assert_eq!(session.stats().counters.completed, 10_000 - 2);
+    assert_eq!(session.stats().counters.completed, 10_000);
+    assert_eq!(session.stats().counters.completed_in_time, 10_000 - 2);
 
     // The same with few connections: the requests wait here instead of there, and it shows all the same.
     let (session, _) = run(at_rate(plan(), 1_000.0), server.clone());
@@ -504,6 +505,7 @@ proptest! {
         let c = session.stats().counters;
         prop_assert!(c.started <= requests);
         prop_assert!(c.completed <= c.started);
+        prop_assert!(c.completed_in_time <= c.started || plan.rate.is_none());
         if plan.is_short() {
             prop_assert_eq!(c.started, c.completed + failures(&session) + c.unanswered);
         } else {

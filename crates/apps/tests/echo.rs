@@ -1,0 +1,94 @@
+//! The echo server under a client that sends much before it reads anything.
+
+mod common;
+
+use common::{Pair, SERVER};
+use core::time::Duration;
+use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler};
+use ginnel_apps::echo::{Echo, Options};
+
+const BYTES: usize = 32 << 20;
+
+fn pattern(range: core::ops::Range<usize>) -> Vec<u8> {
+    range.map(|i| (i * 31 % 251) as u8).collect()
+}
+
+/// Sends until nothing more goes, and only then begins to read.
+struct Client {
+    sent: usize,
+    received: usize,
+    reads: bool,
+    stalled_at: usize,
+    reason: Option<CloseReason>,
+}
+
+impl Client {
+    fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        while self.sent < BYTES {
+            let piece = pattern(self.sent..BYTES.min(self.sent + 10_000));
+            let accepted = cx.send(conn, &piece).unwrap();
+            self.sent += accepted;
+            if accepted < piece.len() {
+                return;
+            }
+        }
+        cx.shutdown_write(conn).unwrap();
+    }
+}
+
+impl Handler for Client {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.connect(format!("{SERVER}:7").parse().unwrap(), ConnectOptions::default())?;
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        cx.set_token(conn, 1).unwrap();
+        self.push(cx, conn);
+        // By then both directions are full.
+        cx.set_timer(Duration::from_secs(5), u64::from(conn.index()) << 32 | u64::from(conn.generation()));
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        self.stalled_at = self.sent;
+        self.reads = true;
+        cx.resume_reading(Conn::new((token >> 32) as u32, token as u32));
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        if !self.reads {
+            return 0;
+        }
+        assert!(data == pattern(self.received..self.received + data.len()), "at {}", self.received);
+        self.received += data.len();
+        data.len()
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        self.reason = Some(reason);
+        cx.stop();
+    }
+}
+
+fn run(faults: Option<&str>) -> Client {
+    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()] });
+    let client = Client { sent: 0, received: 0, reads: false, stalled_at: 0, reason: None };
+    let mut pair = Pair::new(server, client, faults, &["10.0.0.2/16"]);
+    pair.run(Duration::from_secs(3600));
+    let done = core::mem::replace(
+        pair.client.handler_mut(),
+        Client { sent: 0, received: 0, reads: false, stalled_at: 0, reason: None },
+    );
+    assert_eq!((done.sent, done.received, done.reason), (BYTES, BYTES, Some(CloseReason::Normal)));
+    done
+}
+
+#[test]
+fn a_client_that_does_not_read_is_held_back_and_loses_nothing() {
+    let client = run(None);
+    assert!(client.stalled_at < BYTES, "all {} bytes fitted into buffers", client.stalled_at);
+}

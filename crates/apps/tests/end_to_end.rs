@@ -1,0 +1,222 @@
+//! httpd and the load generator on two stacks of their own.
+
+mod common;
+
+use common::{Pair, SERVER, UNIX};
+use core::time::Duration;
+use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
+use ginnel_apps::corpus;
+use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
+use ginnel_apps::load::{LoadHandler, Options as LoadOptions, Outcome, Report};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+#[derive(clap::Parser)]
+struct Parse<T: clap::Args> {
+    #[command(flatten)]
+    options: T,
+}
+
+fn parse<T: clap::Args>(words: &[&str]) -> T {
+    use clap::Parser;
+    Parse::try_parse_from([&["program"], words].concat()).unwrap_or_else(|e| panic!("{e}")).options
+}
+
+fn httpd(root: &Path, options: &[&str]) -> Httpd {
+    let root = root.to_str().unwrap();
+    let options: HttpdOptions = parse(&[&[root, "--listen", "0.0.0.0:80"], options].concat());
+    Httpd::with_clock(&options, || UNIX).unwrap()
+}
+
+/// A generator, and what it will have measured.
+fn load(options: &[&str]) -> (LoadHandler, Outcome, LoadOptions) {
+    let options: LoadOptions = parse(options);
+    let outcome = Outcome::default();
+    let handler = LoadHandler::new(options.job().unwrap(), 0, 1, Arc::default(), Arc::clone(&outcome));
+    (handler, outcome, options)
+}
+
+/// Runs a generator against a server and returns the report, and the server with its counters.
+fn measure(
+    server: Httpd,
+    words: &[&str],
+    faults: Option<&str>,
+    sources: &[&str],
+) -> (Report, Pair<Httpd, LoadHandler>) {
+    let (client, outcome, options) = load(words);
+    let mut pair = Pair::new(server, client, faults, sources);
+    pair.run(Duration::from_secs(600));
+    let stats = outcome.lock().unwrap().take().unwrap();
+    (Report::new(&options, &stats), pair)
+}
+
+fn small_site() -> tempfile::TempDir {
+    let root = tempfile::tempdir().unwrap();
+    fs::write(root.path().join("index.html"), "x".repeat(64)).unwrap();
+    root
+}
+
+const URL: &str = "http://10.0.0.1/";
+const ONE: &[&str] = &["10.0.0.2/16"];
+
+#[test]
+fn short_connections_are_all_answered() {
+    let root = small_site();
+    let (report, pair) = measure(httpd(root.path(), &[]), &[URL, "-n", "2000", "-c", "16"], None, ONE);
+    assert_eq!((report.requests.completed, report.statuses["2xx"]), (2000, 2000));
+    assert!(report.failures.is_empty(), "{report}");
+    let counters = pair.server.handler().server().counters();
+    assert_eq!((counters.connections, counters.responses, counters.errors), (2000, 2000, 0));
+}
+
+#[test]
+fn keep_alive_with_pipelining_uses_no_more_connections_than_asked_for() {
+    let root = small_site();
+    let words = [URL, "-k", "--pipeline", "8", "-n", "5000", "-c", "4"];
+    let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE);
+    assert_eq!((report.requests.completed, report.failures.len()), (5000, 0));
+    assert_eq!(pair.server.handler().server().counters().connections, 4);
+}
+
+#[test]
+fn the_server_lets_go_of_every_connection() {
+    let root = small_site();
+    for close in ["server", "client", "reset"] {
+        let words = [URL, "-n", "300", "-c", "10", "--close", close];
+        let (report, mut pair) = measure(httpd(root.path(), &[]), &words, None, ONE);
+        assert_eq!((report.requests.completed, report.failures.len()), (300, 0), "{close}: {report}");
+        for _ in 0..10_000 {
+            pair.now += Duration::from_millis(1);
+            pair.server.poll_once(pair.now).unwrap();
+            pair.client.poll_once(pair.now).unwrap();
+        }
+        assert_eq!(pair.server.handler().server().counters().open, 0, "{close}");
+    }
+}
+
+#[test]
+fn an_open_loop_from_many_addresses_keeps_its_rate() {
+    let root = small_site();
+    let addresses: Vec<String> = (1..=20).map(|i| format!("10.0.1.{i}/16")).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    // The warm-up is for finding the neighbours.
+    let words =
+        [&[URL, "--rate", "2000", "-d", "2s", "-w", "200ms", "-c", "500"][..], &["--source", "10.0.1.1-20"]]
+            .concat();
+    let (report, _) = measure(httpd(root.path(), &[]), &words, Some("delay=5ms"), &addresses);
+    assert_eq!((report.requests.started, report.requests.not_started), (4000, 0), "{report}");
+    assert!(report.failures.is_empty(), "{report}");
+    // Two round trips of 20 ms: the delay of both devices, both ways.
+    let p99 = report.latency_ns.total.p99;
+    assert!((40_000_000..41_000_000).contains(&p99), "{report}");
+    assert!(report.warnings.is_empty(), "{report}");
+}
+
+#[test]
+fn loss_costs_time_and_nothing_else() {
+    let root = small_site();
+    let words = [URL, "-n", "1000", "-c", "20", "--timeout", "60s"];
+    let (report, _) = measure(httpd(root.path(), &[]), &words, Some("delay=1ms loss=2%"), ONE);
+    assert_eq!((report.requests.completed, report.failures.len()), (1000, 0), "{report}");
+}
+
+/// Fetches a list of paths, one after the other on each of some connections, and keeps the hash of each body.
+struct Fetcher {
+    paths: Vec<String>,
+    next: usize,
+    connections: BTreeMap<Conn, (usize, Vec<u8>)>,
+    hashes: BTreeMap<String, Vec<u8>>,
+    parallel: usize,
+}
+
+impl Fetcher {
+    fn new(paths: Vec<String>, parallel: usize) -> Self {
+        Self { paths, next: 0, connections: BTreeMap::new(), hashes: BTreeMap::new(), parallel }
+    }
+
+    fn ask(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let Some(path) = self.paths.get(self.next) else {
+            if self.hashes.len() == self.paths.len() {
+                cx.stop();
+            }
+            return;
+        };
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {SERVER}\r\n\r\n");
+        assert_eq!(cx.send(conn, request.as_bytes()).unwrap(), request.len());
+        self.connections.insert(conn, (self.next, Vec::new()));
+        self.next += 1;
+    }
+}
+
+impl Handler for Fetcher {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        for _ in 0..self.parallel {
+            let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+            let options = ConnectOptions { socket, ..ConnectOptions::default() };
+            cx.connect(format!("{SERVER}:80").parse().unwrap(), options)?;
+        }
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.ask(cx, conn);
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        let (page, received) = self.connections.get_mut(&conn).unwrap();
+        received.extend_from_slice(data);
+        let Some(end) = received.windows(4).position(|w| w == b"\r\n\r\n") else { return data.len() };
+        let head = core::str::from_utf8(&received[..end]).unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        let length = head.split("\r\n").find_map(|l| l.strip_prefix("Content-Length: ")).unwrap();
+        let body = &received[end + 4..];
+        let length: usize = length.parse().unwrap();
+        assert!(body.len() <= length);
+        if body.len() == length {
+            self.hashes.insert(self.paths[*page].clone(), Sha256::digest(body).to_vec());
+            self.ask(cx, conn);
+        }
+        data.len()
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        panic!("a connection ended: {reason:?}");
+    }
+}
+
+/// Fetches the corpus and compares every page with the file.
+fn fetch_corpus(httpd_options: &[&str], faults: Option<&str>, pages_max: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let mut pages = corpus::write(directory.path(), 1).unwrap();
+    pages.truncate(pages_max);
+    let site = directory.path().join("site");
+    let paths: Vec<String> = pages.iter().map(|p| p.path.clone()).collect();
+    let server = httpd(&site, httpd_options);
+    let mut pair = Pair::new(server, Fetcher::new(paths, 8), faults, ONE);
+    pair.run(Duration::from_secs(3600));
+    let hashes = &pair.client.handler().hashes;
+    assert_eq!(hashes.len(), pages.len());
+    for page in &pages {
+        let file = fs::read(site.join(&page.path[1..])).unwrap();
+        assert_eq!(hashes[&page.path], Sha256::digest(&file).to_vec(), "{}", page.path);
+    }
+}
+
+#[test]
+fn every_page_of_the_corpus_arrives_unchanged() {
+    fetch_corpus(&[], None, corpus::PAGES);
+}
+
+#[test]
+fn every_page_of_the_corpus_arrives_unchanged_when_streamed() {
+    fetch_corpus(&["--memory", "0"], None, corpus::PAGES);
+}
+
+#[test]
+fn pages_arrive_unchanged_over_a_bad_line() {
+    fetch_corpus(&[], Some("delay=2ms loss=1% duplicate=1% reorder=2% corrupt=0.5%"), 60);
+    fetch_corpus(&["--memory", "0"], Some("delay=2ms loss=2%"), 30);
+}
