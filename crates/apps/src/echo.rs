@@ -32,7 +32,7 @@ impl Handler for Echo {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         for address in &self.listen {
-            cx.listen(*address, ListenOptions { socket, ..ListenOptions::default() })?;
+            cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
         }
         Ok(())
     }

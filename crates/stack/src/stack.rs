@@ -199,7 +199,7 @@ impl Stack {
 
     fn on_transport_error(&mut self, now: Instant, error: &TransportError) {
         match error.protocol {
-            protocol::TCP => self.tcp.on_icmp_error(error),
+            protocol::TCP => self.tcp.on_icmp_error(&mut self.net, error),
             protocol::UDP => self.udp.error(now, &mut self.net, error),
             _ => {}
         }

@@ -102,7 +102,9 @@ impl Handler for Httpd {
         // A response is handed over as a whole, so nothing is gained by waiting for more.
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         for address in &self.listen {
-            self.listeners.push(cx.listen(*address, ListenOptions { socket, ..ListenOptions::default() })?);
+            self.listeners.push(
+                cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?,
+            );
         }
         cx.set_timer(Duration::from_secs(1), TICK);
         Ok(())

@@ -182,7 +182,8 @@ pub(crate) struct Tcb {
     pub profile: ProfileId,
     /// The receive window may grow to 64 KiB << this.
     pub rcv_grow: u8,
-    pub pad: u8,
+    /// The path asked for less than the smallest MTU we accept: packets may be fragmented on the way.
+    pub mtu_locked: bool,
     /// Largest payload the peer takes in a segment, from its MSS option.
     pub peer_mss: u16,
     /// Path MTU in bytes.
@@ -231,7 +232,7 @@ impl Tcb {
             token: NONE,
             profile: ProfileId::DEFAULT,
             rcv_grow: 0,
-            pad: 0,
+            mtu_locked: false,
             peer_mss: 536,
             pmtu: 576,
             rcv_mss: 536,

@@ -49,6 +49,7 @@ impl Tcp {
         c.state = State::SynSent;
         c.hop = route.hop;
         c.pmtu = route.mtu;
+        c.mtu_locked = route.mtu_locked;
         c.ts_offset = ts_offset;
         c.snd_una = iss;
         c.snd_nxt = iss + 1;
@@ -116,7 +117,7 @@ impl Tcp {
     }
 
     /// An ICMP error about a segment of ours, or a neighbour that does not answer.
-    pub fn on_icmp_error(&mut self, error: &TransportError) {
+    pub fn on_icmp_error(&mut self, net: &mut Network, error: &TransportError) {
         let key = FlowKey {
             remote: error.remote.ip(),
             local: error.local.ip(),
@@ -133,10 +134,11 @@ impl Tcp {
             self.stats.icmp_ignored += 1;
             return;
         }
-        if let IcmpErrorKind::PacketTooBig { mtu } = error.kind {
-            if c.state.is_synchronized() {
-                let floor = if c.has(Flags::V6) { 1280 } else { 552 };
-                self.on_smaller_mtu(idx, mtu.max(floor));
+        if matches!(error.kind, IcmpErrorKind::PacketTooBig { .. }) {
+            let synchronized = c.state.is_synchronized();
+            if net.accept_path_mtu(self.now, error).is_some() && synchronized {
+                // The route knows it now, and whether fragmenting is the only way.
+                let _ = self.reroute(net, idx);
                 self.rearm(idx);
             }
             return;

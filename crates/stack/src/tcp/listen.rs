@@ -307,6 +307,7 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.hop = route.hop;
         c.pmtu = route.mtu;
+        c.mtu_locked = route.mtu_locked;
         c.ts_offset = ts_offset;
         c.rcv_nxt = seg.header.seq + 1;
         c.rcv_acked = c.rcv_nxt;

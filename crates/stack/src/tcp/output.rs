@@ -448,7 +448,7 @@ impl Tcp {
             protocol: protocol::TCP,
             tos: if segment.ect { ECT0 } else { 0 },
             hop_limit: self.config.hop_limit,
-            dont_fragment: true,
+            dont_fragment: !c.mtu_locked,
         };
         let mut flags = segment.flags;
         if c.has(Flags::ECN_ECHO) && !syn {
@@ -578,12 +578,13 @@ impl Tcp {
     }
 
     /// Routes or addresses changed: asks for the way again.
-    fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    pub fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let key = self.key(idx);
         match net.route(self.now, key.remote, Some(key.local)) {
             Ok(route) => {
                 let c = &mut self.conns[idx];
                 c.hop = route.hop;
+                c.mtu_locked = route.mtu_locked;
                 if route.mtu < c.pmtu {
                     self.on_smaller_mtu(idx, route.mtu);
                 } else {
