@@ -1,7 +1,7 @@
 //! A link with faults around any device: delay, rate, loss, duplication, reordering, corruption, from a seed.
 //!
 //! It acts on wire segments, as a real link does: super-frames are cut and partial checksums completed first. The two directions
-//! have a pipeline each ([`pipeline`]): `up` for what the wrapped device sends, `down` for what it receives. The same
+//! have a pipeline each (`pipeline.rs`): `up` for what the wrapped device sends, `down` for what it receives. The same
 //! seed and the same frames give the same faults.
 
 mod pipeline;

@@ -1,6 +1,6 @@
 //! Devices in memory: a cable between two devices of one process ([`pair`]) and a switch ([`switch`]).
 //!
-//! Each direction is a ring of records ([`ring`]): frames are written where they are read, without a copy, and indices
+//! Each direction is a ring of records (`ring.rs`): frames are written where they are read, without a copy, and indices
 //! cross once per burst. Super-frames and partial checksums pass as they are, so neither side segments or sums.
 
 mod ring;

@@ -4,7 +4,7 @@
 use rustix::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, Result};
-use rustix::ioctl::{IntegerSetter, Setter, Updater, ioctl, opcode};
+use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl, opcode};
 use std::ffi::c_int;
 
 const IFF_TAP: u16 = 0x0002;
@@ -12,9 +12,9 @@ const IFF_MULTI_QUEUE: u16 = 0x0100;
 const IFF_NO_PI: u16 = 0x1000;
 const IFF_VNET_HDR: u16 = 0x4000;
 
-const TUNSETIFF: u32 = opcode::write::<c_int>(b'T', 202);
-const TUNSETOFFLOAD: u32 = opcode::write::<u32>(b'T', 208);
-const TUNSETVNETHDRSZ: u32 = opcode::write::<c_int>(b'T', 216);
+const TUNSETIFF: Opcode = opcode::write::<c_int>(b'T', 202);
+const TUNSETOFFLOAD: Opcode = opcode::write::<u32>(b'T', 208);
+const TUNSETVNETHDRSZ: Opcode = opcode::write::<c_int>(b'T', 216);
 
 /// The other side may leave checksums to us.
 pub(super) const TUN_F_CSUM: u32 = 0x01;
@@ -69,7 +69,7 @@ pub(super) fn set_offloads(fd: &OwnedFd, flags: u32) -> Result<()> {
 /// Makes the device outlive its queues.
 #[cfg(all(test, not(loom)))]
 pub(super) fn set_persistent(fd: &OwnedFd) -> Result<()> {
-    const TUNSETPERSIST: u32 = opcode::write::<c_int>(b'T', 203);
+    const TUNSETPERSIST: Opcode = opcode::write::<c_int>(b'T', 203);
     // SAFETY: TUNSETPERSIST takes its argument as an integer.
     unsafe { ioctl(fd, IntegerSetter::<TUNSETPERSIST>::new_usize(1)) }
 }

@@ -47,7 +47,7 @@ mod sequential {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
         fn any_sequence_of_calls_behaves_like_a_queue(
             scale in 1usize..5,
@@ -154,6 +154,7 @@ mod sequential {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "thousands of frames take minutes in the interpreter")]
     fn light_traffic_stays_in_a_small_part_of_the_ring_and_heavy_traffic_gets_all_of_it() {
         let (mut producer, mut consumer) = ring(1 << 16, 4096);
         let mut addresses = std::collections::BTreeSet::new();
@@ -215,7 +216,7 @@ mod sequential {
     /// Frames of all sizes cross between two threads that run at their own pace; each byte is checked.
     #[test]
     fn content_survives_between_two_threads() {
-        let frames: u64 = if cfg!(miri) { 300 } else { 300_000 };
+        let frames: u64 = if cfg!(miri) { 100 } else { 300_000 };
         let (mut producer, mut consumer) = ring(8192, 2048);
         let sender = std::thread::spawn(move || {
             let mut number = 0;
