@@ -88,7 +88,7 @@ impl<H: Handler> ShardBuilder<H> {
             let problem = format!("the configuration has no device named \"{name}\"");
             return Err(ConfigError::new("device", problem).into());
         }
-        add_links(&mut stack, config, &ports)?;
+        let links = add_links(&mut stack, config, &ports)?;
 
         let (commander, mailbox) = command::mailbox(config.shard.commands_max as usize)
             .map_err(|e| Error::io("event descriptor of the mailbox", e))?;
@@ -107,6 +107,7 @@ impl<H: Handler> ShardBuilder<H> {
             handler: self.handler,
             dispatch: Dispatch::new(),
             ports,
+            links,
             mailbox,
             commander,
             config: self.config.shard,
@@ -126,7 +127,7 @@ fn take_or_open(supplied: &mut Vec<(String, Device)>, config: &DeviceConfig) -> 
     devices::wrap(device, config)
 }
 
-fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<(), Error> {
+fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<Vec<LinkId>, Error> {
     let mut links: Vec<LinkId> = Vec::new();
     for (i, link) in config.links.iter().enumerate() {
         let device = config.devices.iter().position(|d| d.name == link.device);
@@ -146,7 +147,7 @@ fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<(), E
         };
         stack.add_route(route).map_err(|e| keyed(e, format!("route[{i}]")))?;
     }
-    Ok(())
+    Ok(links)
 }
 
 /// The engine names links and routes by their contents; a file's author knows them by their place.

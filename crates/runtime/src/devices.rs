@@ -23,7 +23,7 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
                 without_offloads: !config.offload,
                 ..tap::TapConfig::default()
             };
-            tap::open(&tap).map_err(|e| Error::io(format!("tap {}", config.interface()), e))
+            tap::open(&tap).map_err(|e| Error::io(format!("device {}", config.name), e))
         }
     }
 }

@@ -19,7 +19,8 @@ use ginnel_stack::handle::{Conn, Listener};
 /// [`peer_closed`](Self::peer_closed), and exactly one [`closed`](Self::closed). A connect that fails goes from
 /// [`Context::connect`] to `closed` without `connected`.
 pub trait Handler {
-    /// Called once, before the first burst: listen, connect and set timers here. An error ends the shard.
+    /// Called once, before anything else, as soon as the configured addresses may be used (at once for IPv4; IPv6 addresses are checked for
+    /// duplicates first): listen, connect and set timers here. An error ends the shard.
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error>;
 
     /// A peer's connection to `listener` is established.

@@ -11,9 +11,11 @@ use crate::stats::{ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{pin, wait};
 use arrayvec::ArrayVec;
+use core::net::IpAddr;
 use core::time::Duration;
 use ginnel_stack::device::{RxBurst, RxQueue};
-use ginnel_stack::handle::PortId;
+use ginnel_stack::handle::{LinkId, PortId};
+use ginnel_stack::link::AddressState;
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
@@ -41,6 +43,7 @@ pub struct Shard<H> {
     pub(crate) handler: H,
     pub(crate) dispatch: Dispatch,
     pub(crate) ports: Vec<Port>,
+    pub(crate) links: Vec<LinkId>,
     pub(crate) mailbox: Mailbox,
     pub(crate) commander: Commander,
     pub(crate) config: ShardConfig,
@@ -143,7 +146,7 @@ impl<H: Handler> Shard<H> {
             core.stats.idle_ns += (now - since).as_nanos() as u64;
         }
         let mut work = 0;
-        if self.started.is_none() {
+        if self.started.is_none() && addresses_are_ready(core, &self.links) {
             self.started = Some(now);
             handler.start(&mut Context::new(core))?;
             work += 1;
@@ -226,6 +229,18 @@ impl<H: Handler> Shard<H> {
         stats.running_ns = self.started.map_or(0, |start| (now - start).as_nanos() as u64);
         self.stats.publish(stats);
     }
+}
+
+/// Whether duplicate address detection (RFC 4862 §5.4) has come to an end for all configured addresses: until then IPv6 addresses cannot be
+/// listened on or connected from, so the handler is not started yet. That is a second with the default configuration, and no time for IPv4.
+fn addresses_are_ready(core: &Core, links: &[LinkId]) -> bool {
+    let addresses = links.iter().flat_map(|link| core.stack.network().addresses(*link));
+    let mut configured = addresses.filter(|a| !a.autoconfigured && !is_link_local(a.address));
+    !configured.any(|a| matches!(a.state, AddressState::Tentative { .. }))
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// The stop flag's descriptor; once the handler is taking its leave it would end every sleep at once, and the mailbox takes its place.

@@ -1,10 +1,11 @@
 //! `ginnel load http`.
 
+use super::serve;
 use crate::failure::Failure;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 use core::net::{IpAddr, SocketAddr};
 use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
 use ginnel::{Config, Error, Handler, Shard, StopFlag};
@@ -133,15 +134,7 @@ fn server_on_cable(
     device: Device,
     cpu: Option<u32>,
 ) -> Result<Shard<Httpd>, Failure> {
-    #[derive(Parser)]
-    struct Httpds {
-        #[command(flatten)]
-        options: ginnel_apps::httpd::Options,
-    }
-    let listen = format!("--listen={address}");
-    let arguments = ["httpd".as_ref(), root.as_os_str(), listen.as_ref()];
-    let options = Httpds::try_parse_from(arguments).map_err(|e| Failure::usage(e.to_string()))?.options;
-
+    let httpd = serve::httpd_options(root, &address.to_string())?;
     let same_link =
         client.links.iter().flat_map(|l| &l.addresses).find(|p| p.address.is_ipv4() == address.is_ipv4());
     let Some(near) = same_link else {
@@ -152,7 +145,7 @@ fn server_on_cable(
     (config.network, config.tcp, config.shard) =
         (client.network.clone(), client.tcp.clone(), client.shard.clone());
     config.shard.cpu = cpu;
-    Ok(Shard::builder(config).handler(Httpd::new(&options)?).device("memory", device).build()?)
+    Ok(Shard::builder(config).handler(Httpd::new(&httpd)?).device("memory", device).build()?)
 }
 
 /// The cable as the device's configuration describes it.

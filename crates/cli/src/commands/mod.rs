@@ -1,6 +1,7 @@
 //! The subcommands.
 
 mod corpus;
+mod demo;
 mod load;
 mod serve;
 
@@ -17,6 +18,8 @@ pub enum Command {
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
+    /// Show it all: serve a site over memory and over TAP, load it, and print a table
+    Demo(demo::DemoOptions),
     /// Write 500 synthetic front pages with the sizes of popular ones, for httpd and load http
     Corpus(ginnel_apps::corpus::Options),
 }
@@ -28,6 +31,7 @@ impl Command {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
             Self::Load(command) => command.run(),
+            Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),
         }
     }

@@ -4,10 +4,11 @@ use crate::failure::Failure;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
-use clap::Args;
+use clap::{Args, Parser};
 use ginnel::{Config, Handler, Shard, ShardStats};
 use ginnel_apps::echo::Echo;
 use ginnel_apps::httpd::Httpd;
+use std::path::Path;
 
 /// Options of `ginnel echo`.
 #[derive(Clone, Debug, Args)]
@@ -56,6 +57,18 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
     print!("\n{table}");
     print_shard(shard.stats());
     Ok(())
+}
+
+/// The options of a web server for these files, everything else as on the command line by default.
+pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Options, Failure> {
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        options: ginnel_apps::httpd::Options,
+    }
+    let listen = format!("--listen={listen}");
+    let parsed = Arguments::try_parse_from(["httpd".as_ref(), listen.as_ref(), root.as_os_str()]);
+    parsed.map(|a| a.options).map_err(|e| Failure::usage(e.to_string()))
 }
 
 /// A server alone at one end of a cable inside its own process would wait for ever.

@@ -297,3 +297,26 @@ fn commands_of_other_threads_arrive_in_order() {
     assert!(two.until(SECOND, |_, c| c.commands.len() == 100));
     assert!(two.client.handler().commands.iter().copied().eq(0..100));
 }
+
+#[test]
+fn a_handler_starts_when_its_ipv6_address_may_be_used() {
+    struct Listens(Option<Instant>);
+    impl Handler for Listens {
+        fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+            self.0 = Some(cx.now());
+            cx.listen("[fd00::1]:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+        }
+
+        fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+            data.len()
+        }
+    }
+    let mut two = Two::with(Listens(None), Ticker::default(), |config| {
+        let last =
+            config.links[0].addresses[0].to_string().replace("10.0.0.", "fd00::").replace("/24", "/64");
+        config.links[0].addresses.push(last.parse().unwrap());
+    });
+    assert!(two.until(10 * SECOND, |s, _| s.0.is_some()));
+    let waited = two.server.handler().0.unwrap() - Instant::from_millis(1000);
+    assert!(waited >= Duration::from_millis(1000), "{waited:?}");
+}

@@ -1,0 +1,177 @@
+//! `ginnel demo`: what `make demo` shows. No root needed; what this machine does not permit is named and left out.
+
+mod idle;
+mod kernel;
+
+use super::load::{self, HttpOptions};
+use crate::failure::Failure;
+use crate::signals;
+use crate::table::{Table, grouped};
+use clap::{Args, Parser};
+use ginnel::StopFlag;
+use ginnel_apps::load::Report;
+use ginnel_apps::{corpus, units};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Options of `ginnel demo`.
+#[derive(Clone, Debug, Args)]
+pub struct DemoOptions {
+    /// How long each measurement takes, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=600))]
+    seconds: u32,
+
+    /// Connections for the measurement of an idle connection's memory.
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(2_000..=10_000_000))]
+    idle: u32,
+
+    /// The part with the kernel, inside a network namespace, over the files in this directory.
+    #[arg(long, value_name = "DIR", hide = true)]
+    kernel_side: Option<PathBuf>,
+}
+
+/// One line of the table at the end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Row {
+    name: String,
+    connections_per_second: Option<f64>,
+    requests_per_second: Option<f64>,
+    megabytes_per_second: Option<f64>,
+    p50: String,
+    p99: String,
+    p99_9: String,
+    bytes_per_connection: Option<f64>,
+    errors: u64,
+}
+
+/// Runs the demonstration and prints the table.
+pub fn run(options: &DemoOptions) -> Result<(), Failure> {
+    if let Some(folder) = &options.kernel_side {
+        return kernel::inside(folder, options.seconds);
+    }
+    let stop = signals::stop_on_signal()?;
+    let folder = Folder::create()?;
+    eprintln!("writing the pages to {}", folder.0.display());
+    corpus::write(&folder.0, 1)?;
+    fs::write(folder.site().join("64.html"), "64 bytes ".repeat(8).as_bytes().split_at(64).0)?;
+
+    let mut rows = Vec::new();
+    for (name, arguments) in [
+        ("memory: 64 B, short connections", &["--connections=64", "http://10.0.0.1/64.html"][..]),
+        ("memory: 64 B, keep-alive", &["--connections=64", "--keep-alive", "http://10.0.0.1/64.html"]),
+        (
+            "memory: 500 pages, keep-alive",
+            &["--connections=32", "--keep-alive", "--urls=@", "http://10.0.0.1/"],
+        ),
+        (
+            "memory: 500 pages, short, delay=5ms loss=1%",
+            &["--connections=64", "--link=delay=5ms loss=1%", "--urls=@", "http://10.0.0.1/"],
+        ),
+    ] {
+        if stop.is_set() {
+            return Err(Failure::running("interrupted"));
+        }
+        eprintln!("\n{name}");
+        let report = measure(arguments, &folder, options.seconds, &stop)?;
+        rows.push(Row::of_report(name, &report));
+    }
+    eprintln!("\nmemory of an idle connection ({} of them)", grouped(options.idle.into()));
+    rows.push(idle::measure(options.idle)?);
+    match kernel::outside(&folder.0, options.seconds) {
+        Ok(more) => rows.extend(more),
+        Err(reason) => eprintln!("\nthe part with the kernel was left out: {reason}"),
+    }
+    println!("\n{}", table(&rows));
+    let errors: u64 = rows.iter().map(|row| row.errors).sum();
+    if errors > 0 { Err(Failure::running(format!("{errors} errors, see the table"))) } else { Ok(()) }
+}
+
+/// One run of the generator against a server at the other end of a cable of memory.
+fn measure(arguments: &[&str], folder: &Folder, seconds: u32, stop: &StopFlag) -> Result<Report, Failure> {
+    #[derive(Parser)]
+    struct Arguments {
+        #[command(flatten)]
+        options: HttpOptions,
+    }
+    let serve = format!("--serve={}", folder.site().display());
+    let urls = format!("--urls={}", folder.0.join("urls.txt").display());
+    let duration = format!("--duration={seconds}s");
+    let own = ["http", "--device=memory", &serve, &duration];
+    let given = arguments.iter().map(|a| if *a == "--urls=@" { urls.as_str() } else { a });
+    let parsed = Arguments::try_parse_from(own.into_iter().chain(given));
+    let options = parsed.map_err(|e| Failure::usage(e.to_string()))?.options;
+    Ok(load::measure(&options, stop)?.0)
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new(&[
+        "",
+        "connections/s",
+        "requests/s",
+        "MB/s",
+        "p50",
+        "p99",
+        "p99.9",
+        "bytes/connection",
+        "errors",
+    ]);
+    let number = |n: Option<f64>| n.map(|n| grouped(n.round() as u64)).unwrap_or_default();
+    for row in rows {
+        table.row([
+            row.name.clone(),
+            number(row.connections_per_second),
+            number(row.requests_per_second),
+            number(row.megabytes_per_second),
+            row.p50.clone(),
+            row.p99.clone(),
+            row.p99_9.clone(),
+            number(row.bytes_per_connection),
+            grouped(row.errors),
+        ]);
+    }
+    table
+}
+
+impl Row {
+    fn of_report(name: &str, report: &Report) -> Self {
+        let (achieved, latency) = (&report.achieved, &report.latency_ns.total);
+        let not_ok: u64 = report.statuses.iter().filter(|(class, _)| **class != "2xx").map(|(_, n)| n).sum();
+        Self {
+            name: name.into(),
+            connections_per_second: Some(achieved.connections_per_second),
+            requests_per_second: Some(achieved.requests_per_second),
+            megabytes_per_second: Some(achieved.bytes_per_second / 1e6),
+            p50: units::show_nanos(latency.p50),
+            p99: units::show_nanos(latency.p99),
+            p99_9: units::show_nanos(latency.p99_9),
+            bytes_per_connection: None,
+            errors: report.failures.values().sum::<u64>() + not_ok,
+        }
+    }
+}
+
+/// A directory that goes when the demonstration ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn create() -> Result<Self, Failure> {
+        let path = std::env::temp_dir().join(format!("ginnel-demo-{}", std::process::id()));
+        fs::create_dir_all(&path).map_err(|e| Failure::running(format!("{}: {e}", path.display())))?;
+        Ok(Self(path))
+    }
+
+    fn site(&self) -> PathBuf {
+        site_of(&self.0)
+    }
+}
+
+fn site_of(folder: &Path) -> PathBuf {
+    folder.join("site")
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // What cannot be removed stays in the directory for temporary files.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

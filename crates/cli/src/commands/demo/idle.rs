@@ -1,0 +1,144 @@
+//! What an idle connection costs: resident memory while many are open, both ends in this process.
+
+use super::Row;
+use crate::failure::Failure;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
+use ginnel::{
+    CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Shard,
+};
+use ginnel_devices::memory::{MemoryConfig, pair};
+
+/// Connections on one of the server's ports: fewer than there are local ports.
+const PER_PORT: u32 = 20_000;
+
+/// Handshakes under way at the same time.
+const OPENING_MAX: u32 = 256;
+
+/// Connections that are open when the first look is taken, so that fixed costs do not count.
+const WARM: u32 = 1_000;
+
+struct Holder {
+    ports: u16,
+}
+
+impl Handler for Holder {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        for port in 1..=self.ports {
+            cx.listen(SocketAddr::new([10, 0, 0, 1].into(), port), ListenOptions::default())?;
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[derive(Default)]
+struct Opener {
+    wanted: u32,
+    begun: u32,
+    open: u32,
+    failed: u32,
+}
+
+impl Opener {
+    fn begin(&mut self, cx: &mut Context<'_>) {
+        while self.begun < self.wanted && self.begun - self.open - self.failed < OPENING_MAX {
+            let port = 1 + (self.begun / PER_PORT) as u16;
+            self.begun += 1;
+            if cx.connect(SocketAddr::new([10, 0, 0, 1].into(), port), ConnectOptions::default()).is_err() {
+                self.failed += 1;
+            }
+        }
+    }
+}
+
+impl Handler for Opener {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, _: Conn) {
+        self.open += 1;
+        self.begin(cx);
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, _: CloseReason) {
+        self.failed += 1;
+    }
+}
+
+/// Two shards on this thread, in simulated time.
+struct Pair {
+    server: Shard<Holder>,
+    client: Shard<Opener>,
+    now: Instant,
+}
+
+impl Pair {
+    fn new(connections: u32) -> Result<Self, Failure> {
+        let (near, far) = pair(MemoryConfig::default());
+        let config = |host: u8| {
+            let address = Prefix { address: [10, 0, 0, host].into(), len: 24 };
+            let device = DeviceConfig::new("memory", DeviceKind::Memory);
+            let mut config = Config::single(device, &[address], &[]);
+            config.tcp.connections_max = 10_000_000.max(connections);
+            config
+        };
+        let now = Instant::from_millis(1);
+        let holder = Holder { ports: connections.div_ceil(PER_PORT) as u16 };
+        let server = Shard::builder(config(1)).handler(holder).device("memory", far).now(now).build()?;
+        let client =
+            Shard::builder(config(2)).handler(Opener::default()).device("memory", near).now(now).build()?;
+        Ok(Self { server, client, now })
+    }
+
+    /// Opens connections until there are `wanted`, and lets them come to rest.
+    fn open(&mut self, wanted: u32) -> Result<(), Failure> {
+        self.client.with(self.now, |opener, cx| {
+            opener.wanted = wanted;
+            opener.begin(cx);
+        });
+        let mut rest = 0;
+        while rest < 50 {
+            let work = self.server.poll_once(self.now)?.work + self.client.poll_once(self.now)?.work;
+            let opener = self.client.handler();
+            let done = opener.open + opener.failed >= wanted;
+            // Busy parts of connections go back to their pools after an idle time-out.
+            rest = if done && work == 0 { rest + 1 } else { 0 };
+            self.now += if done { Duration::from_millis(100) } else { Duration::from_micros(10) };
+        }
+        Ok(())
+    }
+}
+
+/// Opens `connections` connections and compares resident memory.
+pub(super) fn measure(connections: u32) -> Result<Row, Failure> {
+    let mut pair = Pair::new(connections)?;
+    pair.open(WARM)?;
+    let before = resident_bytes()?;
+    pair.open(connections)?;
+    let grown = resident_bytes()?.saturating_sub(before);
+    let ends = 2 * u64::from(connections - WARM);
+    Ok(Row {
+        name: "memory: idle connection, each end".into(),
+        bytes_per_connection: Some(grown as f64 / ends as f64),
+        errors: pair.client.handler().failed.into(),
+        ..Row::default()
+    })
+}
+
+/// Resident memory of this process.
+fn resident_bytes() -> Result<u64, Failure> {
+    let text = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: Option<u64> = text.split(' ').nth(1).and_then(|word| word.parse().ok());
+    let page = rustix::param::page_size() as u64;
+    pages.map(|pages| pages * page).ok_or_else(|| Failure::running("/proc/self/statm: not understood"))
+}

@@ -1,0 +1,194 @@
+//! The command as a user meets it: exit codes, messages, and each program once.
+
+use ginnel_testkit::skip;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn ginnel(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_ginnel")).args(arguments).output().unwrap()
+}
+
+/// Exit code and standard error, which must be one line.
+fn refused(arguments: &[&str]) -> (i32, String) {
+    let output = ginnel(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(text.lines().count(), 1, "{text}");
+    assert!(text.starts_with("ginnel: "), "{text}");
+    (output.status.code().unwrap(), text.trim_end().trim_start_matches("ginnel: ").into())
+}
+
+/// A directory with a small site, removed with the value.
+struct Site(PathBuf);
+
+impl Site {
+    fn new(name: &str) -> Self {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("index.html"), "<p>here</p>").unwrap();
+        std::fs::write(path.join("large.bin"), pattern(3 << 20)).unwrap();
+        Self(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i ^ (i >> 8) ^ (i >> 15)) as u8).collect()
+}
+
+#[test]
+fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
+    let site = Site::new("wrong");
+    let root = site.path();
+    for (arguments, expected) in [
+        (&["nonsense"][..], "unrecognized subcommand 'nonsense'"),
+        (&["httpd"], "<ROOT>"),
+        (&["httpd", root], "--device is missing"),
+        (&["httpd", root, "--device", "tap:t0"], "--address is missing"),
+        (&["httpd", root, "--device", "eth0"], "invalid value 'eth0' for '--device <DEVICE>'"),
+        (
+            &["httpd", root, "--device", "memory", "--address", "10.0.0.1/24"],
+            "--device memory: nobody is at the other end",
+        ),
+        (&["echo", "--device", "tap:t0", "--address", "10.0.0.1"], "has no prefix length"),
+        (&["echo", "--device", "tap:t0", "--address", "10.0.0.1/24", "--mtu", "12"], "'--mtu <BYTES>'"),
+        (&["echo", "--device", "tap:t0", "--address", "10.0.0.1/24", "--link", "delay=fast"], "delay"),
+        (&["echo", "--config", "no/such.toml"], "no/such.toml: No such file"),
+        (&["load", "http", "--device", "memory", "http://10.0.0.1/"], "--device memory needs --serve ROOT"),
+        (
+            &["load", "http", "--stack", "kernel", "--mtu", "1500", "http://10.0.0.1/"],
+            "--mtu is for --stack ginnel",
+        ),
+    ] {
+        let (code, text) = refused(arguments);
+        assert!(text.contains(expected), "{arguments:?}: {text}");
+        assert_eq!(code, 2, "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn a_configuration_file_is_named_with_line_and_key() {
+    let site = Site::new("config");
+    let file = site.0.join("ginnel.toml");
+    std::fs::write(&file, "[tcp]\nsack = true\nrto_min_ms = 0\n").unwrap();
+    let (code, text) = refused(&["echo", "--config", file.to_str().unwrap()]);
+    assert_eq!(code, 2);
+    assert!(text.ends_with("ginnel.toml:3: tcp.rto_min_ms: 0 is outside 1 to 120000"), "{text}");
+}
+
+#[test]
+fn help_and_version_succeed() {
+    for arguments in [&["--help"][..], &["--version"], &["httpd", "--help"], &["load", "http", "--help"]] {
+        let output = ginnel(arguments);
+        assert!(output.status.success() && !output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
+    let site = Site::new("memory");
+    let serve = format!("--serve={}", site.path());
+    let loads: [&[&str]; 4] = [
+        &["--requests=2000", "--connections=20", "http://10.0.0.1/index.html"],
+        &["--requests=20", "--keep-alive", "--connections=3", "http://10.0.0.1:8080/large.bin"],
+        &["--requests=200", "--address=fd00::2/64", "http://[fd00::1]/index.html"],
+        &[
+            "--requests=30",
+            "--connections=5",
+            "--link=delay=1ms loss=2% reorder=1%",
+            "http://10.0.0.1/large.bin",
+        ],
+    ];
+    for load in loads {
+        let arguments =
+            [&["load", "http", "--device=memory", &serve, "--json", "--quiet", "--timeout=60s"], load]
+                .concat();
+        let output = ginnel(&arguments);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{load:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let compact: String = text.split_whitespace().collect();
+        assert!(compact.contains("\"failures\":{}"), "{load:?}: {text}");
+        assert!(compact.contains("\"statuses\":{\"2xx\":"), "{load:?}: {text}");
+    }
+}
+
+/// A process that is ended with the value.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Running {
+    /// Asks it to end, as a user does with Ctrl-C, and returns what it printed.
+    fn interrupt(mut self) -> String {
+        let pid = rustix::process::Pid::from_child(&self.0);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let started = Instant::now();
+        while self.0.try_wait().unwrap().is_none() {
+            assert!(started.elapsed() < Duration::from_secs(10), "it does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(self.0.wait().unwrap().success());
+        std::io::read_to_string(self.0.stdout.take().unwrap()).unwrap()
+    }
+}
+
+/// This test again, inside a network namespace of its own; `None` if that is the case already.
+fn in_namespace(test: &str) -> Option<()> {
+    if std::env::var_os("GINNEL_IN_NAMESPACE").is_some() {
+        return None;
+    }
+    let permitted = rustix::process::geteuid().is_root() && Path::new("/dev/net/tun").exists();
+    let curl = Command::new("curl").arg("--version").output().is_ok();
+    if !permitted || !curl {
+        skip(test, if permitted { "no curl" } else { "needs root and /dev/net/tun" });
+        return Some(());
+    }
+    let mut again = Command::new("unshare");
+    again.arg("--net").arg("--").arg(std::env::current_exe().unwrap()).args([test, "--exact", "--nocapture"]);
+    let output = again.env("GINNEL_IN_NAMESPACE", "1").output().unwrap();
+    assert!(
+        output.status.success(),
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Some(())
+}
+
+#[test]
+fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
+    if in_namespace("httpd_serves_curl_over_tap_and_ends_with_a_table").is_some() {
+        return;
+    }
+    let site = Site::new("tap");
+    let capture = site.0.join("trace.pcapng");
+    let capture_argument = format!("--capture={}", capture.display());
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    server.args(["httpd", "--device=tap:gtap0", "--address=10.77.0.2/24", "--kernel-address=10.77.0.1/24"]);
+    server.args(["--listen=0.0.0.0:80", &capture_argument, site.path()]).stdout(Stdio::piped());
+    let server = Running(server.spawn().unwrap());
+    for (path, expected) in [("index.html", b"<p>here</p>".to_vec()), ("large.bin", pattern(3 << 20))] {
+        let url = format!("http://10.77.0.2/{path}");
+        let arguments = ["--silent", "--fail", "--retry", "20", "--retry-all-errors", "--retry-delay", "1"];
+        let output = Command::new("curl").args(arguments).args(["--max-time", "60", &url]).output().unwrap();
+        assert!(output.status.success(), "{path}: {output:?}");
+        assert!(output.stdout == expected, "{path}");
+    }
+    let table = server.interrupt();
+    assert!(table.contains("| responses                       |     2 |"), "{table}");
+    assert!(std::fs::metadata(&capture).unwrap().len() > 3 << 20);
+}
