@@ -256,23 +256,23 @@ impl Tcp {
             return;
         }
         let running = matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe);
-        if !restart && running {
+        if !restart && b.timer_kind == RetransmitTimer::Probe {
             return;
         }
-        let rto = rtt::rto(c, &self.config, b.backoff);
-        let probe_allowed = c.has(Flags::SACK)
+        let rto_at = if restart || !running { now + rtt::rto(c, &self.config, b.backoff) } else { b.timer_at };
+        let probe_allowed = self.config.tail_loss_probes
+            && c.has(Flags::SACK)
             && b.sent.sacked_out == 0
             && b.sent.lost_out == 0
             && b.probe_end.is_none()
             && matches!(b.recovery.state, CaState::Open | CaState::Cwr);
         if probe_allowed {
-            let pto = tail_probe_timeout(c, b, &self.config);
-            if pto < rto {
-                b.set_timer(RetransmitTimer::Probe, now + pto);
-                return;
-            }
+            // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
+            let at = rto_at.min(now + tail_probe_timeout(c, b, &self.config));
+            b.set_timer(RetransmitTimer::Probe, at);
+        } else if restart || !running {
+            b.set_timer(RetransmitTimer::Rto, rto_at);
         }
-        b.set_timer(RetransmitTimer::Rto, now + rto);
     }
 }
 
@@ -320,8 +320,9 @@ fn advance(c: &mut Tcb, b: &mut Busy, ack: SeqNumber) -> u32 {
 /// Sorts SACK blocks; what lies outside of the data in flight is ignored (RFC 2018 §5, RFC 2883 §4).
 fn sack_blocks(c: &Tcb, seg: &Arrived<'_>) -> Blocks {
     let mut out = Blocks::default();
-    // 12 bytes are timestamps alone.
-    if !c.has(Flags::SACK) || seg.options.len() <= 12 {
+    // With timestamps 12 bytes hold nothing else; without, they hold one block.
+    let shortest = if c.has(Flags::TIMESTAMPS) { 13 } else { 10 };
+    if !c.has(Flags::SACK) || seg.options.len() < shortest {
         return out;
     }
     let all = TcpOptions::parse(seg.options).sack_blocks;

@@ -103,6 +103,8 @@ pub struct TcpConfig {
     pub challenge_acks_per_second: u32,
     /// Answers to invalid segments of one connection: at most one in this time, in milliseconds. Default 500.
     pub invalid_ack_interval_ms: u32,
+    /// Probe for a lost tail before the retransmission time-out (RFC 8985 §7). Needs SACK. Default true.
+    pub tail_loss_probes: bool,
     /// Segments a reordering may span before they count as lost, at first. Default 3.
     pub reordering_segments: u32,
     /// First local port `connect` chooses. Default 32,768.
@@ -145,6 +147,7 @@ impl Default for TcpConfig {
             delayed_ack_ms: 40,
             challenge_acks_per_second: 1000,
             invalid_ack_interval_ms: 500,
+            tail_loss_probes: true,
             reordering_segments: 3,
             local_port_first: 32_768,
             local_port_last: 60_999,

@@ -36,6 +36,7 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "keepalive_intvl" => tcp.keepalive_interval_seconds = number()?,
         "keepalive_probes" => tcp.keepalive_probes = small()?,
         "challenge_ack_limit" => tcp.challenge_acks_per_second = number()?,
+        "early_retrans" => tcp.tail_loss_probes = flag()?,
         "reordering" => tcp.reordering_segments = number()?,
         "congestion_control" => {
             tcp.congestion_control = match value {
