@@ -88,7 +88,12 @@ impl Forwarder {
 }
 
 fn takes(capabilities: &Capabilities, len: usize, meta: TxMeta) -> bool {
-    let gso = |gso: Gso| len <= capabilities.gso_bytes_max && (gso.kind != GsoKind::Udp || capabilities.uso);
+    // A super-frame that was merged from verified segments has a complete checksum, of which devices can make nothing.
+    let gso = |gso: Gso| {
+        meta.partial_checksum.is_some()
+            && len <= capabilities.gso_bytes_max
+            && (gso.kind != GsoKind::Udp || capabilities.uso)
+    };
     (meta.partial_checksum.is_none() || capabilities.tx_checksum) && meta.gso.is_none_or(gso)
 }
 
@@ -102,4 +107,97 @@ fn put(tx: &mut (impl TxQueue + ?Sized), frame: &[u8], meta: TxMeta) -> bool {
     room.copy_from_slice(frame);
     tx.commit(frame.len(), meta);
     true
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::{MemoryConfig, pair};
+    use ginnel_stack::device::{Device, RxBurst};
+    use ginnel_stack::time::Instant;
+    use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
+
+    /// TCP from 10.0.0.1 to 10.0.0.2 with `payload` bytes, its checksum field holding the pseudo-header's sum.
+    fn tcp(payload: usize) -> Vec<u8> {
+        let mut frame = vec![0; 54 + payload];
+        frame[12..15].copy_from_slice(&[8, 0, 0x45]);
+        frame[16..18].copy_from_slice(&(40 + payload as u16).to_be_bytes());
+        frame[22..24].copy_from_slice(&[64, 6]);
+        frame[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        frame[46] = 0x50;
+        frame[50..52].copy_from_slice(&pseudo(20 + payload).fold().to_be_bytes());
+        frame
+    }
+
+    fn pseudo(len: usize) -> Sum {
+        pseudo_v4([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 6, len)
+    }
+
+    fn is_complete(frame: &[u8]) -> bool {
+        pseudo(frame.len() - 34).add(Sum::of(&frame[34..])).is_valid()
+    }
+
+    const PARTIAL: TxMeta = TxMeta { partial_checksum: Some((34, 16)), gso: None };
+    const GSO: Gso = Gso { kind: GsoKind::Tcp4, size: 1000, header_len: 54, ecn: false };
+    const SUPER: TxMeta = TxMeta { gso: Some(GSO), ..PARTIAL };
+
+    fn wire(frame: &[u8], meta: TxMeta) -> Result<Vec<Vec<u8>>, WireError> {
+        let mut frames = Vec::new();
+        WireFrames::new().of(frame, meta, |frame| frames.push(frame.to_vec())).map(|()| frames)
+    }
+
+    #[test]
+    fn a_complete_frame_stays_as_it_is() {
+        assert_eq!(wire(&[1, 2, 3], TxMeta::default()), Ok(vec![vec![1, 2, 3]]));
+    }
+
+    #[test]
+    fn a_partial_checksum_is_completed_and_a_super_frame_cut() {
+        let frames = wire(&tcp(500), PARTIAL).expect("valid");
+        assert_eq!(frames.len(), 1);
+        assert!(is_complete(&frames[0]));
+        let frames = wire(&tcp(2500), SUPER).expect("valid");
+        assert_eq!(frames.iter().map(Vec::len).collect::<Vec<_>>(), [1054, 1054, 554]);
+        assert!(frames.iter().all(|frame| is_complete(frame)));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        assert!(wire(&tcp(5)[..40], PARTIAL).is_err());
+        assert!(wire(&tcp(5), TxMeta { gso: Some(Gso { kind: GsoKind::Udp, ..GSO }), ..PARTIAL }).is_err());
+    }
+
+    /// What arrives behind a device: length, and whether it is as it was sent.
+    fn forwarded(config: MemoryConfig, frame: &[u8], meta: TxMeta) -> (u64, Vec<(usize, bool)>) {
+        let (mut near, mut far): (Device, Device) = pair(config);
+        let refused = Forwarder::default().send(frame, meta, &mut *near.tx);
+        near.tx.flush(Instant::ZERO);
+        let mut burst = RxBurst::new();
+        far.rx.rx_burst(Instant::ZERO, &mut burst);
+        (refused, burst.iter().map(|f| (f.bytes.len(), meta_of(f) == meta && f.bytes == frame)).collect())
+    }
+
+    #[test]
+    fn frames_pass_whole_where_the_device_can_take_them() {
+        let able = MemoryConfig::default;
+        assert_eq!(forwarded(able(), &tcp(2500), SUPER), (0, vec![(2554, true)]));
+        assert_eq!(forwarded(able(), &tcp(500), PARTIAL), (0, vec![(554, true)]));
+        let cut = vec![(1054, false), (1054, false), (554, false)];
+        assert_eq!(forwarded(able().without_offloads(), &tcp(2500), SUPER), (0, cut.clone()));
+        assert_eq!(
+            forwarded(MemoryConfig { gso_bytes_max: 2553, ..able() }, &tcp(2500), SUPER),
+            (0, cut.clone())
+        );
+        let merged = TxMeta { gso: Some(GSO), partial_checksum: None };
+        assert_eq!(forwarded(able(), &tcp(2500), merged), (0, cut));
+        assert_eq!(forwarded(able().without_offloads(), &tcp(500), PARTIAL), (0, vec![(554, false)]));
+    }
+
+    #[test]
+    fn what_the_device_cannot_take_at_all_is_refused() {
+        let small = MemoryConfig { mtu: 900, ..MemoryConfig::default() }.without_offloads();
+        assert_eq!(forwarded(small.clone(), &tcp(2500), SUPER), (2, vec![(554, false)]));
+        assert_eq!(forwarded(small.clone(), &tcp(1000), TxMeta::default()), (1, vec![]));
+        assert_eq!(forwarded(small, &tcp(1000)[..40], PARTIAL), (1, vec![]));
+    }
 }

@@ -273,8 +273,11 @@ impl RxQueue for TapRx {
                 }
                 Ok(None) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                Err(_) => {
-                    self.stats.rx_errors.fetch_add(1, Ordering::Relaxed);
+                Err(error) => {
+                    // EBADFD if somebody has deleted the interface: from then on nothing comes.
+                    if self.stats.rx_errors.fetch_add(1, Ordering::Relaxed) == 0 {
+                        tracing::error!(%error, "reading from a TAP device; further errors are only counted");
+                    }
                     break;
                 }
             }
