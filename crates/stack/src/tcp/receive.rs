@@ -11,6 +11,9 @@ use crate::events::{CloseReason, Event, InlineData};
 use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 
+/// What the receive window begins with, in bytes: as much as can be said without scaling.
+const WINDOW_FIRST: u64 = 65_535;
+
 /// Immediate acknowledgements a connection begins with (Linux's TCP_MAX_QUICKACKS): the sender is in slow start.
 const QUICK_ACKS_MAX: u32 = 16;
 
@@ -159,8 +162,7 @@ impl Tcp {
         if wire > c.rcv_mss {
             c.rcv_mss = wire;
         }
-        // The window doubles when as much as it holds has arrived: as fast as a sender in slow start.
-        let window = (65_535u64 << c.rcv_grow).min(limit.into()) as u32;
+        let window = (WINDOW_FIRST << c.rcv_grow).min(limit.into()) as u32;
         if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit {
             c.rcv_grow += 1;
             c.grow_mark = c.rcv_nxt;
@@ -339,7 +341,11 @@ impl Tcp {
         let limit = self.profile(idx).recv_buffer_bytes;
         let c = &self.conns[idx];
         let unread = self.unread(idx) as u32;
-        let capacity = (65_535u64 << c.rcv_grow).min(limit.into()) as u32;
+        // The window grows by a byte with each byte that arrives, so that it doubles in a round trip like that of a sender in slow start,
+        // and without steps, which would make the sender burst.
+        let step = WINDOW_FIRST << c.rcv_grow;
+        let grown = u64::from((c.rcv_nxt - c.grow_mark) as u32).min(step);
+        let capacity = (step + grown).min(limit.into()) as u32;
         // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
         let pool = u32::try_from(self.chunks.available() * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
         let free = capacity.saturating_sub(unread).min(pool);

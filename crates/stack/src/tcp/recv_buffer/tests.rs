@@ -130,18 +130,18 @@ fn blocks_are_reported_with_the_latest_change_first() {
 
 #[test]
 fn at_the_limit_the_range_farthest_ahead_gives_way() {
-    let (mut pool, mut buffer) = (pool(), RecvBuffer::new());
+    let (mut pool, mut buffer) = (ChunkPool::new(64 << 20), RecvBuffer::new());
     for n in 1..=RANGES_MAX {
-        assert_eq!(buffer.write(&mut pool, n * 4000, b"ab", 4 << 20).accepted, 2);
+        assert_eq!(buffer.write(&mut pool, n * 4000, b"ab", 64 << 20).accepted, 2);
     }
     let held = pool.in_use();
-    let beyond = buffer.write(&mut pool, (RANGES_MAX + 1) * 4000, b"ab", 4 << 20);
+    let beyond = buffer.write(&mut pool, (RANGES_MAX + 1) * 4000, b"ab", 64 << 20);
     assert_eq!((beyond, pool.in_use(), buffer.dropped_ranges()), (WriteOutcome::default(), held, 1));
-    assert_eq!(buffer.write(&mut pool, 10, b"ab", 4 << 20).accepted, 2);
+    assert_eq!(buffer.write(&mut pool, 10, b"ab", 64 << 20).accepted, 2);
     assert_eq!((buffer.range_count(), buffer.dropped_ranges()), (RANGES_MAX, 2));
-    check(&buffer, &pool, 4 << 20);
+    check(&buffer, &pool, 64 << 20);
     // What touches a range that is there needs no place in the list.
-    assert_eq!(buffer.write(&mut pool, (RANGES_MAX - 1) * 4000 + 2, b"ab", 4 << 20).accepted, 2);
+    assert_eq!(buffer.write(&mut pool, (RANGES_MAX - 1) * 4000 + 2, b"ab", 64 << 20).accepted, 2);
     assert_eq!(buffer.dropped_ranges(), 2);
 }
 
