@@ -7,12 +7,13 @@ use crate::timers::{Timer, Timers};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
-use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
+use ginnel_stack::udp::{UdpError, UdpOptions};
 
 /// Everything of a shard but its devices and its handler.
 pub(crate) struct Core {
@@ -138,6 +139,36 @@ impl<'a> Context<'a> {
     /// Asks for what [`data`](crate::Handler::data) left unconsumed to be shown again, after this call returns.
     pub fn resume_reading(&mut self, conn: Conn) {
         self.core.resume.push(conn);
+    }
+
+    /// Opens a UDP socket. Port 0 chooses one ([`Context::udp_local`] tells which); an unspecified address stands for all of the stack's.
+    pub fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
+        self.core.stack.udp_bind(local, options)
+    }
+
+    /// Fixes the other end of a UDP socket: only its datagrams and errors are received from now on.
+    pub fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
+        self.core.stack.udp_connect(self.core.now, socket, remote)
+    }
+
+    /// Sends a datagram, to the connected end if no other is given. An error of an earlier datagram is reported first.
+    pub fn udp_send(
+        &mut self,
+        socket: UdpHandle,
+        to: Option<SocketAddr>,
+        data: &[u8],
+    ) -> Result<(), UdpError> {
+        self.core.stack.udp_send_to(self.core.now, socket, to, data)
+    }
+
+    /// Our end of a UDP socket.
+    pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {
+        self.core.stack.udp_local(socket)
+    }
+
+    /// Closes a UDP socket.
+    pub fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
+        self.core.stack.udp_close(socket)
     }
 
     /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most

@@ -5,11 +5,12 @@ use crate::handler::Handler;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::RecvError;
 use ginnel_stack::events::Event;
-use ginnel_stack::handle::Conn;
+use ginnel_stack::handle::{Conn, UdpHandle};
+use ginnel_stack::udp::UdpError;
 use std::collections::HashSet;
 
-/// Bytes of a receive buffer shown to a handler at a time.
-const SHOWN_BYTES_MAX: usize = 16 * 1024;
+/// Bytes of a receive buffer shown to a handler at a time; also the longest datagram.
+const SHOWN_BYTES_MAX: usize = 1 << 16;
 
 /// What delivering events needs besides the engine.
 pub(crate) struct Dispatch {
@@ -83,7 +84,7 @@ impl Dispatch {
                 handler.closed(&mut Context::new(core), conn, reason);
                 core.closing = None;
             }
-            Event::UdpReadable { .. } => {}
+            Event::UdpReadable { socket } => self.datagrams(core, handler, socket),
         }
     }
 
@@ -114,6 +115,20 @@ impl Dispatch {
         }
         if self.fin_waits.remove(&conn) {
             handler.peer_closed(&mut Context::new(core), conn);
+        }
+    }
+
+    /// Shows the handler all datagrams and errors of a socket. The socket's queue bounds how many there are.
+    fn datagrams<H: Handler>(&mut self, core: &mut Core, handler: &mut H, socket: UdpHandle) {
+        loop {
+            match core.stack.udp_recv_from(socket, &mut self.shown[..]) {
+                Ok(datagram) => {
+                    let data = &self.shown[..datagram.len.min(SHOWN_BYTES_MAX)];
+                    handler.datagram(&mut Context::new(core), socket, &datagram, data);
+                }
+                Err(UdpError::WouldBlock | UdpError::Stale) => return,
+                Err(error) => handler.datagram_error(&mut Context::new(core), socket, error),
+            }
         }
     }
 

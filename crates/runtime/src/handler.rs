@@ -4,7 +4,8 @@ use crate::context::Context;
 use crate::error::Error;
 use core::any::Any;
 use ginnel_stack::events::CloseReason;
-use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::udp::{Datagram, UdpError};
 
 /// An application on a shard.
 ///
@@ -65,6 +66,16 @@ pub trait Handler {
     /// Only [`Context::token`] still knows the handle, until this call returns.
     fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
         let _ = (cx, conn, reason);
+    }
+
+    /// A datagram arrived on a UDP socket.
+    fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        let _ = (cx, socket, datagram, data);
+    }
+
+    /// ICMP said that something sent from a UDP socket did not arrive. The socket goes on.
+    fn datagram_error(&mut self, cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
+        let _ = (cx, socket, error);
     }
 
     /// A timer set with [`Context::set_timer`] ran out.

@@ -3,8 +3,8 @@
 use crate::common::Two;
 use core::time::Duration;
 use ginnel::{
-    CloseReason, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener,
-    SocketOptions,
+    CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, Instant, ListenOptions, Listener,
+    SocketOptions, UdpError, UdpHandle, UdpOptions,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -319,4 +319,53 @@ fn a_handler_starts_when_its_ipv6_address_may_be_used() {
     assert!(two.until(10 * SECOND, |s, _| s.0.is_some()));
     let waited = two.server.handler().0.unwrap() - Instant::from_millis(1000);
     assert!(waited >= Duration::from_millis(1000), "{waited:?}");
+}
+
+/// Sends a datagram each to port 7, where it is echoed, and to port 8, where nobody is.
+#[derive(Default)]
+struct Datagrams {
+    serve: bool,
+    sockets: Vec<UdpHandle>,
+    received: Vec<Vec<u8>>,
+    errors: Vec<(usize, UdpError)>,
+}
+
+impl Handler for Datagrams {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let local = if self.serve { "0.0.0.0:7" } else { "0.0.0.0:0" };
+        for port in if self.serve { 7..8 } else { 7..9 } {
+            let socket = cx.udp_bind(local.parse().unwrap(), UdpOptions::default()).unwrap();
+            if !self.serve {
+                cx.udp_connect(socket, format!("10.0.0.1:{port}").parse().unwrap()).unwrap();
+                cx.udp_send(socket, None, &[port as u8; 5000]).unwrap();
+            }
+            self.sockets.push(socket);
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        assert_eq!(datagram.len, data.len());
+        if self.serve {
+            cx.udp_send(socket, Some(datagram.from), data).unwrap();
+        }
+        self.received.push(data.to_vec());
+    }
+
+    fn datagram_error(&mut self, _: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
+        self.errors.push((self.sockets.iter().position(|s| *s == socket).unwrap(), error));
+    }
+}
+
+#[test]
+fn datagrams_are_echoed_and_a_port_without_owner_is_an_error() {
+    let mut two = Two::new(Datagrams { serve: true, ..Datagrams::default() }, Datagrams::default());
+    assert!(two.until(10 * SECOND, |_, c| c.received.len() + c.errors.len() == 2));
+    let client = two.client.handler();
+    assert_eq!(client.received, [vec![7; 5000]]);
+    assert_eq!(client.errors, [(1, UdpError::Refused)]);
 }
