@@ -118,10 +118,12 @@ impl Tcp {
         }
         // An acknowledgement that reports a duplicate echoes what arrived before it: its timestamp says nothing about now.
         let fresh = timestamps.filter(|_| advanced && blocks.dsack.is_none());
-        take_rtt(c, &self.config, now, &delivery, fresh);
+        if take_rtt(c, &self.config, now, &delivery, fresh) {
+            // Karn: a lengthened time-out lasts until something new was measured (RFC 6298 §5, note behind §5.7).
+            b.backoff = 0;
+        }
         if advanced {
             b.retransmits = 0;
-            b.backoff = 0;
             b.trouble_since = None;
         }
         b.probes = 0;
@@ -259,7 +261,8 @@ impl Tcp {
         if !restart && b.timer_kind == RetransmitTimer::Probe {
             return;
         }
-        let rto_at = if restart || !running { now + rtt::rto(c, &self.config, b.backoff) } else { b.timer_at };
+        let rto_at =
+            if restart || !running { now + rtt::rto(c, &self.config, b.backoff) } else { b.timer_at };
         let probe_allowed = self.config.tail_loss_probes
             && c.has(Flags::SACK)
             && b.sent.sacked_out == 0
@@ -380,18 +383,20 @@ fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
     }
 }
 
-/// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1).
+/// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1). Whether there was a measurement.
 fn take_rtt(
     c: &mut Tcb,
     config: &super::config::TcpConfig,
     now: crate::time::Instant,
     delivery: &Delivery,
     timestamps: Option<Timestamps>,
-) {
+) -> bool {
     let cumulative = delivery.first_at.filter(|_| !delivery.retransmitted_acked);
     if let Some(at) = cumulative.or(delivery.sacked_at) {
         rtt::on_sample(c, config, (now - at).as_micros() as u32);
-    } else if delivery.delivered > 0
+        return true;
+    }
+    if delivery.delivered > 0
         && let Some(ts) = timestamps.filter(|ts| ts.echo != 0)
     {
         // Karn's ambiguity does not exist with timestamps (RFC 7323 §4.1).
@@ -399,8 +404,10 @@ fn take_rtt(
         let ms = now_ts.wrapping_sub(ts.echo);
         if ms < 1 << 20 {
             rtt::on_sample(c, config, ms.max(1) * 1000);
+            return true;
         }
     }
+    false
 }
 
 /// RFC 8985 §7.4: was a loss repaired by the probe itself?

@@ -108,8 +108,8 @@ impl Recovery {
     }
 }
 
-/// Enters fast recovery or, for a mark by the network, CWR.
-fn begin_reduction(c: &mut Tcb, b: &mut Busy, state: CaState) {
+/// Enters fast recovery or, for a mark by the network, CWR. `delivered` is what the acknowledgement that caused it delivered.
+fn begin_reduction(c: &mut Tcb, b: &mut Busy, state: CaState, delivered: u32) {
     if matches!(b.recovery.state, CaState::Open | CaState::Disorder) {
         b.recovery.remember(c);
         c.ssthresh = b.congestion.on_congestion(c);
@@ -119,7 +119,8 @@ fn begin_reduction(c: &mut Tcb, b: &mut Busy, state: CaState) {
     r.high_seq = c.snd_nxt;
     r.prr_delivered = 0;
     r.prr_out = 0;
-    r.flight = (b.sent.packets_out - b.sent.sacked_out.min(b.sent.packets_out)).max(1);
+    // RFC 9937 §6.2: what was in flight before this acknowledgement. What was selectively acknowledged earlier is not delivered again.
+    r.flight = (b.sent.packets_out.saturating_sub(b.sent.sacked_out) + delivered).max(1);
 }
 
 /// A retransmission time-out: all is lost, slow start from one segment (RFC 5681 §3.1, equation 4).
@@ -141,6 +142,10 @@ pub(crate) fn enter_loss(c: &mut Tcb, b: &mut Busy) {
     b.recovery.state = CaState::Loss;
     b.recovery.high_seq = c.snd_nxt;
     c.cwnd = b.sent.in_flight() + 1;
+    if reduce && c.has(super::conn::Flags::ECN) {
+        // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
+        c.flags.set(super::conn::Flags::ECN_CWR);
+    }
 }
 
 /// The state machine on an acknowledgement. Returns whether the window may grow by what was delivered.
@@ -157,9 +162,9 @@ pub(crate) fn on_ack(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
     match b.recovery.state {
         CaState::Open | CaState::Disorder | CaState::Cwr => {
             if b.sent.lost_out > 0 {
-                begin_reduction(c, b, CaState::Recovery);
+                begin_reduction(c, b, CaState::Recovery, ack.delivered);
             } else if ack.ece && b.recovery.state != CaState::Cwr {
-                begin_reduction(c, b, CaState::Cwr);
+                begin_reduction(c, b, CaState::Cwr, ack.delivered);
             } else if b.recovery.state != CaState::Cwr {
                 let disorder = b.sent.sacked_out > 0;
                 b.recovery.state = if disorder { CaState::Disorder } else { CaState::Open };
@@ -174,13 +179,16 @@ pub(crate) fn on_ack(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
         reduce(c, b, ack);
         return false;
     }
-    was != CaState::Recovery && ack.una_advanced || was == CaState::Open && ack.delivered > 0
+    // A duplicate acknowledgement lets one more segment leave, but never makes the window larger (RFC 3042 §2).
+    was != CaState::Recovery && ack.una_advanced
 }
 
 /// States end when what was outstanding at their start is acknowledged, or when they prove to have been a mistake.
 fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
     let r = &mut b.recovery;
-    if ack.una_advanced && matches!(r.state, CaState::Recovery | CaState::Loss) && r.undo_is_due(ack.echo) {
+    let echo = ack.echo.filter(|_| ack.una_advanced);
+    let news = ack.una_advanced || ack.dsack;
+    if news && matches!(r.state, CaState::Recovery | CaState::Loss) && r.undo_is_due(echo) {
         r.undo(c);
         b.congestion.on_undo();
         b.recovery.state = CaState::Open;
@@ -260,7 +268,7 @@ pub(crate) fn rack_input(
 /// A tail loss probe repaired a loss that was never seen otherwise: the window pays for it (RFC 8985 §7.4.2).
 pub(crate) fn on_probe_repaired(c: &mut Tcb, b: &mut Busy) {
     if b.recovery.state == CaState::Open || b.recovery.state == CaState::Disorder {
-        begin_reduction(c, b, CaState::Cwr);
+        begin_reduction(c, b, CaState::Cwr, 0);
         b.recovery.forget();
     }
 }
