@@ -15,8 +15,8 @@ lint: ## formatting, clippy, documentation, dependencies, shell scripts
 suites: ## the long tests: GiB transfers, all seeds (about an hour)
 	@scripts/test --long
 
-soak: ## hours of simulated and real traffic, until SECONDS are over (default 3600)
-	@scripts/soak
+soak: ## an hour of traffic with faults, memory watched: make soak SOAK=seconds
+	@scripts/soak $(SOAK)
 
 bench: ## paired measurements, alone on the machine: make bench BENCH=name (default: all)
 	@scripts/bench $(BENCH)
