@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: demo test lint suites soak bench help
+.PHONY: demo test lint suites soak bench instructions help
 
 demo: ## serve a web site and load it, over memory and over a TAP device (no root needed)
 	@scripts/demo
@@ -18,8 +18,12 @@ suites: ## the long tests: GiB transfers, all seeds (about an hour)
 soak: ## an hour of traffic with faults, memory watched: make soak SOAK=seconds
 	@scripts/soak $(SOAK)
 
-bench: ## paired measurements, alone on the machine: make bench BENCH=name (default: all)
-	@scripts/bench $(BENCH)
+bench: ## paired measurements, alone on the machine: make bench BENCH=name (default: all), ARGS=--smoke to try it
+	@scripts/bench $(BENCH) $(ARGS)
+
+instructions: ## counts instructions per connection, request and megabyte; fails on 2 % more than bench/instructions.json
+	@scripts/setup valgrind
+	@scripts/bench instructions
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'

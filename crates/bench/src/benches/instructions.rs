@@ -1,0 +1,197 @@
+//! Instructions that the server executes per connection, request and megabyte, counted by valgrind: the same in every run on any machine
+//! of the architecture, however busy, so that a regression of a few percent is seen.
+//!
+//! `bench/instructions.json` holds what is accepted. `GINNEL_BLESS=1` writes it anew.
+
+use crate::client::{ClientConfig, Mode};
+use crate::harness::result::{BenchResult, number};
+use crate::harness::{Failure, Options};
+use crate::http;
+use crate::server::{Checksums, EngineOptions, EngineServer, SmoltcpServer, cable, wire};
+use crate::solo::{START, Solo};
+use ginnel_stack::tcp::config::TcpConfig;
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// More instructions than accepted by this share are a regression.
+const REGRESSION: f64 = 0.02;
+/// Connections at the same time, as in the benches against smoltcp.
+const CONNECTIONS: u32 = 16;
+/// Length of a bulk response in bytes.
+const BULK_BYTES: u64 = 1_000_000;
+/// What is measured, with the unit of one.
+const CASES: &[(&str, &str)] = &[
+    ("short-connection", "instructions per connection"),
+    ("keep-alive-request", "instructions per request"),
+    ("bulk-megabyte", "instructions per MB"),
+    ("bulk-megabyte-software", "instructions per MB"),
+    ("smoltcp-short-connection", "instructions per connection"),
+    ("smoltcp-keep-alive-request", "instructions per request"),
+];
+/// Cases of the other stack stand beside ours and are not checked.
+const THEIRS: &str = "smoltcp-";
+
+/// Counts all cases and compares them with what is accepted.
+pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        return Err(Failure::Skipped("valgrind is not installed".into()));
+    }
+    let counted: BTreeMap<&str, f64> = std::thread::scope(|scope| {
+        let running: Vec<_> = CASES.iter().map(|(case, _)| (*case, scope.spawn(|| count(case)))).collect();
+        running
+            .into_iter()
+            .map(|(case, thread)| Ok((case, thread.join().expect("counting does not panic")?)))
+            .collect::<Result<_, Failure>>()
+    })?;
+    let ours = CASES.iter().filter(|(case, _)| !case.starts_with(THEIRS));
+    let results: Vec<BenchResult> = ours
+        .map(|(case, unit)| {
+            let theirs = counted.get(format!("{THEIRS}{case}").as_str()).copied();
+            result(case, unit, counted[case], theirs)
+        })
+        .collect();
+    let accepted_file = Path::new("bench/instructions.json");
+    if std::env::var_os("GINNEL_BLESS").is_some() {
+        let all: Map<String, Value> =
+            results.iter().map(|r| (short_name(r), json!(r.ours.round()))).collect();
+        fs::write(accepted_file, format!("{:#}\n", Value::Object(all)))?;
+    }
+    let text = fs::read_to_string(accepted_file)
+        .map_err(|e| Failure::Failed(format!("{}: {e}", accepted_file.display())))?;
+    let accepted: BTreeMap<String, f64> =
+        serde_json::from_str(&text).map_err(|e| Failure::Failed(format!("bench/instructions.json: {e}")))?;
+    compare(results, &accepted)
+}
+
+/// Adds what is accepted to the results. Fails if one is a regression.
+fn compare(
+    mut results: Vec<BenchResult>,
+    accepted: &BTreeMap<String, f64>,
+) -> Result<Vec<BenchResult>, Failure> {
+    let mut worse = Vec::new();
+    for result in &mut results {
+        let name = short_name(result);
+        let Some(&accepted) = accepted.get(&name) else {
+            worse.push(format!("{name} is not in bench/instructions.json"));
+            continue;
+        };
+        let change = result.ours / accepted - 1.0;
+        result.our_facts.insert("accepted".into(), accepted);
+        result.our_facts.insert("change".into(), change);
+        println!(
+            "  {name:<24} {:>12} accepted {:>12} {:>+7.2} %",
+            number(result.ours),
+            number(accepted),
+            100.0 * change
+        );
+        if change > REGRESSION {
+            worse.push(format!("{name}: {:+.1} %", 100.0 * change));
+        }
+    }
+    if worse.is_empty() { Ok(results) } else { Err(Failure::Failed(worse.join("; "))) }
+}
+
+fn short_name(result: &BenchResult) -> String {
+    result.name.trim_start_matches("instructions/").into()
+}
+
+fn result(case: &str, unit: &str, ours: f64, theirs: Option<f64>) -> BenchResult {
+    BenchResult::counted(&format!("instructions/{case}"), unit, ours, theirs)
+}
+
+/// Instructions per operation: the difference between a long run and a short one, in which the beginning of both cancels out.
+fn count(case: &str) -> Result<f64, Failure> {
+    let (few, many) = operations(case);
+    Ok((total(case, many)? - total(case, few)?) / (many - few) as f64)
+}
+
+/// Operations of the short run and of the long one. The short one reaches the steady state.
+fn operations(case: &str) -> (u64, u64) {
+    if case.contains("bulk") { (5, 15) } else { (6_000, 10_000) }
+}
+
+/// Instructions that the server executes in a run of one case under valgrind.
+fn total(case: &str, operations: u64) -> Result<f64, Failure> {
+    let out = out_file(case);
+    let program = std::env::current_exe()?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--collect-atstart=no", "--toggle-collect=*server_turn*"])
+        .arg(format!("--callgrind-out-file={}", out.display()))
+        .arg(program)
+        .args(["--count-case", case, "--operations", &operations.to_string()])
+        .output()?;
+    let profile = fs::read_to_string(&out).unwrap_or_default();
+    _ = fs::remove_file(&out);
+    instructions_in(&profile).filter(|_| output.status.success()).ok_or_else(|| {
+        let log = String::from_utf8_lossy(&output.stderr);
+        Failure::Failed(format!(
+            "{case}: valgrind counted nothing: {}",
+            log.lines().last().unwrap_or_default()
+        ))
+    })
+}
+
+fn out_file(case: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("ginnel-callgrind-{}-{case}", std::process::id()))
+}
+
+/// The total of a callgrind profile.
+fn instructions_in(profile: &str) -> Option<f64> {
+    let line = profile.lines().find_map(|l| l.strip_prefix("totals:").or(l.strip_prefix("summary:")))?;
+    line.split_whitespace().next()?.parse().ok().filter(|n| *n > 0.0)
+}
+
+/// What runs under valgrind.
+pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
+    let (mode, bulk_bytes, checksums) = match case.trim_start_matches(THEIRS) {
+        "short-connection" => (Mode::Short, None, Checksums::Device),
+        "keep-alive-request" => (Mode::KeepAlive, None, Checksums::Device),
+        "bulk-megabyte" => (Mode::KeepAlive, Some(BULK_BYTES), Checksums::Device),
+        "bulk-megabyte-software" => (Mode::KeepAlive, Some(BULK_BYTES), Checksums::Software),
+        _ => return Err(Failure::Failed(format!("there is no case {case:?}"))),
+    };
+    let bulk = bulk_bytes.is_some();
+    let client = ClientConfig {
+        wire: wire(checksums),
+        mode,
+        connections: if bulk { 1 } else { CONNECTIONS },
+        requests: vec![http::REQUEST.to_vec()],
+        window_scale: bulk.then_some(7),
+    };
+    let (server_end, client_end) = cable(checksums, 1 << 22);
+    let keep_alive = mode == Mode::KeepAlive;
+    if case.starts_with(THEIRS) {
+        let server = SmoltcpServer::new(server_end, checksums, CONNECTIONS, keep_alive, START);
+        Solo::new(server, client_end, &client).run(operations);
+    } else {
+        // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
+        let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
+        let options = EngineOptions { keep_alive, bulk_bytes, tcp };
+        Solo::new(EngineServer::new(server_end, options, START), client_end, &client).run(operations);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_percent_more_is_a_regression_and_less_is_none() {
+        let results = |ours| vec![result("short-connection", "", ours, None)];
+        let accepted = BTreeMap::from([("short-connection".to_string(), 1000.0)]);
+        assert!(compare(results(1019.0), &accepted).is_ok());
+        assert!(compare(results(500.0), &accepted).is_ok());
+        assert!(compare(results(1021.0), &accepted).is_err());
+        assert!(compare(results(1.0), &BTreeMap::new()).is_err(), "a case that nobody accepted");
+    }
+
+    #[test]
+    fn the_total_of_a_profile_is_found() {
+        assert_eq!(instructions_in("events: Ir\nfn=(1)\n1 5\ntotals: 1234\n"), Some(1234.0));
+        assert_eq!(instructions_in("events: Ir\ntotals: 0\n"), None);
+    }
+}

@@ -1,0 +1,53 @@
+//! The engine against smoltcp: the same client, the same rings, the same bytes.
+
+use crate::client::{ClientConfig, Mode};
+use crate::duel::{self, Plan};
+use crate::harness::machine::Cpus;
+use crate::harness::pairs::{self, Measured};
+use crate::harness::result::BenchResult;
+use crate::harness::{Failure, Options};
+use crate::http;
+use crate::server::{Checksums, EngineOptions, EngineServer, SmoltcpServer, cable, wire};
+
+/// Connections at the same time.
+const CONNECTIONS: u32 = 16;
+/// Bytes of each ring.
+const RING_BYTES: usize = 1 << 20;
+
+/// Short connections: the server closes.
+pub fn short(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    versus("short-vs-smoltcp", "connections/s", Mode::Short, options)
+}
+
+/// Requests on connections that stay.
+pub fn keep_alive(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    versus("keepalive-vs-smoltcp", "requests/s", Mode::KeepAlive, options)
+}
+
+fn versus(name: &str, unit: &str, mode: Mode, options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
+    let checksums = checksums(options);
+    let client = ClientConfig {
+        wire: wire(checksums),
+        mode,
+        connections: CONNECTIONS,
+        requests: vec![http::REQUEST.to_vec()],
+        window_scale: None,
+    };
+    let keep_alive = mode == Mode::KeepAlive;
+    let ours = || -> Result<Measured, Failure> {
+        let options = EngineOptions::new(keep_alive);
+        let cable = cable(checksums, RING_BYTES);
+        Ok(duel::run(&plan, &client, cable, |device, now| EngineServer::new(device, options, now))?.rate())
+    };
+    let theirs = || -> Result<Measured, Failure> {
+        let make = |device, now| SmoltcpServer::new(device, checksums, CONNECTIONS, keep_alive, now);
+        Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
+    };
+    Ok(vec![pairs::run(name, unit, options, Box::new(ours), Some(Box::new(theirs)))?])
+}
+
+/// Who does checksums, as the options say.
+pub fn checksums(options: &Options) -> Checksums {
+    if options.software_checksums { Checksums::Software } else { Checksums::Device }
+}

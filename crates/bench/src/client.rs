@@ -1,0 +1,469 @@
+//! A TCP client that is only as good as a comparison needs: it makes many times more connections than any server under test can take,
+//! and is the same for all of them.
+//!
+//! It works on raw frames, made in advance ([`frames`](crate::frames)). A connection is 24 bytes; its number tells address and
+//! port, so that no table is needed. It trusts the link: what does not come in order is dropped, and a connection without progress for
+//! [`STUCK_AFTER`] is counted, reset and begun again.
+
+use crate::frames::{ACK, Endpoint, FIN, PSH, RST, SYN, Segment, Template, Wire, arp_reply};
+use crate::http;
+use core::time::Duration;
+use ginnel_stack::device::{Device, RxBurst, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use std::collections::VecDeque;
+
+/// A connection without progress for so long is begun again.
+const STUCK_AFTER: Duration = Duration::from_millis(500);
+/// Connections looked at for being stuck in a turn.
+const LOOKS_PER_TURN: u32 = 4;
+/// Frames after which those sent so far are shown to the server, so that both sides work at the same time.
+const FRAMES_PER_FLUSH: u32 = 8;
+
+/// First address of the client. It has as many as it needs from here on, with [`PORTS`] ports each.
+pub const FIRST_ADDRESS: u32 = 0x0a01_0000;
+/// Ports of each address: 32,768 … 65,535.
+const PORTS: u32 = 1 << 15;
+
+/// What connections do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// One request each; the server closes.
+    Short,
+    /// Requests for ever.
+    KeepAlive,
+    /// All are open; the oldest makes its one request and is replaced by a new one. So many do something at the same time.
+    Rotate {
+        /// How many.
+        active: u32,
+    },
+    /// All are opened, make one request and stay idle.
+    Hold {
+        /// How many open at the same time.
+        active: u32,
+    },
+}
+
+/// What a client is made from.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    /// Addresses, and who does the checksums.
+    pub wire: Wire,
+    /// What connections do.
+    pub mode: Mode,
+    /// Connections at the same time.
+    pub connections: u32,
+    /// What they ask for, in turn.
+    pub requests: Vec<Vec<u8>>,
+    /// Window scale to offer; the windows are 65,535 shifted by it.
+    pub window_scale: Option<u8>,
+}
+
+/// What the client counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// Connections (or, with keep-alive, requests) that came to their end.
+    pub done: u64,
+    /// Connections open now.
+    pub open: u64,
+    /// Frames sent.
+    pub sent: u64,
+    /// Frames received.
+    pub received: u64,
+    /// Bytes of payload received.
+    pub bytes: u64,
+    /// Resets received.
+    pub resets: u64,
+    /// Connections begun again for lack of progress.
+    pub stuck: u64,
+    /// Segments out of order, or of connections that are gone.
+    pub stray: u64,
+    /// Frames for which the device had no room.
+    pub full: u64,
+}
+
+impl Counts {
+    /// What happened since `earlier`; `open` stays what it is.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            done: self.done - earlier.done,
+            open: self.open,
+            sent: self.sent - earlier.sent,
+            received: self.received - earlier.received,
+            bytes: self.bytes - earlier.bytes,
+            resets: self.resets - earlier.resets,
+            stuck: self.stuck - earlier.stuck,
+            stray: self.stray - earlier.stray,
+            full: self.full - earlier.full,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Closed,
+    SynSent,
+    /// Open, nothing asked.
+    Idle,
+    /// Asked; the head of the answer is not here yet.
+    Asked,
+    /// Bytes of the body are missing.
+    Body,
+    /// FIN sent in answer to the server's.
+    LastAck,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    /// The connection's number among all: tells its address and port.
+    id: u32,
+    snd_nxt: u32,
+    rcv_nxt: u32,
+    /// Bytes of the body that are missing.
+    left: u32,
+    /// Time of the last progress, in ms.
+    touched: u32,
+    state: State,
+    /// Bytes were received and not acknowledged.
+    unacked: bool,
+}
+
+const _: () = assert!(size_of::<Slot>() <= 24);
+
+/// A client.
+pub struct Client {
+    rx: Box<dyn RxQueue + Send>,
+    core: Core,
+}
+
+struct Core {
+    tx: Box<dyn TxQueue + Send>,
+    wire: Wire,
+    mode: Mode,
+    syn: Template,
+    ack: Template,
+    fin: Template,
+    rst: Template,
+    requests: Vec<Template>,
+    slots: Vec<Slot>,
+    counts: Counts,
+    now_ms: u32,
+    unflushed: u32,
+    /// Open and idle, the oldest first (rotating only).
+    idle: VecDeque<u32>,
+    /// Connections that do something (rotating and holding).
+    active: u32,
+    /// Slots not used yet.
+    unopened: u32,
+    next_request: usize,
+    next_look: u32,
+    /// Slots with bytes to be acknowledged at the end of the burst.
+    unacked: Vec<u32>,
+}
+
+impl Client {
+    /// A client on a device.
+    pub fn new(device: Device, config: &ClientConfig) -> Self {
+        let wire = &config.wire;
+        // MSS 1,460, and a window scale if asked for.
+        let mut options = vec![2, 4, 5, 0xb4];
+        options.extend(config.window_scale.map(|shift| [1, 3, 3, shift]).into_iter().flatten());
+        let requests = config.requests.iter().map(|r| Template::new(wire, PSH | ACK, &[], r)).collect();
+        let core = Core {
+            tx: device.tx,
+            wire: *wire,
+            mode: config.mode,
+            syn: Template::new(wire, SYN, &options, &[]),
+            ack: Template::new(wire, ACK, &[], &[]),
+            fin: Template::new(wire, FIN | ACK, &[], &[]),
+            rst: Template::new(wire, RST | ACK, &[], &[]),
+            requests,
+            // Not zeroes, so that the memory is there from the start and not counted as a server's.
+            slots: vec![Slot { id: u32::MAX, ..Slot::default() }; config.connections as usize],
+            counts: Counts::default(),
+            now_ms: 0,
+            unflushed: 0,
+            idle: VecDeque::with_capacity(config.connections as usize),
+            active: 0,
+            unopened: 0,
+            next_request: 0,
+            next_look: 0,
+            unacked: Vec::with_capacity(64),
+        };
+        Self { rx: device.rx, core }
+    }
+
+    /// Takes what has come and answers it. Returns how many frames it was.
+    pub fn turn(&mut self, now: Instant) -> usize {
+        let core = &mut self.core;
+        core.now_ms = now.as_millis() as u32;
+        let mut burst = RxBurst::new();
+        self.rx.rx_burst(now, &mut burst);
+        for frame in &burst {
+            core.receive(frame.bytes);
+            if core.unflushed >= FRAMES_PER_FLUSH {
+                core.flush();
+            }
+        }
+        core.counts.received += burst.len() as u64;
+        core.acknowledge();
+        core.begin();
+        core.look_for_stuck();
+        core.flush();
+        burst.len()
+    }
+
+    /// What happened so far.
+    pub fn counts(&self) -> Counts {
+        self.core.counts
+    }
+
+    /// Whether every connection has been opened once.
+    pub fn is_ready(&self) -> bool {
+        self.core.unopened as usize == self.core.slots.len()
+    }
+}
+
+fn endpoint(id: u32) -> Endpoint {
+    Endpoint { ip: FIRST_ADDRESS + id / PORTS, port: (PORTS | (id % PORTS)) as u16 }
+}
+
+fn number(of: Endpoint) -> u32 {
+    of.ip.wrapping_sub(FIRST_ADDRESS).wrapping_mul(PORTS) | u32::from(of.port) & (PORTS - 1)
+}
+
+impl Core {
+    fn flush(&mut self) {
+        self.unflushed = 0;
+        self.tx.flush(Instant::ZERO);
+    }
+
+    fn send(tx: &mut dyn TxQueue, counts: &mut Counts, template: &Template, slot: &Slot) {
+        let Some(room) = tx.reserve(template.len()) else {
+            counts.full += 1;
+            return;
+        };
+        template.write(room, endpoint(slot.id), slot.snd_nxt, slot.rcv_nxt);
+        tx.commit(template.len(), template.meta());
+        counts.sent += 1;
+    }
+
+    /// Opens connections that have not been opened yet, and lets open ones ask, as the mode says.
+    fn begin(&mut self) {
+        let limit = match self.mode {
+            Mode::Short | Mode::KeepAlive => u32::MAX,
+            Mode::Rotate { active } | Mode::Hold { active } => active,
+        };
+        while self.active < limit {
+            if (self.unopened as usize) < self.slots.len() {
+                let index = self.unopened;
+                self.unopened += 1;
+                self.slots[index as usize].id = index;
+                self.active += 1;
+                self.open(index);
+            } else if let Some(index) = self.idle.pop_front() {
+                self.active += 1;
+                self.ask(index);
+            } else {
+                return;
+            }
+            if self.unflushed >= FRAMES_PER_FLUSH {
+                self.flush();
+            }
+        }
+    }
+
+    fn open(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.snd_nxt = slot.id.wrapping_mul(64_013);
+        slot.rcv_nxt = 0;
+        slot.state = State::SynSent;
+        slot.touched = self.now_ms;
+        Self::send(&mut *self.tx, &mut self.counts, &self.syn, slot);
+        slot.snd_nxt = slot.snd_nxt.wrapping_add(1);
+        self.unflushed += 1;
+    }
+
+    /// A new connection in the place of an old one.
+    fn replace(&mut self, index: u32) {
+        let count = self.slots.len() as u32;
+        let slot = &mut self.slots[index as usize];
+        slot.id = slot.id.wrapping_add(count);
+        self.open(index);
+    }
+
+    fn ask(&mut self, index: u32) {
+        let template = &self.requests[self.next_request];
+        self.next_request = (self.next_request + 1) % self.requests.len();
+        let slot = &mut self.slots[index as usize];
+        Self::send(&mut *self.tx, &mut self.counts, template, slot);
+        slot.snd_nxt = slot.snd_nxt.wrapping_add(template.payload_len());
+        slot.state = State::Asked;
+        slot.unacked = false;
+        slot.touched = self.now_ms;
+        self.unflushed += 1;
+    }
+
+    #[inline]
+    fn receive(&mut self, frame: &[u8]) {
+        let Some(segment) = Segment::parse(frame) else { return self.receive_other(frame) };
+        let id = number(segment.to);
+        let index = id % self.slots.len() as u32;
+        let slot = &mut self.slots[index as usize];
+        if slot.id != id || slot.state == State::Closed {
+            self.counts.stray += 1;
+            return;
+        }
+        if segment.flags & RST != 0 {
+            self.counts.resets += 1;
+            return self.restart(index);
+        }
+        match slot.state {
+            State::SynSent => self.on_syn_ack(index, &segment),
+            State::Asked | State::Body => self.on_response(index, &segment),
+            State::LastAck if segment.ack == slot.snd_nxt => self.on_end(index),
+            _ => self.counts.stray += u64::from(!segment.payload.is_empty()),
+        }
+    }
+
+    #[cold]
+    fn receive_other(&mut self, frame: &[u8]) {
+        let Some(reply) = arp_reply(frame, self.wire.client_mac) else { return };
+        if let Some(room) = self.tx.reserve(reply.len()) {
+            room.copy_from_slice(&reply);
+            self.tx.commit(reply.len(), TxMeta::default());
+            self.unflushed += 1;
+        }
+    }
+
+    #[inline]
+    fn on_syn_ack(&mut self, index: u32, segment: &Segment<'_>) {
+        let slot = &mut self.slots[index as usize];
+        if segment.flags & (SYN | ACK) != SYN | ACK || segment.ack != slot.snd_nxt {
+            self.counts.stray += 1;
+            return;
+        }
+        slot.rcv_nxt = segment.seq.wrapping_add(1);
+        self.counts.open += 1;
+        if let Mode::Rotate { .. } = self.mode {
+            slot.state = State::Idle;
+            Self::send(&mut *self.tx, &mut self.counts, &self.ack, slot);
+            self.unflushed += 1;
+            self.active -= 1;
+            self.idle.push_back(index);
+        } else {
+            self.ask(index);
+        }
+    }
+
+    #[inline]
+    fn on_response(&mut self, index: u32, segment: &Segment<'_>) {
+        let slot = &mut self.slots[index as usize];
+        let len = segment.payload.len() as u32;
+        let fin = segment.flags & FIN != 0;
+        if len == 0 && !fin {
+            return;
+        }
+        if segment.seq != slot.rcv_nxt {
+            self.counts.stray += 1;
+            return;
+        }
+        slot.rcv_nxt = slot.rcv_nxt.wrapping_add(len + u32::from(fin));
+        slot.touched = self.now_ms;
+        self.counts.bytes += u64::from(len);
+        if fin {
+            slot.state = State::LastAck;
+            Self::send(&mut *self.tx, &mut self.counts, &self.fin, slot);
+            slot.snd_nxt = slot.snd_nxt.wrapping_add(1);
+            self.unflushed += 1;
+            return;
+        }
+        if slot.state == State::Asked {
+            // A head that comes in pieces is never found, and the connection counts as stuck.
+            let Some((head, body)) = http::response_head(segment.payload) else { return };
+            slot.left = (head as u64 + body) as u32;
+            slot.state = State::Body;
+        }
+        slot.left = slot.left.saturating_sub(len);
+        match (slot.left, self.mode) {
+            (0, Mode::KeepAlive) => {
+                self.counts.done += 1;
+                self.ask(index);
+            }
+            (0, Mode::Hold { .. }) => {
+                self.counts.done += 1;
+                self.active -= 1;
+                slot.state = State::Idle;
+                Self::send(&mut *self.tx, &mut self.counts, &self.ack, slot);
+                self.unflushed += 1;
+            }
+            _ if !slot.unacked => {
+                slot.unacked = true;
+                self.unacked.push(index);
+            }
+            _ => {}
+        }
+    }
+
+    /// Acknowledges what came in this burst, once for each connection, as a client with receive offload does. The answer of a short
+    /// connection brings the server's FIN, so that nothing is left to be acknowledged.
+    fn acknowledge(&mut self) {
+        while let Some(index) = self.unacked.pop() {
+            let slot = &mut self.slots[index as usize];
+            if std::mem::take(&mut slot.unacked) && slot.state == State::Body {
+                Self::send(&mut *self.tx, &mut self.counts, &self.ack, slot);
+                self.unflushed += 1;
+            }
+        }
+    }
+
+    #[inline]
+    fn on_end(&mut self, index: u32) {
+        self.counts.done += 1;
+        self.counts.open -= 1;
+        self.replace(index);
+    }
+
+    /// Gives a connection up and begins it anew.
+    #[cold]
+    fn restart(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        self.counts.open -= u64::from(slot.state != State::SynSent);
+        if slot.state == State::Idle {
+            // Only a rotating client has idle connections that can be restarted: it is in the queue, and active again from now on.
+            self.idle.retain(|&i| i != index);
+            self.active += 1;
+        }
+        self.replace(index);
+    }
+
+    /// Looks at a few connections, all in turn.
+    fn look_for_stuck(&mut self) {
+        let used = self.unopened;
+        for _ in 0..LOOKS_PER_TURN.min(used) {
+            self.next_look = if self.next_look + 1 < used { self.next_look + 1 } else { 0 };
+            let slot = &self.slots[self.next_look as usize];
+            let waits = !matches!(slot.state, State::Closed | State::Idle);
+            let since = self.now_ms.wrapping_sub(slot.touched);
+            if waits && u128::from(since) > STUCK_AFTER.as_millis() {
+                self.counts.stuck += 1;
+                Self::send(&mut *self.tx, &mut self.counts, &self.rst, slot);
+                self.restart(self.next_look);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_tells_address_and_port_and_they_tell_the_number() {
+        for id in [0, 1, 32_767, 32_768, 99_999_999, u32::MAX] {
+            assert_eq!(number(endpoint(id)), id);
+            assert!(endpoint(id).port >= 32_768);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The machine: its CPUs, what else they do, and how far apart they are.
+
+use super::Failure;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::{ClockId, clock_gettime};
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// The two CPUs that measurements use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cpus {
+    /// The server's.
+    pub server: usize,
+    /// The client's.
+    pub client: usize,
+}
+
+impl Cpus {
+    /// The first two that this process may use.
+    pub fn choose() -> Result<Self, Failure> {
+        let allowed = sched_getaffinity(None).map_err(io::Error::from)?;
+        let mut all = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+        match (all.next(), all.next()) {
+            (Some(server), Some(client)) => Ok(Self { server, client }),
+            _ => Err(Failure::Skipped("needs two CPUs".into())),
+        }
+    }
+}
+
+/// Pins the calling thread.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    let mut one = CpuSet::new();
+    one.set(cpu);
+    Ok(sched_setaffinity(None, &one)?)
+}
+
+/// CPU time that this process has used.
+pub fn process_cpu_time() -> Duration {
+    let t = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec as u32)
+}
+
+/// What the CPUs did, in ticks of 10 ms.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// Of each CPU: work, anybody's.
+    pub busy: Vec<u64>,
+    /// Of each CPU: nothing to do.
+    pub idle: Vec<u64>,
+    /// Of each CPU: taken away by the host.
+    pub stolen: Vec<u64>,
+}
+
+/// Ticks per second of /proc/stat: fixed by the kernel's ABI.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+impl CpuTimes {
+    /// The counters now.
+    pub fn read() -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read_to_string("/proc/stat")?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut times = Self::default();
+        for line in text.lines().filter(|l| l.starts_with("cpu") && !l.starts_with("cpu ")) {
+            let f: Vec<u64> = line.split_whitespace().skip(1).map(|w| w.parse().unwrap_or(0)).collect();
+            let at = |i: usize| f.get(i).copied().unwrap_or(0);
+            // user, nice, system, idle, iowait, irq, softirq, steal
+            times.busy.push(at(0) + at(1) + at(2) + at(5) + at(6));
+            times.idle.push(at(3) + at(4));
+            times.stolen.push(at(7));
+        }
+        times
+    }
+
+    /// What happened since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let less = |a: &[u64], b: &[u64]| a.iter().zip(b).map(|(a, b)| a.saturating_sub(*b)).collect();
+        Self {
+            busy: less(&self.busy, &earlier.busy),
+            idle: less(&self.idle, &earlier.idle),
+            stolen: less(&self.stolen, &earlier.stolen),
+        }
+    }
+
+    fn total(&self) -> u64 {
+        [&self.busy, &self.idle, &self.stolen].into_iter().flatten().sum()
+    }
+
+    /// Share of all CPUs that did something.
+    pub fn busy_share(&self) -> f64 {
+        self.busy.iter().sum::<u64>() as f64 / (self.total() as f64).max(1.0)
+    }
+
+    /// Share of all CPUs that the host took.
+    pub fn steal_share(&self) -> f64 {
+        self.stolen.iter().sum::<u64>() as f64 / (self.total() as f64).max(1.0)
+    }
+
+    /// Share of each CPU that did something.
+    pub fn busy_shares(&self) -> Vec<f64> {
+        let cpus = self.busy.iter().zip(&self.idle).zip(&self.stolen);
+        cpus.map(|((b, i), s)| *b as f64 / ((b + i + s) as f64).max(1.0)).collect()
+    }
+
+    /// Share of all CPUs that did something for other programs, if this one used `own`.
+    pub fn foreign_share(&self, own: Duration) -> f64 {
+        let busy = self.busy.iter().sum::<u64>() as f64 / TICKS_PER_SECOND;
+        let total = self.total() as f64 / TICKS_PER_SECOND;
+        ((busy - own.as_secs_f64()) / total.max(0.01)).max(0.0)
+    }
+}
+
+/// Rounds of one batch of the measurement of the cache line.
+const ROUNDS: u32 = 2_000;
+/// Batches, of which the median counts.
+const BATCHES: usize = 15;
+
+#[repr(align(128))]
+struct Line(AtomicU32);
+
+/// How long a cache line takes from one CPU to the other and back, in ns.
+pub fn cache_line_round_trip(cpus: Cpus) -> io::Result<f64> {
+    let line = Line(AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| {
+            pin(cpus.client)?;
+            for odd in (1..2 * ROUNDS * BATCHES as u32).step_by(2) {
+                await_value(&line, odd);
+                line.0.store(odd + 1, Ordering::Release);
+            }
+            io::Result::Ok(())
+        });
+        let caller = scope.spawn(|| {
+            pin(cpus.server)?;
+            let mut batches = [0.0; BATCHES];
+            let mut value = 0;
+            for batch in &mut batches {
+                let clock = std::time::Instant::now();
+                for _ in 0..ROUNDS {
+                    line.0.store(value + 1, Ordering::Release);
+                    value += 2;
+                    await_value(&line, value);
+                }
+                *batch = clock.elapsed().as_nanos() as f64 / f64::from(ROUNDS);
+            }
+            batches.sort_by(f64::total_cmp);
+            io::Result::Ok(batches[BATCHES / 2])
+        });
+        echo.join().expect("the echo does not panic")?;
+        caller.join().expect("the caller does not panic")
+    })
+}
+
+fn await_value(line: &Line, value: u32) {
+    let mut spins = 0u32;
+    while line.0.load(Ordering::Acquire) != value {
+        core::hint::spin_loop();
+        spins += 1;
+        // On a busy machine the other thread may not even run.
+        if spins.is_multiple_of(1 << 16) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_follow_from_the_counters() {
+        let before =
+            CpuTimes::parse("cpu  9 9 9 9\ncpu0 10 0 10 100 0 0 0 0 0 0\ncpu1 0 0 0 100 0 0 0 0\nintr 5");
+        let after =
+            CpuTimes::parse("cpu  9 9 9 9\ncpu0 60 10 20 110 10 5 5 0 0 0\ncpu1 0 0 0 180 0 0 0 20\nintr 5");
+        let d = after.since(&before);
+        assert_eq!(
+            (d.busy.as_slice(), d.idle.as_slice(), d.stolen.as_slice()),
+            (&[80, 0][..], &[20, 80][..], &[0, 20][..])
+        );
+        assert_eq!(d.busy_share(), 0.4);
+        assert_eq!(d.steal_share(), 0.1);
+        assert_eq!(d.busy_shares(), [0.8, 0.0]);
+        assert!((d.foreign_share(Duration::from_millis(700)) - 0.05).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_kernel_s_counters_are_read() {
+        let times = CpuTimes::read().unwrap();
+        assert!(!times.busy.is_empty() && times.total() > 0);
+    }
+}

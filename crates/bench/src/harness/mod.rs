@@ -1,0 +1,68 @@
+//! What all benches share: the machine and its conditions, paired runs, and results.
+
+pub mod lock;
+pub mod machine;
+pub mod pairs;
+pub mod result;
+
+use std::fmt;
+
+/// How a bench is to be run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Pairs of measurements (ours, theirs, ours, theirs …).
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub pairs: usize,
+
+    /// Length of each measurement. Default: what the bench needs.
+    #[arg(long, value_name = "SECONDS")]
+    pub seconds: Option<f64>,
+
+    /// Only shows that it works: one short pair, on a machine that may be busy. The figures mean nothing.
+    #[arg(long)]
+    pub smoke: bool,
+
+    /// Measures on a busy machine, too. The result says so.
+    #[arg(long)]
+    pub force: bool,
+
+    /// Both ends compute TCP checksums, instead of leaving them to the memory device.
+    #[arg(long)]
+    pub software_checksums: bool,
+}
+
+impl Options {
+    /// Number of pairs.
+    pub fn pairs(&self) -> usize {
+        if self.smoke { 1 } else { self.pairs.max(1) }
+    }
+
+    /// Seconds of each measurement, where the bench wants `usual`.
+    pub fn seconds(&self, usual: f64) -> f64 {
+        self.seconds.unwrap_or(if self.smoke { usual.min(0.5) } else { usual })
+    }
+}
+
+/// Why a bench did not run.
+#[derive(Debug)]
+pub enum Failure {
+    /// Something it needs is not here; not an error.
+    Skipped(String),
+    /// It went wrong.
+    Failed(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Skipped(why) => write!(f, "skipped: {why}"),
+            Self::Failed(why) => write!(f, "failed: {why}"),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
+}

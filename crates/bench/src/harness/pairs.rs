@@ -1,0 +1,227 @@
+//! A B A B …: our measurement and theirs in turn, so that both see the same minutes of the machine. A pair whose conditions changed is
+//! repeated, a limited number of times.
+
+use super::machine::{CpuTimes, Cpus, cache_line_round_trip, process_cpu_time};
+use super::result::{BenchResult, median};
+use super::{Failure, Options};
+use std::collections::BTreeMap;
+
+/// A pair is repeated if the cache line's round trip changed by more than this factor during it.
+const CACHE_LINE_CHANGE_MAX: f64 = 1.5;
+/// A pair is repeated if other programs used more than this share of the machine.
+const FOREIGN_SHARE_MAX: f64 = 0.03;
+/// A pair is repeated if the host took more than this share.
+const STEAL_SHARE_MAX: f64 = 0.02;
+
+/// What one measurement of one arm found.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// The figure.
+    pub value: f64,
+    /// What should be known beside it.
+    pub facts: BTreeMap<String, f64>,
+    /// Why it cannot be trusted.
+    pub complaints: Vec<String>,
+}
+
+impl Measured {
+    /// A figure.
+    pub fn new(value: f64) -> Self {
+        Self { value, ..Self::default() }
+    }
+
+    /// The same with something to be known beside it.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: f64) -> Self {
+        self.facts.insert(name.into(), value);
+        self
+    }
+}
+
+/// The machine during a measurement.
+#[derive(Clone, Debug, Default)]
+pub struct Conditions {
+    /// Round trip of a cache line, in ns.
+    pub cache_line_ns: [f64; 2],
+    /// Share of the machine that the host took.
+    pub steal: f64,
+    /// Share of the machine that other programs used.
+    pub foreign: f64,
+    /// How busy each CPU was.
+    pub cpu: Vec<f64>,
+}
+
+impl Conditions {
+    /// Measures during `run`.
+    pub fn of<R>(cpus: Cpus, run: impl FnOnce() -> Result<R, Failure>) -> Result<(R, Conditions), Failure> {
+        let before_ns = cache_line_round_trip(cpus)?;
+        let (times, own) = (CpuTimes::read()?, process_cpu_time());
+        let result = run()?;
+        let times = CpuTimes::read()?.since(&times);
+        let own = process_cpu_time() - own;
+        let conditions = Conditions {
+            cache_line_ns: [before_ns, cache_line_round_trip(cpus)?],
+            steal: times.steal_share(),
+            foreign: times.foreign_share(own),
+            cpu: times.busy_shares(),
+        };
+        Ok((result, conditions))
+    }
+
+    fn complaints(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if self.foreign > FOREIGN_SHARE_MAX {
+            found.push(format!("other programs used {:.0} % of the machine", 100.0 * self.foreign));
+        }
+        if self.steal > STEAL_SHARE_MAX {
+            found.push(format!("the host took {:.0} % of the machine", 100.0 * self.steal));
+        }
+        let [a, b] = self.cache_line_ns;
+        if a.max(b) > CACHE_LINE_CHANGE_MAX * a.min(b) {
+            found.push(format!("the cache line's round trip went from {a:.0} to {b:.0} ns"));
+        }
+        found
+    }
+}
+
+/// A measurement of one arm.
+pub type Arm<'a> = Box<dyn FnMut() -> Result<Measured, Failure> + 'a>;
+
+/// One measurement of each arm.
+struct Pair {
+    ours: Measured,
+    theirs: Option<Measured>,
+    conditions: Vec<Conditions>,
+}
+
+impl Pair {
+    fn complaints(&self) -> Vec<String> {
+        let arms = [Some(&self.ours), self.theirs.as_ref()].into_iter().flatten();
+        let mut all: Vec<String> = self.conditions.iter().flat_map(Conditions::complaints).collect();
+        all.extend(arms.flat_map(|m| m.complaints.iter().cloned()));
+        let ends: Vec<f64> = self.conditions.iter().flat_map(|c| c.cache_line_ns).collect();
+        let (low, high) =
+            (ends.iter().copied().fold(f64::MAX, f64::min), ends.iter().copied().fold(0.0, f64::max));
+        if all.is_empty() && high > CACHE_LINE_CHANGE_MAX * low {
+            all.push(format!("the cache line's round trip was between {low:.0} and {high:.0} ns"));
+        }
+        all
+    }
+}
+
+/// Runs the pairs and draws the result.
+pub fn run(
+    name: &str,
+    unit: &str,
+    options: &Options,
+    mut ours: Arm<'_>,
+    mut theirs: Option<Arm<'_>>,
+) -> Result<BenchResult, Failure> {
+    let cpus = Cpus::choose()?;
+    let wanted = options.pairs();
+    let mut repeats_left = if options.smoke { 0 } else { wanted };
+    let mut pairs: Vec<Pair> = Vec::new();
+    let mut complaints = Vec::new();
+    while pairs.len() < wanted {
+        let (a, conditions) = Conditions::of(cpus, &mut ours)?;
+        let mut pair = Pair { ours: a, theirs: None, conditions: vec![conditions] };
+        if let Some(theirs) = &mut theirs {
+            let (b, conditions) = Conditions::of(cpus, theirs)?;
+            pair.theirs = Some(b);
+            pair.conditions.push(conditions);
+        }
+        let found = pair.complaints();
+        let number = pairs.len() + 1;
+        let b = pair.theirs.as_ref().map_or(String::new(), |b| format!(" against {:.4e}", b.value));
+        println!("  {name} {number}/{wanted}: {:.4e}{b} {unit}", pair.ours.value);
+        for complaint in &found {
+            println!("    {complaint}");
+        }
+        if !found.is_empty() && repeats_left > 0 {
+            repeats_left -= 1;
+            println!("    repeated");
+            continue;
+        }
+        complaints.extend(found);
+        pairs.push(pair);
+    }
+    Ok(draw(name, unit, &pairs, complaints))
+}
+
+fn draw(name: &str, unit: &str, pairs: &[Pair], mut complaints: Vec<String>) -> BenchResult {
+    let ours: Vec<f64> = pairs.iter().map(|p| p.ours.value).collect();
+    let theirs: Vec<f64> = pairs.iter().filter_map(|p| p.theirs.as_ref().map(|m| m.value)).collect();
+    let ratios: Vec<f64> =
+        pairs.iter().filter_map(|p| p.theirs.as_ref().map(|t| p.ours.value / t.value)).collect();
+    let spread_of = if ratios.is_empty() { &ours } else { &ratios };
+    let spread = [
+        spread_of.iter().copied().fold(f64::MAX, f64::min),
+        spread_of.iter().copied().fold(f64::MIN, f64::max),
+    ];
+    complaints.sort();
+    complaints.dedup();
+    let conditions = pairs.iter().flat_map(|p| &p.conditions);
+    BenchResult {
+        name: name.into(),
+        unit: unit.into(),
+        ours: median(&ours).unwrap_or(f64::NAN),
+        theirs: median(&theirs),
+        ratio: median(&ratios),
+        spread,
+        pairs: pairs.len(),
+        conditions: conditions.cloned().collect(),
+        our_facts: medians(pairs.iter().map(|p| &p.ours)),
+        their_facts: medians(pairs.iter().filter_map(|p| p.theirs.as_ref())),
+        complaints,
+    }
+}
+
+/// The median of each fact over all pairs.
+fn medians<'a>(all: impl Iterator<Item = &'a Measured>) -> BTreeMap<String, f64> {
+    let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for measured in all {
+        for (name, value) in &measured.facts {
+            values.entry(name.clone()).or_default().push(*value);
+        }
+    }
+    values.into_iter().filter_map(|(name, v)| Some((name, median(&v)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(ours: f64, theirs: f64) -> Pair {
+        let theirs = Some(Measured::new(theirs).with("idle", theirs / 100.0));
+        Pair { ours: Measured::new(ours), theirs, conditions: vec![Conditions::default()] }
+    }
+
+    #[test]
+    fn the_ratio_is_the_median_of_the_pairs_ratios() {
+        // The machine was twice as fast during the last pair: the ratio does not see it.
+        let result = draw("x", "1/s", &[pair(13.0, 10.0), pair(14.0, 10.0), pair(30.0, 20.0)], Vec::new());
+        assert_eq!((result.ratio, result.spread), (Some(1.4), [1.3, 1.5]));
+        assert_eq!((result.ours, result.theirs), (14.0, Some(10.0)));
+        assert_eq!(result.their_facts["idle"], 0.1);
+    }
+
+    #[test]
+    fn without_another_arm_the_spread_is_that_of_the_figure() {
+        let alone = |v| Pair { ours: Measured::new(v), theirs: None, conditions: Vec::new() };
+        let result = draw("x", "bytes", &[alone(3.0), alone(1.0), alone(2.0)], Vec::new());
+        assert_eq!((result.ours, result.theirs, result.ratio, result.spread), (2.0, None, None, [1.0, 3.0]));
+    }
+
+    #[test]
+    fn changed_conditions_are_complained_about() {
+        let calm = Conditions { cache_line_ns: [100.0, 120.0], ..Conditions::default() };
+        assert!(calm.complaints().is_empty());
+        let moved = Conditions { cache_line_ns: [100.0, 420.0], ..Conditions::default() };
+        assert_eq!(moved.complaints().len(), 1);
+        let both = Conditions { foreign: 0.2, steal: 0.1, ..calm.clone() };
+        assert_eq!(both.complaints().len(), 2);
+        let slow = Conditions { cache_line_ns: [400.0, 420.0], ..Conditions::default() };
+        let pair = Pair { ours: Measured::default(), theirs: None, conditions: vec![calm, slow] };
+        assert_eq!(pair.complaints().len(), 1, "each arm had a steady machine, but not the same one");
+    }
+}

@@ -1,0 +1,258 @@
+//! Results: a line of JSON for the record, a table for whoever watches.
+
+use super::pairs::Conditions;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Command;
+
+/// Version of the stack that we are compared with.
+const SMOLTCP_VERSION: &str = "0.13.1";
+
+/// The result of a bench.
+#[derive(Clone, Debug)]
+pub struct BenchResult {
+    /// Name of the bench, and of the case if it has several.
+    pub name: String,
+    /// Unit of the figures.
+    pub unit: String,
+    /// Our median.
+    pub ours: f64,
+    /// Their median.
+    pub theirs: Option<f64>,
+    /// Median of the pairs' ratios.
+    pub ratio: Option<f64>,
+    /// Smallest and largest ratio, or figure if there is no other arm.
+    pub spread: [f64; 2],
+    /// How many pairs.
+    pub pairs: usize,
+    /// The machine during each measurement.
+    pub conditions: Vec<Conditions>,
+    /// Medians of what our arm said beside its figure.
+    pub our_facts: BTreeMap<String, f64>,
+    /// The same of the other arm.
+    pub their_facts: BTreeMap<String, f64>,
+    /// Why the result is not valid. Empty if it is.
+    pub complaints: Vec<String>,
+}
+
+/// The median; `None` of nothing.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+/// Four significant digits are more than any of this is worth.
+fn round(value: f64) -> f64 {
+    format!("{value:.4e}").parse().unwrap_or(value)
+}
+
+fn rounded(facts: &BTreeMap<String, f64>) -> Value {
+    facts.iter().map(|(k, v)| (k.clone(), json!(round(*v)))).collect::<serde_json::Map<_, _>>().into()
+}
+
+fn output_of(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).output();
+    let text = output.ok().filter(|o| o.status.success()).map(|o| o.stdout).unwrap_or_default();
+    String::from_utf8_lossy(&text).trim().to_string()
+}
+
+fn versions() -> Value {
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    json!({
+        "ginnel": output_of("git", &["describe", "--always", "--dirty"]),
+        "smoltcp": SMOLTCP_VERSION,
+        "rustc": output_of("rustc", &["--version"]),
+        "kernel": kernel.trim(),
+    })
+}
+
+fn command() -> String {
+    let mut words = std::env::args();
+    let program = words.next().unwrap_or_default();
+    let program = Path::new(&program).file_name().map(|n| n.to_string_lossy().into_owned());
+    let program = program.into_iter().map(|name| format!("target/release/{name}"));
+    program.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+impl BenchResult {
+    /// A result that does not depend on time or on what else the machine does: one run is enough.
+    pub fn counted(name: &str, unit: &str, ours: f64, theirs: Option<f64>) -> Self {
+        let ratio = theirs.map(|t| ours / t);
+        Self {
+            name: name.into(),
+            unit: unit.into(),
+            ours,
+            theirs,
+            ratio,
+            spread: [ratio.unwrap_or(ours); 2],
+            pairs: 1,
+            conditions: Vec::new(),
+            our_facts: BTreeMap::new(),
+            their_facts: BTreeMap::new(),
+            complaints: Vec::new(),
+        }
+    }
+
+    /// Nothing was wrong.
+    pub fn is_valid(&self) -> bool {
+        self.complaints.is_empty()
+    }
+
+    fn cache_line(&self) -> [f64; 2] {
+        [0, 1].map(|end| {
+            let ends: Vec<f64> = self.conditions.iter().map(|c| c.cache_line_ns[end]).collect();
+            median(&ends).unwrap_or(0.0)
+        })
+    }
+
+    fn worst(&self, of: impl Fn(&Conditions) -> f64) -> f64 {
+        self.conditions.iter().map(of).fold(0.0, f64::max)
+    }
+
+    fn cpu(&self) -> Vec<f64> {
+        let count = self.conditions.iter().map(|c| c.cpu.len()).max().unwrap_or(0);
+        let of = |i: usize| self.conditions.iter().filter_map(|c| c.cpu.get(i).copied()).collect::<Vec<_>>();
+        (0..count).map(|i| median(&of(i)).unwrap_or(0.0)).collect()
+    }
+
+    /// The line for the record.
+    pub fn to_json(&self) -> Value {
+        let [before, after] = self.cache_line();
+        json!({
+            "name": self.name,
+            "unit": self.unit,
+            "ours": round(self.ours),
+            "theirs": self.theirs.map(round),
+            "ratio": self.ratio.map(round),
+            "spread": self.spread.map(round),
+            "pairs": self.pairs,
+            "valid": self.is_valid(),
+            "conditions": {
+                "cache_line_ns": { "before": round(before), "after": round(after) },
+                "steal": round(self.worst(|c| c.steal)),
+                "foreign_cpu": round(self.worst(|c| c.foreign)),
+                "cpu": self.cpu().into_iter().map(round).collect::<Vec<_>>(),
+                "ours": rounded(&self.our_facts),
+                "theirs": rounded(&self.their_facts),
+                "complaints": self.complaints,
+                "versions": versions(),
+                "command": command(),
+            },
+        })
+    }
+
+    /// Appends the line to `target/bench/results.jsonl`.
+    pub fn record(&self) -> io::Result<()> {
+        let folder = Path::new(&std::env::var("CARGO_TARGET_DIR").unwrap_or("target".into())).join("bench");
+        fs::create_dir_all(&folder)?;
+        let mut file = fs::File::options().create(true).append(true).open(folder.join("results.jsonl"))?;
+        writeln!(file, "{}", self.to_json())
+    }
+
+    /// The table for whoever watches.
+    pub fn print(&self) {
+        let Self { name, unit, .. } = self;
+        println!("{name}");
+        println!("  {:<24} {:>14} {unit}", "ours", number(self.ours));
+        if let (Some(theirs), Some(ratio)) = (self.theirs, self.ratio) {
+            let [low, high] = self.spread;
+            println!("  {:<24} {:>14} {unit}", "theirs", number(theirs));
+            println!("  {:<24} {ratio:>14.3} ({low:.3} to {high:.3}, {} pairs)", "ratio", self.pairs);
+        } else {
+            let [low, high] = self.spread;
+            println!("  {:<24} {:>14} to {} in {} runs", "spread", number(low), number(high), self.pairs);
+        }
+        if !self.conditions.is_empty() {
+            self.print_conditions();
+        }
+        for key in
+            self.our_facts.keys().chain(self.their_facts.keys().filter(|k| !self.our_facts.contains_key(*k)))
+        {
+            let of = |facts: &BTreeMap<String, f64>| facts.get(key).map_or("-".into(), |v| number(*v));
+            let theirs = self.theirs.map_or(String::new(), |_| of(&self.their_facts));
+            println!("  {key:<24} {:>14} {theirs:>14}", of(&self.our_facts));
+        }
+        println!("  {:<24} {}", "command", command());
+        for complaint in &self.complaints {
+            println!("  NOT VALID: {complaint}");
+        }
+    }
+}
+
+impl BenchResult {
+    fn print_conditions(&self) {
+        let [before, after] = self.cache_line();
+        let cpu: Vec<String> = self.cpu().iter().map(|c| format!("{:.0} %", 100.0 * c)).collect();
+        println!("  {:<24} {before:>14.0} ns before, {after:.0} ns after", "cache line round trip");
+        println!("  {:<24} {:>14}", "busy CPUs", cpu.join(" "));
+        let (steal, foreign) = (100.0 * self.worst(|c| c.steal), 100.0 * self.worst(|c| c.foreign));
+        println!("  {:<24} {steal:>12.1} % stolen, {foreign:.1} % others, at worst", "lost CPU");
+    }
+}
+
+/// Readable at any size.
+pub fn number(value: f64) -> String {
+    match value.abs() {
+        a if a >= 1e5 => format!("{:.0}", value),
+        a if a >= 100.0 || value.fract() == 0.0 => format!("{value:.0}"),
+        a if a >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_even_counts_is_between_the_middle_two() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn a_result_says_everything_that_belongs_to_it() {
+        let result = BenchResult {
+            name: "x".into(),
+            unit: "1/s".into(),
+            ours: 1.5,
+            theirs: Some(1.0),
+            ratio: Some(1.5),
+            spread: [1.4, 1.6],
+            pairs: 5,
+            conditions: vec![Conditions {
+                cache_line_ns: [70.0, 80.0],
+                steal: 0.01,
+                foreign: 0.02,
+                cpu: vec![1.0],
+            }],
+            our_facts: BTreeMap::from([("server_idle_polls".into(), 0.001)]),
+            their_facts: BTreeMap::new(),
+            complaints: vec!["the moon was full".into()],
+        };
+        let json = result.to_json();
+        assert_eq!(json["ratio"], 1.5);
+        assert_eq!(json["valid"], false);
+        assert_eq!(json["conditions"]["cache_line_ns"]["after"], 80.0);
+        assert_eq!(json["conditions"]["ours"]["server_idle_polls"], 0.001);
+        assert!(json["conditions"]["versions"]["smoltcp"].is_string());
+        assert!(json["conditions"]["command"].is_string());
+    }
+
+    #[test]
+    fn the_version_of_the_other_stack_is_the_one_that_is_built_in() {
+        let lock = include_str!("../../../../Cargo.lock");
+        let entry = lock.split("[[package]]").find(|p| p.contains("name = \"smoltcp\"")).unwrap();
+        assert!(entry.contains(&format!("version = \"{SMOLTCP_VERSION}\"")), "{entry}");
+    }
+}

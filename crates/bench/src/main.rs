@@ -1,0 +1,108 @@
+//! Measures Ginnel beside other stacks, as honestly as the machine allows: `ginnel-bench NAME…`, or `make bench BENCH=NAME`.
+//!
+//! ```text
+//! benches/   one file per kind of question
+//! duel       a server and the client on two CPUs, joined by memory
+//! solo       both on one thread, step by step
+//! server/    the servers: the engine, the runtime on top of it, smoltcp
+//! client     a TCP client that is cheaper than any of them
+//! harness/   the machine, A B A B, results
+//! ```
+
+mod benches;
+mod client;
+mod duel;
+mod frames;
+mod harness;
+mod http;
+mod server;
+mod solo;
+
+use benches::ALL;
+use clap::Parser;
+use harness::{Failure, Options, lock};
+use std::process::ExitCode;
+
+/// Paired measurements of Ginnel against other stacks.
+#[derive(Debug, Parser)]
+#[command(name = "ginnel-bench", version)]
+struct Arguments {
+    /// Benches to run; all if none is named.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Prints the names of all benches.
+    #[arg(long)]
+    list: bool,
+
+    /// Does the work of one case of `instructions`, to be counted from outside.
+    #[arg(long, hide = true, value_name = "CASE")]
+    count_case: Option<String>,
+
+    /// How often.
+    #[arg(long, hide = true, value_name = "N", default_value_t = 10_000)]
+    operations: u64,
+
+    /// Does the work of `idle-bytes`, in a process of its own.
+    #[arg(long, hide = true, value_name = "N")]
+    idle_connections: Option<u32>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    if arguments.list {
+        for bench in ALL {
+            println!("{:<22} {}", bench.name, bench.about);
+        }
+        return ExitCode::SUCCESS;
+    }
+    if let Some(name) = arguments.names.iter().find(|n| ALL.iter().all(|b| b.name != **n)) {
+        eprintln!("there is no bench {name:?}; --list names them all");
+        return ExitCode::from(2);
+    }
+    let outcome = if let Some(case) = &arguments.count_case {
+        benches::instructions::work(case, arguments.operations)
+    } else if let Some(connections) = arguments.idle_connections {
+        benches::idle::work(connections)
+    } else {
+        run(&arguments)
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the benches that were named. One that fails does not keep the others from running.
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let options = &arguments.options;
+    let wanted = |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
+    let benches: Vec<_> = ALL.iter().filter(|b| wanted(b.name)).collect();
+    let _lock = if benches.iter().any(|b| b.timed) { Some(lock::machine()?) } else { None };
+    let mut failed = Vec::new();
+    for bench in benches {
+        println!("== {}: {}", bench.name, bench.about);
+        let ready = if bench.timed { lock::wait_until_quiet(options) } else { Ok(()) };
+        match ready.and_then(|()| (bench.run)(options)) {
+            Ok(results) => {
+                for result in &results {
+                    result.print();
+                    result.record()?;
+                }
+            }
+            Err(failure) => {
+                println!("{}: {failure}", bench.name);
+                if let Failure::Failed(_) = failure {
+                    failed.push(bench.name);
+                }
+            }
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(Failure::Failed(failed.join(", "))) }
+}

@@ -1,0 +1,156 @@
+//! A responder on the engine itself: events are answered where they are taken.
+
+use super::{ROUTER_IP, SERVER, Server};
+use crate::http;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use ginnel_stack::device::{Device, RxBurst, RxQueue};
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, PortId};
+use ginnel_stack::ip::RouteConfig;
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::options::{ListenOptions, SocketOptions};
+use ginnel_stack::stack::{Stack, StackConfig, Usage};
+use ginnel_stack::tcp::config::TcpConfig;
+use ginnel_stack::tcp::source::{PreloadedSource, SourceId};
+use ginnel_stack::time::Instant;
+
+/// What differs between benches.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Connections stay open after a response.
+    pub keep_alive: bool,
+    /// Length of a body that is sent from memory without being copied to a send buffer, in place of the usual one.
+    pub bulk_bytes: Option<u64>,
+    /// TCP's configuration.
+    pub tcp: TcpConfig,
+}
+
+impl EngineOptions {
+    /// The usual response, TCP as it is by default.
+    pub fn new(keep_alive: bool) -> Self {
+        Self { keep_alive, bulk_bytes: None, tcp: TcpConfig::default() }
+    }
+}
+
+/// The responder.
+pub struct EngineServer {
+    stack: Stack,
+    port: PortId,
+    rx: Box<dyn RxQueue + Send>,
+    answer: Answer,
+}
+
+struct Answer {
+    head: Vec<u8>,
+    /// What follows the head, and its length.
+    body: Option<(SourceId, u64)>,
+    keep_alive: bool,
+}
+
+/// A stack with the server's address on `device`, and its port.
+pub fn stack_on(device: Device, tcp: TcpConfig, now: Instant) -> (Stack, PortId, Box<dyn RxQueue + Send>) {
+    let config = StackConfig { tcp, ..StackConfig::default() };
+    let mut stack = Stack::new(config, [7; 32], now).expect("the configuration of a bench is valid");
+    let port = stack.add_port(device.tx);
+    let address = IpAddr::V4(Ipv4Addr::from_bits(SERVER.ip));
+    let link = LinkConfig { name: "client".into(), addresses: vec![(address, 24)], ..LinkConfig::default() };
+    let link = stack.add_link(port, &link).expect("the link of a bench is valid");
+    let route = RouteConfig {
+        destination: Ipv4Addr::UNSPECIFIED.into(),
+        prefix: 0,
+        gateway: Some(Ipv4Addr::from_bits(ROUTER_IP).into()),
+        link,
+        metric: 0,
+    };
+    stack.add_route(route).expect("the router is on the link");
+    (stack, port, device.rx)
+}
+
+impl EngineServer {
+    /// A responder on a device.
+    pub fn new(device: Device, options: EngineOptions, now: Instant) -> Self {
+        let (mut stack, port, rx) = stack_on(device, options.tcp, now);
+        let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER.port);
+        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        let listen = ListenOptions { socket, ..ListenOptions::default() };
+        stack.listen(local, listen).expect("nobody else listens");
+        let keep_alive = options.keep_alive;
+        let answer = match options.bulk_bytes {
+            None => Answer { head: http::response(keep_alive), body: None, keep_alive },
+            Some(len) => {
+                let source = PreloadedSource::new(vec![b'x'; len as usize]);
+                let body = Some((stack.add_source(Box::new(source)), len));
+                Answer { head: http::head(len, keep_alive), body, keep_alive }
+            }
+        };
+        Self { stack, port, rx, answer }
+    }
+
+    /// What is in use.
+    pub fn usage(&self) -> Usage {
+        self.stack.usage()
+    }
+
+    fn events(stack: &mut Stack, answer: &Answer, burst: &RxBurst<'_>) {
+        while let Some(event) = stack.next_event() {
+            match event {
+                Event::Incoming { listener } => while stack.accept(listener).is_some() {},
+                Event::Data { conn, data } => {
+                    let bytes = stack.inline_data(burst, &data);
+                    let asked = http::is_request(bytes);
+                    stack.consume(conn, data, bytes.len(), burst);
+                    if asked {
+                        answer.give(stack, conn);
+                    }
+                }
+                // Only a stale handle can be refused.
+                Event::PeerClosed { conn } => _ = stack.close(conn),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Answer {
+    fn give(&self, stack: &mut Stack, conn: Conn) {
+        // The client asks again only after the last answer, so there is always room.
+        let sent = stack.send(conn, &self.head);
+        debug_assert_eq!(sent, Ok(self.head.len()));
+        if let Some((source, len)) = self.body {
+            let sent = stack.send_source(conn, source, 0, len);
+            debug_assert_eq!(sent, Ok(()));
+        }
+        if !self.keep_alive {
+            _ = stack.close(conn);
+        }
+    }
+}
+
+impl Server for EngineServer {
+    fn turn(&mut self, now: Instant) -> usize {
+        let Self { stack, port, rx, answer } = self;
+        let mut burst = RxBurst::new();
+        rx.rx_burst(now, &mut burst);
+        if !burst.is_empty() {
+            stack.receive(now, *port, &burst);
+            Self::events(stack, answer, &burst);
+            stack.finish_burst(&burst);
+        }
+        stack.advance(now);
+        Self::events(stack, answer, &RxBurst::new());
+        stack.transmit(now);
+        burst.len()
+    }
+
+    fn facts(&self) -> Vec<(&'static str, u64)> {
+        let stats = self.stack.tcp_stats();
+        let usage = self.stack.usage();
+        vec![
+            ("time_wait", usage.time_wait as u64),
+            ("time_wait_overflows", stats.time_wait_overflows),
+            ("retransmitted", stats.retransmitted),
+            ("resets_sent", stats.resets_out),
+            ("cookies_sent", stats.cookies_sent),
+        ]
+    }
+}
