@@ -2,14 +2,15 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
+use ginnel_devices::random::Random;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::tcp::state::State;
-use ginnel_testkit::sim::{HostConfig, LinkModel, Rng, Sim, seeds};
+use ginnel_testkit::sim::{HostConfig, LinkModel, Sim, seeds};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn bytes(seed: u64, len: usize) -> Vec<u8> {
-    let mut rng = Rng::new(seed);
+    let mut rng = Random::new(seed);
     (0..len.div_ceil(8)).flat_map(|_| rng.next_u64().to_le_bytes()).take(len).collect()
 }
 

@@ -1,7 +1,8 @@
 //! One direction of a simulated link.
 
-use super::{HostId, Rng};
+use super::HostId;
 use core::time::Duration;
+use ginnel_devices::random::Random;
 use ginnel_stack::time::Instant;
 
 /// What a link does to frames. Probabilities are between 0 and 1.
@@ -73,7 +74,7 @@ impl Link {
     }
 
     /// When and in what condition a frame arrives: not at all, once or twice.
-    pub fn send(&mut self, now: Instant, frame: &[u8], rng: &mut Rng) -> Vec<(Instant, Vec<u8>)> {
+    pub fn send(&mut self, now: Instant, frame: &[u8], rng: &mut Random) -> Vec<(Instant, Vec<u8>)> {
         let m = &self.model;
         self.stats.frames += 1;
         self.stats.bytes += frame.len() as u64;

@@ -10,6 +10,7 @@ pub(crate) use host::{Outbox, OutboxTx};
 pub use link::{LinkModel, LinkStats};
 
 use core::time::Duration;
+use ginnel_devices::random::Random;
 use ginnel_stack::time::Instant;
 use link::Link;
 use std::cmp::Reverse;
@@ -27,36 +28,6 @@ struct InFlight {
     bytes: Vec<u8>,
 }
 
-/// Small, fast and the same everywhere (splitmix64).
-#[derive(Clone, Debug)]
-pub struct Rng(u64);
-
-impl Rng {
-    /// A generator for a seed.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 bits.
-    pub fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// True with this probability.
-    pub fn chance(&mut self, probability: f64) -> bool {
-        ((self.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
-    }
-
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next_u64() % limit.max(1)
-    }
-}
-
 /// Two hosts and a link between them, or more hosts pairwise linked.
 pub struct Sim {
     /// The simulated time.
@@ -68,7 +39,7 @@ pub struct Sim {
     order: u64,
     /// When the last step was.
     stepped: Instant,
-    rng: Rng,
+    rng: Random,
     seed: u64,
     /// Called with (time, sender, frame) for every frame that enters a link.
     pub tap: Option<FrameTap>,
@@ -95,7 +66,7 @@ impl Sim {
             in_flight: BinaryHeap::new(),
             order: 0,
             stepped: Instant::ZERO,
-            rng: Rng::new(seed),
+            rng: Random::new(seed),
             seed,
             tap: None,
         }
