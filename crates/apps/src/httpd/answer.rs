@@ -67,18 +67,10 @@ impl Server {
     }
 
     fn file(&mut self, file: FileId, request: &Request<'_, '_>, persistence: Persistence) -> Answer {
-        let entry = self.site.entry(file);
-        if let Body::Loaded(body) = &entry.body {
+        if let Body::Loaded(_) = &self.site.entry(file).body {
             if !request.is_conditional && persistence != Persistence::KeepAloud {
                 let is_head = request.method == Method::Head;
-                let len =
-                    if is_head || entry.inline_body().is_some() { 0 } else { body.bytes().len() as u64 };
-                return Answer {
-                    prepared: Some((file, is_head)),
-                    payload: if len == 0 { Payload::None } else { Payload::File { file, offset: 0, len } },
-                    close: persistence == Persistence::Close,
-                    is_error: false,
-                };
+                return self.loaded(file, is_head, persistence == Persistence::Close);
             }
             return self.version(file, None, request, persistence);
         }
@@ -96,6 +88,14 @@ impl Server {
                 self.plain(status, None, request, persistence)
             }
         }
+    }
+
+    /// The prepared response of a loaded file.
+    pub(super) fn loaded(&self, file: FileId, is_head: bool, close: bool) -> Answer {
+        let entry = self.site.entry(file);
+        let len = if is_head || entry.inline_body().is_some() { 0 } else { entry.meta.size };
+        let payload = if len == 0 { Payload::None } else { Payload::File { file, offset: 0, len } };
+        Answer { prepared: Some((file, is_head)), payload, close, is_error: false }
     }
 
     /// Answers with one version of a file: the loaded one, or the one that is open.

@@ -170,12 +170,46 @@ pub fn parse<'h, 'b>(head: &'b [u8], room: &'h mut HeaderRoom<'b>) -> Result<Req
         Ok(_) => return Err(Status::BadRequest),
         Err(error) => return Err(refusal(error, head)),
     }
+    understand(parsed)
+}
+
+/// The usual case in one pass: `bytes` begins with a whole head without any of the peculiarities that [`Scanner`] deals with.
+/// Returns its length and what [`parse`] makes of it, or `None` if it must be looked at more closely.
+pub fn parse_at_once<'h, 'b>(
+    bytes: &'b [u8],
+    room: &'h mut HeaderRoom<'b>,
+    limits: &Limits,
+) -> Option<(usize, Result<Request<'h, 'b>, Status>)> {
+    let mut parsed = httparse::Request::new(&mut []);
+    let Ok(httparse::Status::Complete(len)) = parsed.parse_with_uninit_headers(bytes, room) else {
+        return None;
+    };
+    let line = parsed.method?.len() + parsed.path?.len() + "  HTTP/1.1\r\n".len();
+    let is_plain = line <= limits.line_bytes_max
+        && len <= limits.head_bytes_max
+        && !matches!(bytes[0], b'\r' | b'\n')
+        && !has_bare_lf(&bytes[..len]);
+    is_plain.then(|| (len, understand(parsed)))
+}
+
+/// Whether a line ends without CR. The first byte is not looked at.
+fn has_bare_lf(head: &[u8]) -> bool {
+    // Without a branch, so that the compiler makes wide comparisons of it.
+    let bare = head
+        .iter()
+        .zip(&head[1..])
+        .fold(0, |bare, (before, byte)| bare | (u8::from(*byte == b'\n') & u8::from(*before != b'\r')));
+    bare != 0
+}
+
+fn understand<'h, 'b>(parsed: httparse::Request<'h, 'b>) -> Result<Request<'h, 'b>, Status> {
+    let headers: &'h [Header<'b>] = parsed.headers;
     let (Some(method), Some(target), Some(minor)) = (parsed.method, parsed.path, parsed.version) else {
         return Err(Status::BadRequest);
     };
     let version = if minor == 0 { Version::Http10 } else { Version::Http11 };
     let method = read_method(method)?;
-    let fields = Fields::read(parsed.headers, version)?;
+    let fields = Fields::read(headers, version)?;
     let (path, query) = read_target(target.as_bytes(), method)?;
     Ok(Request {
         method,
@@ -186,7 +220,7 @@ pub fn parse<'h, 'b>(head: &'b [u8], room: &'h mut HeaderRoom<'b>) -> Result<Req
         body: fields.body(version)?,
         expects_continue: fields.expects_continue && version == Version::Http11,
         is_conditional: fields.is_conditional,
-        headers: parsed.headers,
+        headers,
     })
 }
 

@@ -22,6 +22,7 @@ pub mod conditional;
 mod handler;
 pub mod head;
 pub mod limits;
+mod memo;
 mod options;
 pub mod path;
 pub mod range;

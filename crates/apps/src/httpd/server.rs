@@ -4,12 +4,15 @@
 //! requests stay with the transport, unread, so that a client that pipelines without reading is held back by its own window, and
 //! responses keep the order of their requests.
 
+mod sending;
+
 use super::body::BodyReader;
-use super::busy::{self, Payload, Piece, Pool};
+use super::busy::{self, Payload, Pool};
 use super::clock::Clock;
 use super::head::{self, HEADERS_MAX, HeaderRoom, Scanner};
 use super::limits::ServerOptions;
-use super::response::{DateText, Persistence, write_plain};
+use super::memo::{Memo, Remembered};
+use super::response::{DateText, Persistence};
 use super::site::{FileId, Site};
 use super::status::Status;
 use crate::sweep::Sweep;
@@ -19,7 +22,6 @@ use ginnel::{Conn, Instant};
 
 /// Bytes read from a file at once: what a shard's other work may have to wait for.
 const PIECE_BYTES: usize = 64 << 10;
-const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// What the server asks of the network. A call on a connection that is gone does nothing.
 pub trait Transport {
@@ -107,6 +109,7 @@ pub struct Server {
     sweep: Sweep,
     clock: Clock,
     counters: Counters,
+    memo: Memo,
     /// Connections whose next piece is not in memory yet.
     waiting_for_disk: Vec<Conn>,
     /// Scratch: a head being written, a path being normalised, a piece of a file.
@@ -141,6 +144,7 @@ impl Server {
             sweep: Sweep::new(timeout_min, clock.second),
             clock,
             counters: Counters::default(),
+            memo: Memo::default(),
             waiting_for_disk: Vec::new(),
             head: Vec::with_capacity(1 << 10),
             path: Vec::with_capacity(1 << 10),
@@ -289,6 +293,7 @@ impl Server {
     /// Takes leave: idle connections are closed now, the others after the response they wait for. Once [`Counters::open`] is 0 all is done.
     pub fn leave(&mut self, net: &mut impl Transport) {
         self.options.keep_alive = false;
+        self.memo.clear();
         for index in 0..self.connections.len() {
             let slot = self.connections[index];
             if slot.phase == Phase::Idle {
@@ -331,6 +336,25 @@ impl Server {
 
     /// Bytes at the start of a request. Usually it is there as a whole and is read where it lies.
     fn fresh(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) -> usize {
+        if let Some((len, Remembered { file, is_head, close })) = self.memo.find(bytes) {
+            let answer = self.loaded(file, is_head, close);
+            self.counters.responses += 1;
+            self.respond(conn, answer, net);
+            return len;
+        }
+        let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+        if let Some((len, request)) = head::parse_at_once(bytes, &mut room, &self.options.limits) {
+            match request {
+                Ok(request) => {
+                    let remember = self.serve(conn, &request, net);
+                    if let Some(answer) = remember {
+                        self.memo.remember(bytes, len, answer);
+                    }
+                }
+                Err(status) => self.refuse(conn, status, bytes.starts_with(b"HEAD "), net),
+            }
+            return len;
+        }
         let mut scanner = Scanner::NEW;
         match scanner.find_end(bytes, &self.options.limits) {
             Ok(Some(end)) => {
@@ -402,228 +426,52 @@ impl Server {
     /// A whole head is there.
     fn request(&mut self, conn: Conn, bytes: &[u8], net: &mut impl Transport) {
         let mut room: HeaderRoom<'_> = [const { MaybeUninit::uninit() }; HEADERS_MAX];
-        let parsed = head::parse(bytes, &mut room).and_then(|request| {
-            let body = BodyReader::new(request.body, self.options.limits.body_bytes_max)?;
-            Ok((request, body))
-        });
-        let (request, body) = match parsed {
-            Ok(parsed) => parsed,
-            Err(status) => return self.refuse(conn, status, bytes.starts_with(b"HEAD "), net),
+        match head::parse(bytes, &mut room) {
+            Ok(request) => {
+                self.serve(conn, &request, net);
+            }
+            Err(status) => self.refuse(conn, status, bytes.starts_with(b"HEAD "), net),
+        }
+    }
+
+    /// A request is understood. Returns the answer if the same bytes will always get it.
+    fn serve(
+        &mut self,
+        conn: Conn,
+        request: &head::Request<'_, '_>,
+        net: &mut impl Transport,
+    ) -> Option<Remembered> {
+        let body = match BodyReader::new(request.body, self.options.limits.body_bytes_max) {
+            Ok(body) => body,
+            Err(status) => {
+                self.refuse(conn, status, request.method == head::Method::Head, net);
+                return None;
+            }
         };
         let persistence = match (request.keep_alive && self.options.keep_alive, request.version) {
             (false, _) => Persistence::Close,
             (true, head::Version::Http10) => Persistence::KeepAloud,
             (true, head::Version::Http11) => Persistence::Keep,
         };
-        let answer = self.answer(&request, persistence);
+        let answer = self.answer(request, persistence);
         self.counters.responses += 1;
         self.counters.errors += u64::from(answer.is_error);
         if body.is_done() {
-            return self.respond(conn, answer, net);
+            let close = answer.close;
+            let remember = answer.prepared.map(|(file, is_head)| Remembered { file, is_head, close });
+            self.respond(conn, answer, net);
+            return remember;
         }
         // RFC 9110 §10.1.1: a client that waits learns of an error before it sends the body. Whether it then still sends it is its
         // choice, so the connection cannot go on.
         let decided = request.expects_continue && answer.is_error;
         self.defer(conn, answer, body);
         if decided {
-            let busy = self.busy(conn);
-            if !busy.close {
-                busy.close = true;
-                mark_closing(&mut busy.output);
-            }
-            self.set_phase(conn, Phase::Sending);
-            self.flush(conn, net);
+            self.send_deferred_and_close(conn, net);
         } else if request.expects_continue {
             self.send_continue(conn, net);
         }
-    }
-
-    /// Keeps an answer until the body of its request was read.
-    fn defer(&mut self, conn: Conn, answer: Answer, body: BodyReader) {
-        let mut head = core::mem::take(&mut self.head);
-        if let Some((file, is_head)) = answer.prepared {
-            head.clear();
-            let date = self.clock.date;
-            head.extend_from_slice(prepared(&mut self.site, file, is_head, answer.close, &date));
-        }
-        let busy = self.busy(conn);
-        busy.output.clear();
-        busy.output.extend_from_slice(&head);
-        (busy.sent, busy.interim) = (0, 0);
-        (busy.payload, busy.close, busy.body) = (answer.payload, answer.close, Some(body));
-        self.head = head;
-        self.set_phase(conn, Phase::Body);
-    }
-
-    /// Tells the client to go on. If only a part fits, the rest leads the response; if nothing fits, the client goes on by itself after a while.
-    fn send_continue(&mut self, conn: Conn, net: &mut impl Transport) {
-        let sent = net.send(conn, CONTINUE);
-        if sent > 0 && sent < CONTINUE.len() {
-            let busy = self.busy(conn);
-            busy.interim = CONTINUE.len() - sent;
-            busy.output.splice(0..0, CONTINUE[sent..].iter().copied());
-        }
-    }
-
-    /// Sends an answer: in the usual case in one or two calls, without touching a record.
-    fn respond(&mut self, conn: Conn, answer: Answer, net: &mut impl Transport) {
-        let Answer { payload, close, .. } = answer;
-        let date = self.clock.date;
-        let bytes = match answer.prepared {
-            Some((file, is_head)) => prepared(&mut self.site, file, is_head, close, &date),
-            None => &self.head,
-        };
-        let sent = net.send(conn, bytes);
-        let is_complete = sent == bytes.len();
-        if is_complete {
-            let rest = match payload {
-                Payload::None => Payload::None,
-                Payload::File { file, offset, len } if net.send_file(conn, file, offset, len) => {
-                    Payload::None
-                }
-                other => other,
-            };
-            if matches!(rest, Payload::None) {
-                return self.responded(conn, close, net);
-            }
-            let busy = self.busy(conn);
-            (busy.payload, busy.close) = (rest, close);
-        } else {
-            let slot = &mut self.connections[conn.index() as usize];
-            if slot.busy == busy::NONE {
-                slot.busy = self.pool.take();
-            }
-            let busy = self.pool.get(slot.busy);
-            busy.output.clear();
-            busy.output.extend_from_slice(&bytes[sent..]);
-            (busy.sent, busy.interim, busy.payload, busy.close) = (0, 0, payload, close);
-        }
-        let is_stream = matches!(self.busy(conn).payload, Payload::Stream(_));
-        self.set_phase(conn, Phase::Sending);
-        if is_stream && is_complete {
-            self.flush(conn, net);
-        }
-    }
-
-    /// Sends what there is room for of the response in the connection's record.
-    fn flush(&mut self, conn: Conn, net: &mut impl Transport) {
-        let slot = self.connections[conn.index() as usize];
-        let busy = self.pool.get(slot.busy);
-        let mut progress = 0;
-        if busy.sent < busy.output.len() {
-            progress = net.send(conn, &busy.output[busy.sent..]);
-            busy.sent += progress;
-        }
-        let mut done = busy.sent == busy.output.len();
-        let mut broken = false;
-        if done {
-            match &mut busy.payload {
-                Payload::None => {}
-                Payload::File { file, offset, len } => done = net.send_file(conn, *file, *offset, *len),
-                Payload::Stream(stream) => {
-                    while stream.left() > 0 && !broken {
-                        match stream.read(&mut self.piece) {
-                            Piece::Bytes(n) => {
-                                let sent = net.send(conn, &self.piece[..n]);
-                                stream.advance(sent);
-                                progress += sent;
-                                if sent < n {
-                                    break;
-                                }
-                            }
-                            Piece::NotYet => {
-                                self.waiting_for_disk.push(conn);
-                                break;
-                            }
-                            Piece::Broken => broken = true,
-                        }
-                    }
-                    done = stream.left() == 0;
-                }
-            }
-        }
-        if broken {
-            // The length was promised already; only a reset says that it does not hold.
-            net.abort(conn);
-            self.set_phase(conn, Phase::Closed);
-        } else if done {
-            let close = busy.close;
-            self.responded(conn, close, net);
-        } else if progress > 0 {
-            self.set_phase(conn, Phase::Sending);
-        }
-    }
-
-    /// A response was handed over as a whole.
-    fn responded(&mut self, conn: Conn, close: bool, net: &mut impl Transport) {
-        self.give_back_busy(conn);
-        let slot = &mut self.connections[conn.index() as usize];
-        let (was_sending, half_closed) = (slot.phase == Phase::Sending, slot.half_closed);
-        if close {
-            self.finish(conn, net);
-        } else if half_closed {
-            self.close(conn, net);
-        } else {
-            self.set_phase(conn, Phase::Idle);
-            if was_sending {
-                net.resume_reading(conn);
-            }
-        }
-    }
-
-    /// Ends our side and waits for the client's end.
-    fn finish(&mut self, conn: Conn, net: &mut impl Transport) {
-        self.give_back_busy(conn);
-        if self.connections[conn.index() as usize].half_closed {
-            return self.close(conn, net);
-        }
-        net.finish(conn);
-        let was_sending = self.connections[conn.index() as usize].phase == Phase::Sending;
-        self.set_phase(conn, Phase::Draining);
-        if was_sending {
-            net.resume_reading(conn); // what was left unread must go, or the close becomes a reset
-        }
-    }
-
-    fn close(&mut self, conn: Conn, net: &mut impl Transport) {
-        self.give_back_busy(conn);
-        net.close(conn);
-        self.set_phase(conn, Phase::Closed);
-    }
-
-    /// Answers with an error after which the connection cannot go on. What the client still sends is dropped.
-    fn refuse(&mut self, conn: Conn, status: Status, is_head: bool, net: &mut impl Transport) {
-        let mut head = core::mem::take(&mut self.head);
-        head.clear();
-        write_plain(&mut head, status, &self.clock.date, None, Persistence::Close, is_head);
-        let in_body = self.connections[conn.index() as usize].phase == Phase::Body;
-        self.counters.responses += u64::from(!in_body); // the request in whose body the error is was counted already
-        self.counters.errors += 1;
-        let busy = self.busy(conn);
-        // An interim response that was sent in part is completed first.
-        busy.output.truncate(busy.interim);
-        busy.output.extend_from_slice(&head);
-        (busy.sent, busy.payload, busy.close) = (0, Payload::None, true);
-        self.head = head;
-        self.set_phase(conn, Phase::Sending);
-        self.flush(conn, net);
-    }
-}
-
-fn prepared<'a>(site: &'a mut Site, file: FileId, is_head: bool, close: bool, date: &DateText) -> &'a [u8] {
-    match &mut site.entry_mut(file).prepared {
-        Some(pair) => {
-            let response = if close { &mut pair.1 } else { &mut pair.0 };
-            if is_head { response.head(date) } else { response.whole(date) }
-        }
-        None => &[],
-    }
-}
-
-/// Adds `Connection: close` to a head that was written without.
-fn mark_closing(output: &mut Vec<u8>) {
-    if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
-        output.splice(end + 2..end + 2, *b"Connection: close\r\n");
+        None
     }
 }
 

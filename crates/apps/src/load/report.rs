@@ -301,6 +301,7 @@ mod tests {
     use super::super::options::tests::parse;
     use super::*;
     use core::time::Duration;
+    use ginnel::Instant;
 
     fn stats() -> Stats {
         let mut stats = Stats { measured: Duration::from_secs(10), ..Stats::default() };
@@ -311,7 +312,7 @@ mod tests {
         c.by_class[5] = 10;
         c.failures[Failure::Reset as usize] = 10;
         for ms in 1..=100 {
-            stats.total.record(Duration::from_millis(ms));
+            stats.total.record(Instant::ZERO, Instant::from_millis(ms));
         }
         stats
     }

@@ -131,6 +131,8 @@ pub struct Session {
     /// Requests begun in the measured time.
     begun: u64,
     last_completion: Instant,
+    /// The time-out in ticks.
+    timeout_ticks: u32,
     stats: Stats,
     now_published: ProgressNow,
     progress: Arc<Progress>,
@@ -171,6 +173,7 @@ impl Session {
             in_flight: 0,
             begun: 0,
             last_completion: Instant::ZERO,
+            timeout_ticks: ticks(plan.timeout),
             stats: Stats::default(),
             now_published: ProgressNow::default(),
             progress,
@@ -231,7 +234,7 @@ impl Session {
         self.connecting -= 1;
         self.now_published.connected += 1;
         if self.is_measured(begun) {
-            self.stats.connect.record(now - begun);
+            self.stats.connect.record(begun, now);
         }
         if self.is_measured(now) {
             self.stats.counters.connected += 1;
@@ -275,7 +278,7 @@ impl Session {
             let read = s.parser.read(bytes, self.requests.is_head(), &mut self.records);
             let intended = self.pending(slot, 0).intended;
             if at_start && self.is_measured(intended) {
-                self.stats.first_byte.record(now - intended);
+                self.stats.first_byte.record(intended, now);
             }
             match read {
                 Ok(Parsed::More) => return,
@@ -317,7 +320,7 @@ impl Session {
         self.now_published.completed += 1;
         self.last_completion = now;
         if self.is_measured(intended) {
-            self.stats.total.record(now - intended);
+            self.stats.total.record(intended, now);
             self.stats.counters.completed += 1;
             self.stats.counters.by_class[usize::from(response.status / 100).min(5)] += 1;
         }

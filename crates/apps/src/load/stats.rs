@@ -2,6 +2,7 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
+use ginnel::Instant;
 use hdrhistogram::Histogram;
 
 /// Longest latency told apart; longer ones count as this.
@@ -126,9 +127,9 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Adds one.
-    pub fn record(&mut self, latency: Duration) {
-        self.0.saturating_record(u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX));
+    /// Adds the time between two instants.
+    pub fn record(&mut self, from: Instant, to: Instant) {
+        self.0.saturating_record(to.as_nanos().saturating_sub(from.as_nanos()));
     }
 
     /// The histogram.

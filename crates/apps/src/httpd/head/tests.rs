@@ -172,7 +172,44 @@ fn fragment() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
+/// What the careful way makes of the bytes: the head's length and the request in brief, or the status; `None` if more must come.
+fn careful(bytes: &[u8], limits: &Limits) -> Option<(usize, Result<String, Status>)> {
+    let end = Scanner::default().find_end(bytes, limits).ok()??;
+    let mut room = ROOM;
+    Some((end, parse(&bytes[..end], &mut room).map(|r| format!("{r:?}"))))
+}
+
+#[test]
+fn the_usual_request_is_read_at_once_and_peculiar_ones_are_not() {
+    let at_once = |bytes: &str| {
+        let mut room = ROOM;
+        parse_at_once(bytes.as_bytes(), &mut room, &Limits::default()).map(|(len, _)| len)
+    };
+    assert_eq!(at_once("GET / HTTP/1.1\r\nHost: a\r\n\r\nGET"), Some(27));
+    for peculiar in [
+        "\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        "GET / HTTP/1.1\nHost: a\n\n",
+        "GET / HTTP/1.1\r\nHost: a\r\n\n",
+        "GET / HTTP/1.1\r\nHost: a\r\n",
+        "",
+    ] {
+        assert_eq!(at_once(peculiar), None, "{peculiar:?}");
+    }
+}
+
 proptest! {
+    #[test]
+    fn reading_at_once_and_carefully_come_to_the_same(parts in proptest::collection::vec(fragment(), 0..8), small: bool) {
+        let bytes = parts.concat();
+        let max = if small { 40 } else { 1000 };
+        let limits = Limits { line_bytes_max: max, head_bytes_max: 2 * max, body_bytes_max: 0 };
+        let mut room = ROOM;
+        if let Some((len, request)) = parse_at_once(&bytes, &mut room, &limits) {
+            let at_once = Some((len, request.map(|r| format!("{r:?}"))));
+            prop_assert_eq!(at_once, careful(&bytes, &limits));
+        }
+    }
+
     #[test]
     fn scanning_in_pieces_finds_what_scanning_at_once_finds(
         parts in proptest::collection::vec(fragment(), 0..8),

@@ -1,6 +1,6 @@
 //! The course of a run: its stages, and what happens because it is time.
 
-use super::{CONNECTING_MAX, NEVER, Network, Session, Slot, Stage, State, TICK, tick_of, ticks};
+use super::{CONNECTING_MAX, NEVER, Network, Session, Slot, Stage, State, TICK, tick_of};
 use crate::load::arrivals::Arrivals;
 use crate::load::response::Parser;
 use crate::load::session::flight::Pending;
@@ -261,7 +261,7 @@ impl Session {
     }
 
     pub(super) fn set_deadline(&mut self, slot: u32, now: Instant) {
-        let deadline = tick_of(now) + ticks(self.plan.timeout);
+        let deadline = tick_of(now) + self.timeout_ticks;
         let s = &mut self.slots[slot as usize];
         s.deadline = deadline;
         if !core::mem::replace(&mut s.in_sweep, true) {

@@ -38,7 +38,7 @@ impl Session {
             self.begun += 1;
             self.stats.counters.started += 1;
             if self.plan.rate.is_some() {
-                self.stats.lag.record(now - intended);
+                self.stats.lag.record(intended, now);
             }
         }
     }
@@ -65,41 +65,51 @@ impl Session {
 
     /// Sends what is in flight and not sent.
     pub(super) fn push(&mut self, slot: u32, net: &mut impl Network) {
+        let s = &self.slots[slot as usize];
+        if s.in_flight - s.sent > 1 {
+            return self.push_many(slot, net);
+        }
+        if s.in_flight == s.sent {
+            return;
+        }
+        let request = self.pending(slot, s.sent).request;
+        let bytes = &self.requests.get(request)[s.offset as usize..];
+        let accepted = net.send(slot, bytes);
+        let is_whole = accepted == bytes.len();
+        let s = &mut self.slots[slot as usize];
+        s.sent += u16::from(is_whole);
+        s.offset = if is_whole { 0 } else { s.offset + accepted as u32 };
+    }
+
+    /// The same for several requests: as many as fit into a buffer leave in one call.
+    fn push_many(&mut self, slot: u32, net: &mut impl Network) {
+        let requests = Arc::clone(&self.requests);
+        let mut gather = core::mem::take(&mut self.gather);
         loop {
             let s = &self.slots[slot as usize];
-            let unsent = s.in_flight - s.sent;
-            if unsent == 0 {
-                return;
+            if s.in_flight == s.sent {
+                break;
             }
-            let (sent, offset, requests) = (s.sent, s.offset as usize, Arc::clone(&self.requests));
-            let first = &requests.get(self.pending(slot, sent).request)[offset..];
-            let mut gather = core::mem::take(&mut self.gather);
-            let bytes = if unsent == 1 {
-                first
-            } else {
-                gather.clear();
-                gather.extend_from_slice(first);
-                for i in sent + 1..s.in_flight {
-                    let request = requests.get(self.pending(slot, i).request);
-                    if gather.len() + request.len() > GATHER_BYTES_MAX {
-                        break;
-                    }
-                    gather.extend_from_slice(request);
+            gather.clear();
+            for i in s.sent..s.in_flight {
+                let request = requests.get(self.pending(slot, i).request);
+                if !gather.is_empty() && gather.len() + request.len() > GATHER_BYTES_MAX {
+                    break;
                 }
-                &gather
-            };
+                gather.extend_from_slice(request);
+            }
+            let bytes = &gather[s.offset as usize..];
             let accepted = net.send(slot, bytes);
-            let is_short = accepted < bytes.len();
-            self.gather = gather;
             self.account(slot, accepted, &requests);
-            if is_short {
-                return;
+            if accepted < bytes.len() {
+                break;
             }
         }
+        self.gather = gather;
     }
 
     /// `accepted` bytes of the requests not sent yet were sent.
-    pub(super) fn account(&mut self, slot: u32, accepted: usize, requests: &Requests) {
+    fn account(&mut self, slot: u32, accepted: usize, requests: &Requests) {
         let mut left = accepted + self.slots[slot as usize].offset as usize;
         loop {
             let s = &self.slots[slot as usize];

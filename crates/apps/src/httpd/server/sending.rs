@@ -1,0 +1,212 @@
+//! How responses leave: at once if there is room, otherwise piece by piece out of the connection's record.
+
+use super::{Answer, Phase, Server, Transport};
+use crate::httpd::body::BodyReader;
+use crate::httpd::busy::{self, Payload, Piece};
+use crate::httpd::response::{DateText, Persistence, write_plain};
+use crate::httpd::site::{FileId, Site};
+use crate::httpd::status::Status;
+use ginnel::Conn;
+
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+impl Server {
+    /// Keeps an answer until the body of its request was read.
+    pub(super) fn defer(&mut self, conn: Conn, answer: Answer, body: BodyReader) {
+        let mut head = core::mem::take(&mut self.head);
+        if let Some((file, is_head)) = answer.prepared {
+            head.clear();
+            let date = self.clock.date;
+            head.extend_from_slice(prepared(&mut self.site, file, is_head, answer.close, &date));
+        }
+        let busy = self.busy(conn);
+        busy.output.clear();
+        busy.output.extend_from_slice(&head);
+        (busy.sent, busy.interim) = (0, 0);
+        (busy.payload, busy.close, busy.body) = (answer.payload, answer.close, Some(body));
+        self.head = head;
+        self.set_phase(conn, Phase::Body);
+    }
+
+    /// Sends the answer that was kept without waiting for the body, and closes after it.
+    pub(super) fn send_deferred_and_close(&mut self, conn: Conn, net: &mut impl Transport) {
+        let busy = self.busy(conn);
+        if !busy.close {
+            busy.close = true;
+            mark_closing(&mut busy.output);
+        }
+        self.set_phase(conn, Phase::Sending);
+        self.flush(conn, net);
+    }
+
+    /// Tells the client to go on. If only a part fits, the rest leads the response; if nothing fits, the client goes on by itself after a while.
+    pub(super) fn send_continue(&mut self, conn: Conn, net: &mut impl Transport) {
+        let sent = net.send(conn, CONTINUE);
+        if sent > 0 && sent < CONTINUE.len() {
+            let busy = self.busy(conn);
+            busy.interim = CONTINUE.len() - sent;
+            busy.output.splice(0..0, CONTINUE[sent..].iter().copied());
+        }
+    }
+
+    /// Sends an answer: in the usual case in one or two calls, without touching a record.
+    pub(super) fn respond(&mut self, conn: Conn, answer: Answer, net: &mut impl Transport) {
+        let Answer { payload, close, .. } = answer;
+        let date = self.clock.date;
+        let bytes = match answer.prepared {
+            Some((file, is_head)) => prepared(&mut self.site, file, is_head, close, &date),
+            None => &self.head,
+        };
+        let sent = net.send(conn, bytes);
+        let is_complete = sent == bytes.len();
+        if is_complete {
+            let rest = match payload {
+                Payload::None => Payload::None,
+                Payload::File { file, offset, len } if net.send_file(conn, file, offset, len) => {
+                    Payload::None
+                }
+                other => other,
+            };
+            if matches!(rest, Payload::None) {
+                return self.responded(conn, close, net);
+            }
+            let busy = self.busy(conn);
+            (busy.payload, busy.close) = (rest, close);
+        } else {
+            let slot = &mut self.connections[conn.index() as usize];
+            if slot.busy == busy::NONE {
+                slot.busy = self.pool.take();
+            }
+            let busy = self.pool.get(slot.busy);
+            busy.output.clear();
+            busy.output.extend_from_slice(&bytes[sent..]);
+            (busy.sent, busy.interim, busy.payload, busy.close) = (0, 0, payload, close);
+        }
+        let is_stream = matches!(self.busy(conn).payload, Payload::Stream(_));
+        self.set_phase(conn, Phase::Sending);
+        if is_stream && is_complete {
+            self.flush(conn, net);
+        }
+    }
+
+    /// Sends what there is room for of the response in the connection's record.
+    pub(super) fn flush(&mut self, conn: Conn, net: &mut impl Transport) {
+        let slot = self.connections[conn.index() as usize];
+        let busy = self.pool.get(slot.busy);
+        let mut progress = 0;
+        if busy.sent < busy.output.len() {
+            progress = net.send(conn, &busy.output[busy.sent..]);
+            busy.sent += progress;
+        }
+        let mut done = busy.sent == busy.output.len();
+        let mut broken = false;
+        if done {
+            match &mut busy.payload {
+                Payload::None => {}
+                Payload::File { file, offset, len } => done = net.send_file(conn, *file, *offset, *len),
+                Payload::Stream(stream) => {
+                    while stream.left() > 0 && !broken {
+                        match stream.read(&mut self.piece) {
+                            Piece::Bytes(n) => {
+                                let sent = net.send(conn, &self.piece[..n]);
+                                stream.advance(sent);
+                                progress += sent;
+                                if sent < n {
+                                    break;
+                                }
+                            }
+                            Piece::NotYet => {
+                                self.waiting_for_disk.push(conn);
+                                break;
+                            }
+                            Piece::Broken => broken = true,
+                        }
+                    }
+                    done = stream.left() == 0;
+                }
+            }
+        }
+        if broken {
+            // The length was promised already; only a reset says that it does not hold.
+            net.abort(conn);
+            self.set_phase(conn, Phase::Closed);
+        } else if done {
+            let close = busy.close;
+            self.responded(conn, close, net);
+        } else if progress > 0 {
+            self.set_phase(conn, Phase::Sending);
+        }
+    }
+
+    /// A response was handed over as a whole.
+    pub(super) fn responded(&mut self, conn: Conn, close: bool, net: &mut impl Transport) {
+        self.give_back_busy(conn);
+        let slot = &mut self.connections[conn.index() as usize];
+        let (was_sending, half_closed) = (slot.phase == Phase::Sending, slot.half_closed);
+        if close {
+            self.finish(conn, net);
+        } else if half_closed {
+            self.close(conn, net);
+        } else {
+            self.set_phase(conn, Phase::Idle);
+            if was_sending {
+                net.resume_reading(conn);
+            }
+        }
+    }
+
+    /// Ends our side and waits for the client's end.
+    pub(super) fn finish(&mut self, conn: Conn, net: &mut impl Transport) {
+        self.give_back_busy(conn);
+        if self.connections[conn.index() as usize].half_closed {
+            return self.close(conn, net);
+        }
+        net.finish(conn);
+        let was_sending = self.connections[conn.index() as usize].phase == Phase::Sending;
+        self.set_phase(conn, Phase::Draining);
+        if was_sending {
+            net.resume_reading(conn); // what was left unread must go, or the close becomes a reset
+        }
+    }
+
+    pub(super) fn close(&mut self, conn: Conn, net: &mut impl Transport) {
+        self.give_back_busy(conn);
+        net.close(conn);
+        self.set_phase(conn, Phase::Closed);
+    }
+
+    /// Answers with an error after which the connection cannot go on. What the client still sends is dropped.
+    pub(super) fn refuse(&mut self, conn: Conn, status: Status, is_head: bool, net: &mut impl Transport) {
+        let mut head = core::mem::take(&mut self.head);
+        head.clear();
+        write_plain(&mut head, status, &self.clock.date, None, Persistence::Close, is_head);
+        let in_body = self.connections[conn.index() as usize].phase == Phase::Body;
+        self.counters.responses += u64::from(!in_body); // the request in whose body the error is was counted already
+        self.counters.errors += 1;
+        let busy = self.busy(conn);
+        // An interim response that was sent in part is completed first.
+        busy.output.truncate(busy.interim);
+        busy.output.extend_from_slice(&head);
+        (busy.sent, busy.payload, busy.close) = (0, Payload::None, true);
+        self.head = head;
+        self.set_phase(conn, Phase::Sending);
+        self.flush(conn, net);
+    }
+}
+
+fn prepared<'a>(site: &'a mut Site, file: FileId, is_head: bool, close: bool, date: &DateText) -> &'a [u8] {
+    match &mut site.entry_mut(file).prepared {
+        Some(pair) => {
+            let response = if close { &mut pair.1 } else { &mut pair.0 };
+            if is_head { response.head(date) } else { response.whole(date) }
+        }
+        None => &[],
+    }
+}
+
+/// Adds `Connection: close` to a head that was written without.
+fn mark_closing(output: &mut Vec<u8>) {
+    if let Some(end) = memchr::memmem::find(output, b"\r\n\r\n") {
+        output.splice(end + 2..end + 2, *b"Connection: close\r\n");
+    }
+}
