@@ -155,6 +155,15 @@ pub struct TcpInfo {
     pub recv_queued: u32,
 }
 
+/// Where urgent data stand (`SIOCATMARK`, `POLLPRI`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UrgentMark {
+    /// Unread bytes in front of the urgent byte.
+    pub ahead: usize,
+    /// The byte has arrived and was not taken yet.
+    pub ready: bool,
+}
+
 /// Congestion state, named as Linux names it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CaState {

@@ -17,7 +17,7 @@ use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
 use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, RouteConfig};
 use crate::link::LinkConfig;
-use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption, UrgentMark};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::input::Arrived;
 use crate::tcp::source::{Source, SourceId};
@@ -353,6 +353,11 @@ impl Stack {
     /// [`RecvError::WouldBlock`] if there is none.
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
         self.tcp.recv_urgent(conn)
+    }
+
+    /// Where the urgent byte is that the peer announced last; `None` if there is none or reading has passed it.
+    pub fn urgent_mark(&self, conn: Conn) -> Option<UrgentMark> {
+        self.tcp.urgent_mark(conn)
     }
 
     /// Bytes that can be read now.

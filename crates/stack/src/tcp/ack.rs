@@ -126,11 +126,8 @@ impl Tcp {
             b.retransmits = 0;
             b.trouble_since = None;
         }
+        // If it answers a window probe, the peer lives.
         b.probes = 0;
-        if outstanding == 0 {
-            // An answer to a zero window probe: the peer lives.
-            b.trouble_since = None;
-        }
         if outstanding > 0 {
             self.react(idx, seg, &delivery, &blocks, advanced, timestamps);
         }
@@ -231,6 +228,7 @@ impl Tcp {
         matches!(c.state, State::FinWait1 | State::Closing | State::LastAck)
             && c.snd_una == c.snd_nxt
             && c.busy != NONE
+            && self.busy[c.busy].fin_sent
             && self.busy[c.busy].send.is_empty()
     }
 

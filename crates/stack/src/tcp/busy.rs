@@ -150,6 +150,8 @@ impl Busy {
         self.send.is_empty()
             && self.sent.is_empty()
             && self.recv.is_empty()
+            // A FIN may wait for the peer's window with nothing else queued.
+            && self.timer_kind != RetransmitTimer::Persist
             && matches!(self.urgent_in, Urgent::None | Urgent::Taken(_))
     }
 

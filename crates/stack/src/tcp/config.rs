@@ -73,6 +73,8 @@ pub struct TcpConfig {
     pub window_scaling: bool,
     /// Initial congestion window in segments (RFC 6928). Default 10.
     pub initial_window_segments: u32,
+    /// Let the congestion window fall back towards the initial one while nothing is sent (RFC 5681 §4.1). Default true.
+    pub slow_start_after_idle: bool,
     /// Retransmission time-out before there is a measurement (RFC 6298 §2.1), in milliseconds. Default 1,000.
     pub rto_initial_ms: u32,
     /// Smallest retransmission time-out, in milliseconds. Default 200.
@@ -132,6 +134,7 @@ impl Default for TcpConfig {
             sack: true,
             window_scaling: true,
             initial_window_segments: 10,
+            slow_start_after_idle: true,
             rto_initial_ms: 1000,
             rto_min_ms: 200,
             rto_max_seconds: 120,

@@ -120,6 +120,9 @@ impl Tcp {
         if seg.has(TcpFlags::URG) {
             self.on_urgent(idx, seg);
         }
+        if self.conns[idx].has(Flags::URGENT) {
+            self.take_urgent_byte(idx, seg);
+        }
         self.on_payload(net, idx, seg);
     }
 

@@ -494,5 +494,9 @@ pub(crate) fn take_handshake_rtt(c: &mut Tcb, config: &crate::tcp::config::TcpCo
     if c.retries == 0 {
         rtt::on_sample(c, config, now_us.wrapping_sub(sent));
     }
+    if c.retries > 1 {
+        // RFC 5681 §3.1 and RFC 6928 §2: the network is in trouble. A single repetition may be due to the short first time-out.
+        c.cwnd = 1;
+    }
     c.retries = 0;
 }

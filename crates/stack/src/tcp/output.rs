@@ -5,7 +5,7 @@
 
 use super::Tcp;
 use super::busy::RetransmitTimer;
-use super::conn::{Flags, NONE};
+use super::conn::{Flags, NONE, Tcb};
 use super::rtt;
 use super::sent_queue::Sent;
 use super::state::State;
@@ -23,6 +23,17 @@ const CORK_MAX: Duration = Duration::from_millis(200);
 
 /// Payload of a super-frame at the most: what an IPv4 packet can carry less headers.
 const SUPER_PAYLOAD_MAX: u32 = 65_535 - 120;
+
+/// The SACK option without its blocks, two bytes of padding included.
+const SACK_FIXED_BYTES: u32 = 4;
+
+/// One block of it.
+const SACK_BLOCK_BYTES: u32 = 8;
+
+/// SACK blocks that fit into the options (RFC 2018 §3).
+fn max_sack_blocks(c: &Tcb) -> usize {
+    if c.has(Flags::TIMESTAMPS) { 3 } else { 4 }
+}
 
 /// One segment (or super-frame) to be built.
 #[derive(Clone, Copy, Debug)]
@@ -133,6 +144,9 @@ impl Tcp {
         if !b.sent.is_empty() || b.send.is_empty() {
             return;
         }
+        if !self.config.slow_start_after_idle {
+            return;
+        }
         let rto = rtt::rto(c, &self.config, 0);
         let mut idle = now - b.last_sent;
         if idle <= rto {
@@ -151,7 +165,6 @@ impl Tcp {
 
     /// Retransmits what is lost, as far as the congestion window goes.
     fn send_lost(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
-        let now = self.now;
         loop {
             let c = &self.conns[idx];
             let sent = &self.busy[c.busy].sent;
@@ -166,10 +179,11 @@ impl Tcp {
             let first = sent.front().is_some_and(|s| s.start == lost.start);
             self.resend(net, idx, &lost)?;
             let c = &self.conns[idx];
-            let b = &mut self.busy[c.busy];
+            let b = &self.busy[c.busy];
             if first && b.timer_kind != RetransmitTimer::Reorder {
                 let rto = rtt::rto(c, &self.config, b.backoff);
-                b.set_timer(RetransmitTimer::Rto, now + rto);
+                let at = self.no_later_than_user_timeout(idx, rto);
+                self.busy[busy].set_timer(RetransmitTimer::Rto, at);
             }
         }
         let c = &self.conns[idx];
@@ -247,7 +261,21 @@ impl Tcp {
         // Never more than half of the largest window the peer had (RFC 9293 §3.8.6.2.1): with a tiny window a full segment would never fit.
         let half = if b.window_max > 536 { b.window_max / 2 } else { b.window_max };
         let mss = if half > 0 { c.mss().min(half.max(28)) } else { c.mss() };
+        // SACK blocks that ride on data take their room from it (RFC 6691 §2).
+        let mss = mss.min(c.mss() - self.sack_bytes_on_data(idx));
         Allowance { unsent, window, segments, mss }
+    }
+
+    /// Bytes of the SACK option that a data segment carries now. None on tiny segments.
+    fn sack_bytes_on_data(&self, idx: u32) -> u32 {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let blocks = usize::from(b.dsack.is_some()) + b.recv.range_count();
+        if blocks == 0 || !c.has(Flags::SACK) {
+            return 0;
+        }
+        let bytes = SACK_FIXED_BYTES + SACK_BLOCK_BYTES * blocks.min(max_sack_blocks(c)) as u32;
+        if bytes * 4 <= c.mss() { bytes } else { 0 }
     }
 
     /// Sends new data, and FIN after them.
@@ -497,7 +525,20 @@ impl Tcp {
         let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
         self.stats.segments_out += wire;
         if has_ack {
+            let c = &self.conns[idx];
+            let unsaid = options.sack_blocks.is_empty()
+                && c.has(Flags::ACK_NOW)
+                && c.busy != NONE
+                && c.has(Flags::SACK)
+                && (self.busy[c.busy].dsack.is_some() || self.busy[c.busy].recv.range_count() > 0);
+            let dsack = if unsaid { self.busy[c.busy].dsack } else { None };
             self.on_ack_sent(idx, edge);
+            if unsaid {
+                // There was no room for what arrived out of order: it goes by itself.
+                let c = &mut self.conns[idx];
+                c.flags.set(Flags::ACK_NOW);
+                self.busy[c.busy].dsack = dsack;
+            }
         }
         Ok(())
     }
@@ -551,16 +592,27 @@ impl Tcp {
             options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
         }
         if c.busy != NONE && c.has(Flags::SACK) {
-            self.sack_blocks_for(idx, &mut options);
+            self.sack_blocks_for(idx, segment, &mut options);
         }
         options
     }
 
     /// What was received twice, then what came out of order, the latest first (RFC 2883 §4, RFC 2018 §4).
-    fn sack_blocks_for(&self, idx: u32, options: &mut TcpOptions) {
+    fn sack_blocks_for(&self, idx: u32, segment: &Segment, options: &mut TcpOptions) {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
-        let room = if c.has(Flags::TIMESTAMPS) { 3 } else { 4 };
+        let payload = segment.gso_size.map_or(segment.len, u32::from);
+        let room = match payload {
+            0 => max_sack_blocks(c),
+            // As many as fit beside the payload: a retransmission may leave no room.
+            _ => {
+                let left = c.mss().saturating_sub(payload).saturating_sub(SACK_FIXED_BYTES);
+                max_sack_blocks(c).min((left / SACK_BLOCK_BYTES) as usize)
+            }
+        };
+        if room == 0 {
+            return;
+        }
         if let Some(block) = b.dsack {
             options.sack_blocks.push(block);
         }

@@ -59,9 +59,12 @@ impl Tcp {
             let end = c.rcv_nxt;
             self.note_dsack(idx, seg.header.seq, end);
         }
+        // RFC 5681 §4.2: what fills a hole, wholly or in part, is acknowledged at once.
+        let busy = self.conns[idx].busy;
+        let fills_hole = busy != NONE && self.busy[busy].recv.range_count() > 0;
         let taken = if data.is_empty() { 0 } else { self.take_in_order(idx, seg, skip, data) };
         if taken > 0 {
-            self.on_new_bytes(idx, seg, taken);
+            self.on_new_bytes(idx, seg, taken, fills_hole);
         }
         let fin_seq = seg.header.seq + seg.payload.len() as u32;
         let fin_here = seg.header.flags.contains(TcpFlags::FIN) && fin_seq == self.conns[idx].rcv_nxt;
@@ -107,6 +110,12 @@ impl Tcp {
             self.stats.pool_exhausted += 1;
         }
         self.stats.bytes_copied_in += out.stored as u64;
+        if let Some((start, end)) = out.duplicate {
+            // The rest of it had come out of order before (RFC 2883 §4.1.2).
+            let first = self.conns[idx].rcv_nxt - at as u32;
+            self.stats.duplicate_bytes += (end - start) as u64;
+            self.note_dsack(idx, first + start as u32, first + end as u32);
+        }
         self.conns[idx].rcv_nxt += out.newly_contiguous as u32;
         if out.newly_contiguous > 0 {
             self.report_readable(idx);
@@ -150,13 +159,12 @@ impl Tcp {
     }
 
     /// `count` bytes were received in order: window growth and acknowledgement.
-    fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize) {
+    fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) {
         self.stats.bytes_in += count as u64;
         let limit = self.profile(idx).recv_buffer_bytes;
         let delay = self.config.delayed_ack_ms;
         let now_ms = self.now_ms();
         let advertised = self.announced_mss(idx);
-        let holes = self.conns[idx].busy != NONE && self.busy[self.conns[idx].busy].recv.range_count() > 0;
         let c = &mut self.conns[idx];
         let wire = (seg.payload.len() / usize::from(seg.segments.max(1))).min(usize::from(advertised)) as u16;
         if wire > c.rcv_mss {
@@ -174,7 +182,7 @@ impl Tcp {
         }
         let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
         let quick = c.quick_acks > 0 && !c.has(Flags::PINGPONG);
-        if unacked > u32::from(c.rcv_mss) || quick || holes {
+        if unacked > u32::from(c.rcv_mss) || quick || fills_hole {
             self.ack_now(idx);
         } else if !c.has(Flags::ACK_DELAYED) {
             c.flags.set(Flags::ACK_DELAYED);
@@ -256,13 +264,20 @@ impl Tcp {
             return;
         }
         b.urgent_in = Urgent::Pending(at);
-        let into = at - seg.header.seq;
-        if let Some(byte) = usize::try_from(into).ok().and_then(|i| seg.payload.get(i)) {
-            b.urgent_in = Urgent::Held(at, *byte);
-        }
         self.conns[idx].flags.set(Flags::URGENT);
         let conn = self.conns.handle(idx);
         self.events.push_back(Event::Urgent { conn });
+    }
+
+    /// The urgent byte may come in a later segment than its announcement, and that one need not say URG.
+    pub fn take_urgent_byte(&mut self, idx: u32, seg: &Arrived<'_>) {
+        let Some((_, b)) = self.both(idx) else { return };
+        if let Urgent::Pending(at) = b.urgent_in
+            && let Ok(into) = usize::try_from(at - seg.header.seq)
+            && let Some(byte) = seg.payload.get(into)
+        {
+            b.urgent_in = Urgent::Held(at, *byte);
+        }
     }
 
     /// Tells the owner once that there is something to read.

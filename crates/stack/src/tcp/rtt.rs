@@ -25,10 +25,14 @@ pub(crate) fn on_sample(c: &mut Tcb, config: &TcpConfig, rtt_us: u32) {
     c.min_rtt = c.min_rtt.min(r);
 }
 
+/// The time-out of data if even the handshake measured nothing, because its segments had to be repeated (RFC 6298 §5.7).
+const RTO_UNMEASURED: Duration = Duration::from_secs(3);
+
 /// The retransmission time-out without back-off.
 pub(crate) fn base_rto(c: &Tcb, config: &TcpConfig) -> Duration {
     if c.srtt == 0 {
-        return Duration::from_millis(config.rto_initial_ms.into());
+        let initial = Duration::from_millis(config.rto_initial_ms.into());
+        return if c.state.is_synchronized() { initial.max(RTO_UNMEASURED) } else { initial };
     }
     let us = u64::from(c.srtt >> 3) + u64::from(c.rttvar);
     Duration::from_micros(us).min(rto_max(config))

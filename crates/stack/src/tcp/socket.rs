@@ -13,7 +13,7 @@ use crate::error::{OptionError, RecvError, SendError, Stale};
 use crate::events::{CloseReason, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
-use crate::options::{CaState, TcpInfo, TcpOption};
+use crate::options::{CaState, TcpInfo, TcpOption, UrgentMark};
 use core::time::Duration;
 
 impl Tcp {
@@ -102,13 +102,14 @@ impl Tcp {
         }
         let (oob_inline, rcv_nxt) = (c.has(Flags::OOB_INLINE), c.rcv_nxt);
         let b = &mut self.busy[c.busy];
-        let mark = urgent_offset(b, rcv_nxt).filter(|_| !oob_inline);
-        // A read stops at the urgent byte, and the byte itself is not part of the stream.
-        if mark == Some(0) && b.recv.readable() > 0 {
-            b.recv.consume(&mut self.chunks, 1);
-            clear_urgent_mark(b);
+        // A read stops in front of the urgent byte. The next one passes it; unless it is wanted in line, the byte is no part of the stream.
+        if urgent_offset(b, rcv_nxt) == Some(0) && b.recv.readable() > 0 {
+            if !oob_inline {
+                b.recv.consume(&mut self.chunks, 1);
+            }
+            b.urgent_in = Urgent::None;
         }
-        let mark = urgent_offset(b, rcv_nxt).filter(|_| !oob_inline);
+        let mark = urgent_offset(b, rcv_nxt);
         let most = mark.map_or(out.len(), |m| out.len().min(m));
         let n = b.recv.read(&mut self.chunks, &mut out[..most]);
         if n == 0 {
@@ -143,6 +144,23 @@ impl Tcp {
             }
             _ => Err(RecvError::WouldBlock),
         }
+    }
+
+    /// Where the urgent byte is that was announced last, if reading has not passed it.
+    pub fn urgent_mark(&self, conn: Conn) -> Option<UrgentMark> {
+        let c = &self.conns[self.index(conn)?];
+        if c.busy == NONE {
+            return None;
+        }
+        let b = &self.busy[c.busy];
+        let (at, ready) = match b.urgent_in {
+            Urgent::None => return None,
+            Urgent::Pending(at) | Urgent::Taken(at) => (at, false),
+            Urgent::Held(at, _) => (at, true),
+        };
+        let first_unread = c.rcv_nxt - b.recv.readable() as u32;
+        let ahead = usize::try_from(at - first_unread).ok()?;
+        Some(UrgentMark { ahead, ready })
     }
 
     /// Bytes that `recv` would give without waiting.
@@ -415,11 +433,4 @@ fn urgent_offset(b: &super::busy::Busy, rcv_nxt: crate::wire::tcp::SeqNumber) ->
     };
     let first_unread = rcv_nxt - b.recv.readable() as u32;
     usize::try_from(at - first_unread).ok()
-}
-
-/// The urgent byte was passed in the stream.
-fn clear_urgent_mark(b: &mut super::busy::Busy) {
-    if matches!(b.urgent_in, Urgent::Taken(_)) {
-        b.urgent_in = Urgent::None;
-    }
 }

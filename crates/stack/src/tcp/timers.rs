@@ -262,8 +262,8 @@ impl Tcp {
     /// RFC 6298 §5.4 to §5.7. False if the connection is gone.
     fn on_retransmission_timeout(&mut self, net: &mut Network, idx: u32) -> bool {
         let now = self.now;
-        let (c, b) = match self.both(idx) {
-            Some(both) if !both.1.sent.is_empty() => both,
+        let b = match self.both(idx) {
+            Some((_, b)) if !b.sent.is_empty() => b,
             _ => {
                 if let Some((_, b)) = self.both(idx) {
                     b.stop_timer();
@@ -272,8 +272,7 @@ impl Tcp {
             }
         };
         let since = b.trouble_since;
-        let state = c.state;
-        if self.gave_up(idx, since, state) {
+        if self.gave_up(idx, since) {
             self.report_timeout(net, idx);
             return false;
         }
@@ -292,17 +291,33 @@ impl Tcp {
     }
 
     /// Whether retransmissions or probes went on for long enough (RFC 1122 §4.2.3.5, RFC 5482).
-    fn gave_up(&self, idx: u32, since: Option<Instant>, state: State) -> bool {
+    fn gave_up(&self, idx: u32, since: Option<Instant>) -> bool {
         let Some(since) = since else { return false };
         let elapsed = self.now - since;
         let user = self.profile(idx).user_timeout_ms;
         if user != 0 {
             return elapsed >= Duration::from_millis(user.into());
         }
-        let orphan = self.conns[idx].has(Flags::ORPHAN) || matches!(state, State::Closing | State::LastAck);
-        let retries = if orphan { self.config.orphan_retries } else { self.config.retries };
         let base = Duration::from_millis(self.config.rto_min_ms.into());
-        elapsed >= rtt::give_up_after(&self.config, retries, base)
+        elapsed >= rtt::give_up_after(&self.config, self.retry_limit(idx), base)
+    }
+
+    /// Retransmissions or probes without an answer before a connection is given up.
+    fn retry_limit(&self, idx: u32) -> u8 {
+        let c = &self.conns[idx];
+        let orphan = c.has(Flags::ORPHAN) || matches!(c.state, State::Closing | State::LastAck);
+        if orphan { self.config.orphan_retries } else { self.config.retries }
+    }
+
+    /// A time-out that does not overshoot the user timeout: `after` from now, or less.
+    pub fn no_later_than_user_timeout(&self, idx: u32, after: Duration) -> Instant {
+        let at = self.now + after;
+        let c = &self.conns[idx];
+        let user = self.profile(idx).user_timeout_ms;
+        match self.busy[c.busy].trouble_since {
+            Some(since) if user != 0 => at.min((since + Duration::from_millis(user.into())).max(self.now)),
+            _ => at,
+        }
     }
 
     fn report_timeout(&mut self, net: &mut Network, idx: u32) {
@@ -341,9 +356,11 @@ impl Tcp {
             return true;
         }
         let since = *b.trouble_since.get_or_insert(now);
-        let (state, probes) = (c.state, b.probes);
-        // A peer that answers keeps its window closed for as long as it likes; one that does not is given up like any other.
-        if probes > 0 && self.gave_up(idx, Some(since), state) {
+        let probes = b.probes;
+        // A peer that answers keeps its window closed for as long as it likes (RFC 9293 §3.8.6.1), but for the user timeout (RFC 5482 §3).
+        let user = self.profile(idx).user_timeout_ms;
+        let over = if user != 0 { self.gave_up(idx, Some(since)) } else { probes >= self.retry_limit(idx) };
+        if over {
             self.report_timeout(net, idx);
             return false;
         }
@@ -358,7 +375,8 @@ impl Tcp {
         let (c, probes) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
         let rto = rtt::rto(c, &self.config, probes);
         let busy = c.busy;
-        self.busy[busy].set_timer(RetransmitTimer::Persist, now + rto);
+        let at = self.no_later_than_user_timeout(idx, rto);
+        self.busy[busy].set_timer(RetransmitTimer::Persist, at);
         if open {
             self.want_transmit(idx);
         } else {

@@ -50,8 +50,6 @@ struct Socket {
     more: bool,
     /// Connections waiting to be accepted.
     waiting: usize,
-    /// The peer announced urgent data that nobody has read.
-    urgent: bool,
     oob_inline: bool,
 }
 
@@ -69,7 +67,6 @@ impl Socket {
             linger: None,
             more: false,
             waiting: 0,
-            urgent: false,
             oob_inline: false,
         }
     }
@@ -126,17 +123,13 @@ impl Sockets {
                         socket.peer_closed = true;
                     }
                 }
-                Event::Urgent { conn } => {
-                    if let Some(socket) = self.of_conn(conn) {
-                        socket.urgent = true;
-                    }
-                }
                 // Readiness is asked for when it is needed.
                 Event::Connected { .. }
                 | Event::Data { .. }
                 | Event::Readable { .. }
                 | Event::Writable { .. }
                 | Event::Acked { .. }
+                | Event::Urgent { .. }
                 | Event::UdpReadable { .. } => {}
             }
         }
@@ -440,12 +433,12 @@ impl Socket {
             return fail(libc::EINVAL);
         }
         match stack.recv_urgent(conn) {
-            Ok(byte) => {
-                self.urgent = false;
-                Returned { data: vec![byte], ..Returned::value(1) }
-            }
-            Err(_) if self.urgent => fail(libc::EAGAIN),
-            Err(_) => fail(libc::EINVAL),
+            Ok(byte) => Returned { data: vec![byte], ..Returned::value(1) },
+            // Announced and not there yet, or none, or read before.
+            Err(_) => match stack.urgent_mark(conn) {
+                Some(mark) if mark.ahead >= stack.readable(conn) => fail(libc::EAGAIN),
+                _ => fail(libc::EINVAL),
+            },
         }
     }
 
@@ -547,6 +540,9 @@ impl Socket {
             (Kind::Connected(conn), QueueQuery::Unsent) => {
                 stack.info(*conn).map_or(0, |i| i.notsent_bytes.into())
             }
+            (Kind::Connected(conn), QueueQuery::AtMark) => {
+                stack.urgent_mark(*conn).is_some_and(|mark| mark.ahead == 0).into()
+            }
             _ => return fail(libc::EINVAL),
         };
         Returned { detail: Some(detail), ..Returned::value(0) }
@@ -583,7 +579,7 @@ impl Socket {
                     ready |= libc::POLLIN | libc::POLLRDNORM;
                 }
                 ready |= libc::POLLOUT | libc::POLLWRNORM;
-                if self.urgent {
+                if stack.urgent_mark(*conn).is_some_and(|mark| mark.ready) {
                     ready |= libc::POLLPRI;
                 }
             }
