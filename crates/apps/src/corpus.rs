@@ -4,7 +4,7 @@
 //! The same seed always writes the same bytes. Beside the pages stands `urls.txt`, a list for `ginnel load http --urls` in the
 //! order of popularity.
 
-use crate::rng::Rng;
+use ginnel::Random;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ impl Page {
 
     /// Writes the page, exactly [`Page::bytes`] long.
     pub fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
-        let mut rng = Rng::new(self.seed);
+        let mut rng = Random::new(self.seed);
         let head = format!(
             "<!doctype html>\n<html lang=\"en\"><head><title>Page {}</title></head><body>\n",
             self.rank
@@ -136,7 +136,7 @@ fn size_at(q: f64) -> f64 {
 /// The pages of the corpus of `seed`, in order of popularity. Their sizes are one draw from each of 500 equal shares of the
 /// distribution, so that every seed has the stated statistics, dealt to the ranks at random.
 pub fn plan(seed: u64) -> Vec<Page> {
-    let mut rng = Rng::new(seed);
+    let mut rng = Random::new(seed);
     let mut sizes: Vec<u64> =
         (0..PAGES).map(|i| size_at((i as f64 + rng.unit()) / PAGES as f64).round() as u64).collect();
     sizes[0] = BYTES_MIN;

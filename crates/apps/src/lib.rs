@@ -9,7 +9,6 @@ pub mod date;
 pub mod echo;
 pub mod httpd;
 pub mod load;
-pub mod rng;
 pub mod sweep;
 pub mod units;
 

@@ -47,6 +47,19 @@ impl Random {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 
+    /// Exponentially distributed with mean 1: the gaps of a Poisson process.
+    pub fn exponential(&mut self) -> f64 {
+        // 1 - unit() lies in (0, 1], so the logarithm is finite.
+        -(1.0 - self.unit()).ln()
+    }
+
+    /// Puts `items` in a random order (Fisher–Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+
     /// True with the given probability: always from 1 on, never up to 0. Draws one number in any case, so that the stream does not
     /// depend on the probability.
     pub fn chance(&mut self, probability: f64) -> bool {
@@ -84,5 +97,21 @@ mod tests {
         assert!((0..1000).all(|_| random.chance(1.0) && !random.chance(0.0)));
         let hits = (0..100_000).filter(|_| random.chance(0.01)).count();
         assert!((850..1150).contains(&hits), "{hits}");
+    }
+
+    #[test]
+    fn exponential_has_mean_one() {
+        let mut random = Random::new(3);
+        let mean = (0..100_000).map(|_| random.exponential()).sum::<f64>() / 100_000.0;
+        assert!((mean - 1.0).abs() < 0.02, "{mean}");
+    }
+
+    #[test]
+    fn shuffle_keeps_the_items() {
+        let mut items: Vec<u32> = (0..50).collect();
+        Random::new(9).shuffle(&mut items);
+        assert_ne!(items, (0..50).collect::<Vec<_>>());
+        items.sort_unstable();
+        assert_eq!(items, (0..50).collect::<Vec<_>>());
     }
 }

@@ -8,10 +8,10 @@ use crate::devices;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::handler::Handler;
-use crate::rng::Rng;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
+use ginnel_devices::random::Random;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::handle::{LinkId, PortId};
@@ -96,7 +96,7 @@ impl<H: Handler> ShardBuilder<H> {
             now,
             stack,
             timers: Timers::new(now, config.shard.timers_max),
-            rng: Rng::new(u64::from_le_bytes(first_eight(&seed))),
+            rng: Random::new(u64::from_le_bytes(first_eight(&seed))),
             stats: ShardStats::default(),
             resume: Vec::new(),
             closing: None,

@@ -1,11 +1,11 @@
 //! What a handler can do.
 
 use crate::error::Error;
-use crate::rng::Rng;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
 use core::net::SocketAddr;
 use core::time::Duration;
+use ginnel_devices::random::Random;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
@@ -20,7 +20,7 @@ pub(crate) struct Core {
     pub(crate) now: Instant,
     pub(crate) stack: Stack,
     pub(crate) timers: Timers,
-    pub(crate) rng: Rng,
+    pub(crate) rng: Random,
     pub(crate) stats: ShardStats,
     /// Connections whose handler wants to be shown what it left unread.
     pub(crate) resume: Vec<Conn>,

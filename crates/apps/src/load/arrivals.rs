@@ -2,8 +2,8 @@
 //! cannot make the generator forget the requests it should have sent meanwhile: they are sent late, and their latency counts from when they
 //! were due.
 
-use crate::rng::Rng;
 use ginnel::Instant;
+use ginnel::Random;
 
 /// A sequence of due times at a mean rate.
 #[derive(Clone, Debug)]
@@ -13,12 +13,12 @@ pub struct Arrivals {
     /// Due time of the next, in nanoseconds from the start.
     next_nanos: f64,
     count: u64,
-    poisson: Option<Rng>,
+    poisson: Option<Random>,
 }
 
 impl Arrivals {
     /// `per_second` (> 0) arrivals from `start` on, at equal distances, or as a Poisson process drawn from `poisson`.
-    pub fn new(start: Instant, per_second: f64, poisson: Option<Rng>) -> Self {
+    pub fn new(start: Instant, per_second: f64, poisson: Option<Random>) -> Self {
         let mut arrivals = Self { start, gap_nanos: 1e9 / per_second, next_nanos: 0.0, count: 0, poisson };
         if arrivals.poisson.is_some() {
             arrivals.advance();
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn poisson_arrivals_have_the_mean_and_the_spread_of_a_poisson_process() {
         let start = Instant::from_millis(1_000);
-        let times = times(Arrivals::new(start, 10_000.0, Some(Rng::new(5))), Duration::from_secs(20));
+        let times = times(Arrivals::new(start, 10_000.0, Some(Random::new(5))), Duration::from_secs(20));
         assert!((times.len() as i64 - 200_000).abs() < 2_000, "{}", times.len());
         let gaps: Vec<f64> = times.windows(2).map(|w| (w[1] - w[0]) as f64).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;

@@ -20,11 +20,11 @@ use super::response::{Parser, Progress as Parsed, Records, Response};
 use super::sources::Sources;
 use super::stats::{Failure, Progress, ProgressNow, Stats};
 use super::urls::Requests;
-use crate::rng::Rng;
 use crate::sweep::Sweep;
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel::Instant;
+use ginnel::Random;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -108,7 +108,7 @@ pub struct Session {
     targets: Vec<SocketAddr>,
     next_target: usize,
     sources: Sources,
-    rng: Rng,
+    rng: Random,
     slots: Vec<Slot>,
     /// `plan.pipeline` entries per slot, used as a ring.
     pending: Vec<Pending>,
@@ -150,7 +150,7 @@ impl Session {
         now: Instant,
     ) -> Self {
         Self {
-            rng: Rng::new(plan.seed),
+            rng: Random::new(plan.seed),
             requests,
             targets,
             next_target: 0,

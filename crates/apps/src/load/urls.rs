@@ -1,7 +1,7 @@
 //! What is asked for: requests written once at start, and a weighted choice among them.
 
-use crate::rng::Rng;
 use core::net::SocketAddr;
+use ginnel::Random;
 use std::net::ToSocketAddrs;
 
 /// An absolute URL of HTTP, taken apart.
@@ -139,7 +139,7 @@ impl Requests {
     }
 
     /// Chooses a request.
-    pub fn choose(&self, rng: &mut Rng) -> u32 {
+    pub fn choose(&self, rng: &mut Random) -> u32 {
         self.alias.choose(rng)
     }
 
@@ -184,7 +184,7 @@ impl Alias {
         Self { columns }
     }
 
-    fn choose(&self, rng: &mut Rng) -> u32 {
+    fn choose(&self, rng: &mut Random) -> u32 {
         if self.columns.len() == 1 {
             return 0;
         }
@@ -260,7 +260,7 @@ mod tests {
     fn choices_follow_the_weights() {
         let weights = [0, 1, 2, 3, 94, 0, 400];
         let alias = Alias::new(&weights);
-        let (mut rng, mut counts) = (Rng::new(1), [0u32; 7]);
+        let (mut rng, mut counts) = (Random::new(1), [0u32; 7]);
         for _ in 0..500_000 {
             counts[alias.choose(&mut rng) as usize] += 1;
         }

@@ -5,9 +5,9 @@ use crate::load::arrivals::Arrivals;
 use crate::load::response::Parser;
 use crate::load::session::flight::Pending;
 use crate::load::stats::Failure;
-use crate::rng::Rng;
 use core::time::Duration;
 use ginnel::Instant;
+use ginnel::Random;
 
 impl Session {
     /// Does what is due, and returns when it must be called again at the latest. Call it after each batch of events too.
@@ -72,7 +72,7 @@ impl Session {
             self.measure_from = now + self.plan.warmup;
             self.measure_to = self.plan.duration.map_or(Instant::MAX, |d| self.measure_from + d);
             if let Some(rate) = self.plan.rate {
-                let poisson = rate.poisson.then(|| Rng::new(self.rng.next_u64()));
+                let poisson = rate.poisson.then(|| Random::new(self.rng.next_u64()));
                 self.arrivals = Some(Arrivals::new(now, rate.per_second, poisson));
             }
         }
