@@ -1,11 +1,17 @@
-//! `ginnel echo`: sends back what it receives.
+//! `ginnel echo`: sends back what it receives (RFC 862).
 //!
 //! The smallest useful program on the native API, and an example of back-pressure: what does not fit into the send buffer is left unread,
-//! so the stack's receive window holds the client back. No state is kept per connection.
+//! so the stack's receive window holds the client back. No state is kept per connection. Over UDP, where nobody can be held back, what does not
+//! fit is dropped.
 
-use crate::Run;
 use core::net::SocketAddr;
-use ginnel::{Conn, Context, Error, Handler, ListenOptions, SocketOptions};
+use ginnel::{
+    Conn, Context, Datagram, Error, Handler, ListenOptions, SocketOptions, UdpError, UdpHandle, UdpOptions,
+};
+
+/// Datagrams from lower ports are not answered: two servers of such simple services, once set on each other by a forged
+/// datagram, would never stop.
+const CLIENT_PORT_MIN: u16 = 1024;
 
 /// What `ginnel echo` is told.
 #[derive(Clone, Debug, clap::Args)]
@@ -13,26 +19,43 @@ pub struct Options {
     /// Address and port to listen on; an unspecified address stands for all of the stack's. May be given several times.
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:7", "[::]:7"])]
     pub listen: Vec<SocketAddr>,
+
+    /// Echo datagrams too, on the same addresses and ports. An answer to one that was sent to a further address of the stack has that
+    /// address as its source only if --listen names it.
+    #[arg(long)]
+    pub udp: bool,
 }
 
 /// The program as a shard's application.
 #[derive(Clone, Debug)]
 pub struct Echo {
-    listen: Vec<SocketAddr>,
+    options: Options,
+    datagrams_dropped: u64,
 }
 
 impl Echo {
     /// An echo server.
     pub fn new(options: &Options) -> Self {
-        Self { listen: options.listen.clone() }
+        Self { options: options.clone(), datagrams_dropped: 0 }
+    }
+
+    /// Datagrams that could not be sent back.
+    pub const fn datagrams_dropped(&self) -> u64 {
+        self.datagrams_dropped
     }
 }
 
 impl Handler for Echo {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
-        for address in &self.listen {
-            cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
+        for address in &self.options.listen {
+            cx.listen(*address, ListenOptions { socket, ..ListenOptions::default() })?;
+            if self.options.udp {
+                // Each address is a socket of its own, so that [::] and 0.0.0.0 can both be listened on.
+                let options = UdpOptions { only_v6: true, ..UdpOptions::default() };
+                let failed = |e: UdpError| Error::application(format!("UDP socket on {address}: {e}"));
+                cx.udp_bind(*address, options).map_err(failed)?;
+            }
         }
         Ok(())
     }
@@ -47,11 +70,13 @@ impl Handler for Echo {
     }
 
     // The client's end comes after all it sent was echoed; the provided `peer_closed` then closes, behind what is queued.
-}
 
-/// Runs the program on a stack until it is told to stop.
-pub fn run(options: &Options, stack: impl Run) -> Result<(), Error> {
-    let addresses: Vec<String> = options.listen.iter().map(SocketAddr::to_string).collect();
-    println!("echo on {}", addresses.join(" "));
-    stack.run(Echo::new(options))
+    fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        let is_client = datagram.from.port() >= CLIENT_PORT_MIN;
+        // `data` is shorter if the datagram was cut; half an answer would be a wrong one.
+        if !is_client || data.len() < datagram.len || cx.udp_send(socket, Some(datagram.from), data).is_err()
+        {
+            self.datagrams_dropped += 1;
+        }
+    }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Pair, SERVER};
 use core::time::Duration;
-use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler};
+use ginnel::{CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, UdpHandle, UdpOptions};
 use ginnel_apps::echo::{Echo, Options};
 
 const BYTES: usize = 32 << 20;
@@ -75,7 +75,7 @@ impl Handler for Client {
 }
 
 fn run(faults: Option<&str>) -> Client {
-    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()] });
+    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
     let client = Client { sent: 0, received: 0, reads: false, stalled_at: 0, reason: None };
     let mut pair = Pair::new(server, client, faults, &["10.0.0.2/16"]);
     pair.run(Duration::from_secs(3600));
@@ -91,4 +91,52 @@ fn run(faults: Option<&str>) -> Client {
 fn a_client_that_does_not_read_is_held_back_and_loses_nothing() {
     let client = run(None);
     assert!(client.stalled_at < BYTES, "all {} bytes fitted into buffers", client.stalled_at);
+}
+
+/// Sends datagrams of many sizes, one after the other, and expects each of them back.
+struct UdpClient {
+    socket: Option<UdpHandle>,
+    sizes: Vec<usize>,
+    answered: usize,
+}
+
+impl UdpClient {
+    fn ask(&mut self, cx: &mut Context<'_>) {
+        let Some(size) = self.sizes.get(self.answered) else { return cx.stop() };
+        let server = format!("{SERVER}:7").parse().unwrap();
+        cx.udp_send(self.socket.unwrap(), Some(server), &pattern(*size..2 * size)).unwrap();
+    }
+}
+
+impl Handler for UdpClient {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let socket = cx.udp_bind("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+        self.socket = Some(socket);
+        self.ask(cx);
+        Ok(())
+    }
+
+    fn datagram(&mut self, cx: &mut Context<'_>, _: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        let size = self.sizes[self.answered];
+        assert_eq!((datagram.len, datagram.from), (size, format!("{SERVER}:7").parse().unwrap()));
+        assert!(data == pattern(size..2 * size));
+        self.answered += 1;
+        self.ask(cx);
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[test]
+fn datagrams_of_all_sizes_come_back() {
+    // In one frame, in fragments, and the largest there is.
+    let sizes = vec![0, 1, 100, 1472, 1473, 4000, 65_507];
+    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    let client = UdpClient { socket: None, sizes, answered: 0 };
+    let mut pair = Pair::new(server, client, None, &["10.0.0.2/16"]);
+    pair.run(Duration::from_secs(60));
+    assert_eq!(pair.client.handler().answered, 7);
+    assert_eq!(pair.server.handler().datagrams_dropped(), 0);
 }

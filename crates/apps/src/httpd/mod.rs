@@ -34,13 +34,3 @@ pub mod types;
 
 pub use handler::Httpd;
 pub use options::Options;
-
-use crate::Run;
-use ginnel::Error;
-
-/// Runs the program on a stack until it is told to stop.
-pub fn run(options: &Options, stack: impl Run) -> Result<(), Error> {
-    let server = Httpd::new(options)?;
-    println!("{}", server.describe());
-    stack.run(server)
-}
