@@ -8,8 +8,10 @@ use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::ip::{DropStats, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
+use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -185,6 +187,21 @@ impl<'a> Context<'a> {
     /// What the shard has counted.
     pub fn stats(&self) -> &ShardStats {
         &self.core.stats
+    }
+
+    /// What TCP has counted.
+    pub fn tcp_stats(&self) -> &TcpStats {
+        self.core.stack.tcp_stats()
+    }
+
+    /// What the network layer has counted.
+    pub fn network_stats(&self) -> &NetworkStats {
+        self.core.stack.network().stats()
+    }
+
+    /// Received frames that the network layer dropped, by reason.
+    pub fn network_drops(&self) -> &DropStats {
+        self.core.stack.network().drops()
     }
 
     /// A random number: not predictable from outside, reproducible in a simulation.
