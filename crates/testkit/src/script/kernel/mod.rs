@@ -1,9 +1,9 @@
 //! Runs scripts against the Linux kernel, in real time: a TUN device in a network namespace of its own, whose other end is the script.
 
 mod calls;
-mod namespace;
-mod sys;
-mod tcp_info;
+pub(crate) mod namespace;
+pub(crate) mod sys;
+pub(crate) mod tcp_info;
 
 use super::assertion::Info;
 use super::ast::{Directives, Target};

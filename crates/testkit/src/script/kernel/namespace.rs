@@ -64,15 +64,15 @@ const SYSCTLS: &[(&str, &str)] = &[
 const OPTIONAL_SYSCTLS: &[(&str, &str)] =
     &[("net.ipv4.tcp_syn_linear_timeouts", "0"), ("net.ipv4.tcp_rto_min_us", "200000")];
 
-fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
+/// Sets a sysctl of the namespace of the calling thread, by its name with dots.
+pub(crate) fn set_sysctl(name: &str, value: &str) -> io::Result<()> {
     // A dot inside a path component (an interface name) cannot occur: the device's name has none.
     let path = format!("/proc/sys/{}", name.replace('.', "/"));
     std::fs::write(&path, value).map_err(|e| io::Error::new(e.kind(), format!("{path} = {value}: {e}")))
 }
 
-/// Moves the calling thread into a new namespace and returns its TUN device, up and with our address.
-pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
-    sys::enter_new_network_namespace()?;
+/// Gives the namespace of the calling thread all settings that tests depend on.
+pub(crate) fn apply_defaults() -> io::Result<()> {
     for (name, value) in SYSCTLS {
         set_sysctl(name, value)?;
     }
@@ -82,6 +82,13 @@ pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
             _ => {}
         }
     }
+    Ok(())
+}
+
+/// Moves the calling thread into a new namespace and returns its TUN device, up and with our address.
+pub fn create(ip: IpVersion, directives: &Directives) -> io::Result<OwnedFd> {
+    sys::enter_new_network_namespace()?;
+    apply_defaults()?;
     // Congestion control is set on each socket: by sysctl, a namespace may only name algorithms that the host allows to everyone.
     for (name, value) in directives.sysctls.iter().filter(|(name, _)| name != CONGESTION_CONTROL) {
         set_sysctl(name, value)?;

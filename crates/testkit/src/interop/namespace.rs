@@ -1,0 +1,193 @@
+//! A network namespace that vanishes with its last user.
+
+use crate::script::kernel::{namespace as settings, sys};
+use ginnel_devices::tap::{self, TapConfig};
+use ginnel_stack::device::Device;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::Command;
+use std::time::Duration;
+
+/// Where this differs from the settings that packet scripts depend on: what they switch off because it makes single packets hard to
+/// foresee is on here.
+const SETTINGS: &[(&str, &str)] =
+    &[("net.ipv4.tcp_comp_sack_nr", "44"), ("net.ipv4.ping_group_range", "0 2147483647")];
+
+/// A network namespace. It goes when this value, all sockets and devices in it and all threads that entered it are gone.
+pub struct Namespace {
+    file: File,
+}
+
+impl Namespace {
+    /// A new one with loopback up and Linux's own defaults for TCP, whatever the host has.
+    ///
+    /// # Errors
+    /// What the kernel answered: `PermissionDenied` without CAP_SYS_ADMIN.
+    pub fn new() -> io::Result<Self> {
+        let create = || {
+            sys::enter_new_network_namespace()?;
+            settings::apply_defaults()?;
+            for (name, value) in SETTINGS {
+                settings::set_sysctl(name, value)?;
+            }
+            File::open("/proc/thread-self/ns/net")
+        };
+        let namespace = Self { file: on_a_thread(create)? };
+        namespace.ip("link set lo up")?;
+        Ok(namespace)
+    }
+
+    /// Moves the calling thread into it, for good. Sockets that the thread opens from now on are the namespace's.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn enter(&self) -> io::Result<()> {
+        Ok(move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?)
+    }
+
+    /// Runs `work` in it, on a thread of its own. A socket opened there stays in the namespace wherever it is used.
+    ///
+    /// # Errors
+    /// What the kernel answered, or what `work` returned.
+    pub fn run<R: Send>(&self, work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
+        on_a_thread(|| {
+            self.enter()?;
+            work()
+        })
+    }
+
+    /// Sets a sysctl, by its name with dots. A dot within a part of the name (`eth0.1`) cannot be expressed.
+    ///
+    /// # Errors
+    /// With the name and the value.
+    pub fn sysctl(&self, name: &str, value: &str) -> io::Result<()> {
+        self.run(|| settings::set_sysctl(name, value))
+    }
+
+    /// Runs `ip` with these arguments, separated by blanks, in the namespace.
+    ///
+    /// # Errors
+    /// With what `ip` printed.
+    pub fn ip(&self, arguments: &str) -> io::Result<String> {
+        self.run(|| {
+            let output = Command::new("ip").args(arguments.split_whitespace()).output()?;
+            if output.status.success() {
+                return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+            }
+            let problem = String::from_utf8_lossy(&output.stderr);
+            Err(io::Error::other(format!("ip {arguments}: {}", problem.trim())))
+        })
+    }
+
+    /// Opens a TAP device whose kernel side is in the namespace and ready to talk. The kernel's connections over it start with this congestion
+    /// control, whatever the host prefers: the sysctl for it cannot name all algorithms in a namespace, and a change of algorithm
+    /// leaves traces in a socket (pacing).
+    ///
+    /// # Errors
+    /// What the kernel answered, or that an address did not become usable.
+    pub fn open_tap(&self, config: &TapConfig, congestion_control: &str) -> io::Result<Device> {
+        let mut tap = self.run(|| tap::open_queues(config, 1))?;
+        for (address, prefix) in &config.kernel_addresses {
+            self.wait_until_local(*address)?;
+            let network = network(*address, *prefix);
+            // The kernel's own route, which has the metric 256 for IPv6.
+            let metric = if address.is_ipv4() { 0 } else { 256 };
+            self.ip(&format!(
+                "route replace {network}/{prefix} dev {} proto kernel metric {metric} src {address} congctl {congestion_control}",
+                tap.name
+            ))?;
+        }
+        tap.queues.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// The kernel makes a new IPv6 address usable in the background; what arrives for it earlier is dropped.
+    fn wait_until_local(&self, address: IpAddr) -> io::Result<()> {
+        for _ in 0..5_000 {
+            if self.ip(&format!("route get {address}"))?.contains("local") {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(io::Error::new(io::ErrorKind::TimedOut, format!("{address} did not become usable")))
+    }
+
+    /// Connects two namespaces by a pair of veth interfaces, which are up and have this MTU.
+    ///
+    /// # Errors
+    /// With what `ip` printed.
+    pub fn connect(&self, name: &str, other: &Self, other_name: &str, mtu: u32) -> io::Result<()> {
+        let path = format!("/proc/{}/fd/{}", std::process::id(), other.file.as_raw_fd());
+        self.ip(&format!(
+            "link add {name} mtu {mtu} type veth peer name {other_name} mtu {mtu} netns {path}"
+        ))?;
+        self.ip(&format!("link set {name} up"))?;
+        other.ip(&format!("link set {other_name} up")).map(drop)
+    }
+}
+
+/// The first address of a network.
+fn network(address: IpAddr, prefix: u8) -> IpAddr {
+    let host_bits = |all: u8| u32::from(all.saturating_sub(prefix));
+    match address {
+        IpAddr::V4(v4) => {
+            IpAddr::V4((v4.to_bits() & u32::MAX.checked_shl(host_bits(32)).unwrap_or(0)).into())
+        }
+        IpAddr::V6(v6) => {
+            IpAddr::V6((v6.to_bits() & u128::MAX.checked_shl(host_bits(128)).unwrap_or(0)).into())
+        }
+    }
+}
+
+/// Why there are no namespaces with TAP devices here, if there are none.
+pub fn unavailable() -> Option<String> {
+    let tun = File::options().read(true).write(true).open("/dev/net/tun");
+    if let Err(e) = tun {
+        return Some(format!("/dev/net/tun: {e}"));
+    }
+    Namespace::new().err().map(|e| format!("no network namespace: {e}"))
+}
+
+/// Namespaces belong to threads, so what concerns one happens on a thread that ends with it.
+fn on_a_thread<R: Send>(work: impl FnOnce() -> io::Result<R> + Send) -> io::Result<R> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, work)?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Namespace, unavailable};
+    use crate::skip;
+    use std::net::{TcpListener, TcpStream};
+
+    #[test]
+    fn sockets_of_a_namespace_are_unknown_outside() {
+        if let Some(reason) = unavailable() {
+            return skip("sockets_of_a_namespace_are_unknown_outside", &reason);
+        }
+        let (one, other) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+        let listener = one.run(|| TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(one.run(|| TcpStream::connect(address)).is_ok());
+        assert!(other.run(|| TcpStream::connect(address)).is_err());
+    }
+
+    #[test]
+    fn namespaces_are_connected_by_veth() {
+        if let Some(reason) = unavailable() {
+            return skip("namespaces_are_connected_by_veth", &reason);
+        }
+        let (one, other) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+        one.connect("left", &other, "right", 1400).unwrap();
+        one.ip("addr add 10.7.0.1/24 dev left").unwrap();
+        other.ip("addr add 10.7.0.2/24 dev right").unwrap();
+        let listener = one.run(|| TcpListener::bind("10.7.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert!(other.run(|| TcpStream::connect(address)).is_ok());
+        assert!(one.ip("link show left").unwrap().contains("mtu 1400"));
+    }
+}

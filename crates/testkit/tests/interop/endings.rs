@@ -1,0 +1,108 @@
+//! How connections end: half-close, resets from either side, refusals.
+
+use crate::case::{Case, Client, Family};
+use crate::plan::{Ended, Finish, Plan};
+use crate::suite;
+
+const MIB: u64 = 1 << 20;
+
+/// The same for both families and both roles.
+fn everywhere(name: &str, case: &Case) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        for client in [Client::Ginnel, Client::Kernel] {
+            let name = format!("{name}, {family:?}, {client:?} connects");
+            cases.push(Case { name, family, client, ..case.clone() });
+        }
+    }
+    cases
+}
+
+#[test]
+fn one_side_closes_and_the_other_answers() {
+    let (asks, answers) =
+        (Plan::send(4 * MIB), Plan { send: 4 * MIB, answer_after_fin: true, ..Plan::default() });
+    let ginnel = Case { ginnel: asks, kernel: answers, ..Case::default() };
+    let kernel = Case { ginnel: answers, kernel: asks, ..Case::default() };
+    let mut cases = everywhere("Ginnel closes its half first", &ginnel);
+    cases.extend(everywhere("the kernel closes its half first", &kernel));
+    suite::run("one_side_closes_and_the_other_answers", 4, cases);
+}
+
+#[test]
+fn connections_that_carry_nothing_close() {
+    suite::run("connections_that_carry_nothing_close", 4, everywhere("nothing is sent", &Case::default()));
+}
+
+#[test]
+fn resets_reach_the_other_side() {
+    let resets = |finish_after| Plan { finish: Finish::Reset, finish_after, ..Plan::default() };
+    let endless = Plan::send(1 << 40);
+    let mut cases = Vec::new();
+    for (when, after) in [("soon", 1), ("while receiving", MIB)] {
+        let ends = (Ended::Aborted, Ended::Reset);
+        let ginnel = Case { ginnel: resets(after), kernel: endless, ends, ..Case::default() };
+        cases.extend(everywhere(&format!("Ginnel resets {when}"), &ginnel));
+        let ends = (Ended::Reset, Ended::Aborted);
+        let kernel = Case { ginnel: endless, kernel: resets(after), ends, ..Case::default() };
+        cases.extend(everywhere(&format!("the kernel resets {when}"), &kernel));
+    }
+    suite::run("resets_reach_the_other_side", 4, cases);
+}
+
+#[test]
+fn resets_of_senders_reach_the_receiver() {
+    let resets = Plan { send: 64 << 10, finish: Finish::Reset, finish_after: 1, ..Plan::default() };
+    let patient = Plan { send: 1, finish_after: 1 << 40, ..Plan::default() };
+    let ginnel =
+        Case { ginnel: resets, kernel: patient, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
+    let kernel =
+        Case { ginnel: patient, kernel: resets, ends: (Ended::Reset, Ended::Aborted), ..Case::default() };
+    let mut cases = everywhere("Ginnel resets what it has sent", &ginnel);
+    cases.extend(everywhere("the kernel resets what it has sent", &kernel));
+    suite::run("resets_of_senders_reach_the_receiver", 4, cases);
+}
+
+/// Before the client has seen any sign of the application.
+#[test]
+fn servers_may_reset_at_once() {
+    let resets = Plan { finish: Finish::Reset, ..Plan::default() };
+    let endless = Plan::send(1 << 40);
+    let ginnel =
+        Case { ginnel: resets, kernel: endless, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
+    let kernel =
+        Case { ginnel: endless, kernel: resets, ends: (Ended::Reset, Ended::Aborted), ..Case::default() };
+    let mut cases = everywhere("Ginnel resets at once", &ginnel);
+    cases.retain(|case| case.client == Client::Kernel);
+    cases.extend(everywhere("the kernel resets at once", &kernel));
+    suite::run("servers_may_reset_at_once", 4, cases);
+}
+
+/// Linux sends RST when a socket is closed with unread bytes, or gets some after it was closed (RFC 2525 §2.17). So does Ginnel.
+#[test]
+fn closing_with_unread_bytes_resets() {
+    let closes = Plan { finish: Finish::Close, finish_after: 1000, ..Plan::default() };
+    let endless = Plan::send(1 << 40);
+    let ginnel =
+        Case { ginnel: closes, kernel: endless, ends: (Ended::Aborted, Ended::Reset), ..Case::default() };
+    let kernel =
+        Case { ginnel: endless, kernel: closes, ends: (Ended::Reset, Ended::Closed), ..Case::default() };
+    let mut cases = everywhere("Ginnel closes with unread bytes", &ginnel);
+    cases.extend(everywhere("the kernel closes with unread bytes", &kernel));
+    suite::run("closing_with_unread_bytes_resets", 4, cases);
+}
+
+#[test]
+fn connections_to_closed_ports_are_refused() {
+    let case = Case { listens: false, ends: (Ended::Refused, Ended::Refused), count: 10, ..Case::default() };
+    suite::run("connections_to_closed_ports_are_refused", 4, everywhere("nobody listens", &case));
+}
+
+/// Handshakes, FINs and resets get lost too.
+#[test]
+fn connections_end_over_a_bad_link() {
+    let link = "loss=10% duplicate=5% reorder=5%";
+    let plan = Plan::send(1000);
+    let bad = Case { ginnel: plan, kernel: plan, count: 200, parallel: 200, link, ..Case::default() };
+    suite::run("connections_end_over_a_bad_link", 4, everywhere("a tenth of all frames is lost", &bad));
+}

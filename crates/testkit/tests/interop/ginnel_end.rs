@@ -1,0 +1,320 @@
+//! Ginnel's end of the connections: an application that follows a plan.
+
+use crate::case::{Case, Client};
+use crate::plan::{Ended, Finish, Info, Outcome, Plan};
+use crate::stream::{Stream, Verifier};
+use ginnel::{
+    CloseReason, Conn, ConnectOptions, Context, Error, Handler, ListenOptions, Listener, SocketOptions,
+    TcpInfo,
+};
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::mpsc::Sender;
+
+/// Bytes given to the stack at once.
+const CHUNK: u64 = 256 << 10;
+
+/// Who opens the connections.
+#[derive(Clone, Copy, Debug)]
+pub enum Role {
+    /// Accepts on this address.
+    Server(SocketAddr),
+    /// Opens `count` connections, `parallel` at a time.
+    Client { remote: SocketAddr, count: usize, parallel: usize },
+    /// Does nothing.
+    Bystander,
+}
+
+/// Asks for everything known, as text.
+pub struct Describe(pub Sender<String>);
+
+/// One connection.
+struct Flow {
+    sent: u64,
+    incoming: Verifier,
+    /// Sending may begin.
+    started: bool,
+    finished: bool,
+    peer_closed: bool,
+    paused: bool,
+    pause_over: bool,
+    trouble: Option<&'static str>,
+    info: Option<TcpInfo>,
+}
+
+/// The application.
+pub struct GinnelEnd {
+    role: Role,
+    plan: Plan,
+    options: SocketOptions,
+    outgoing: Stream,
+    incoming: Stream,
+    report: Sender<Outcome>,
+    opened: usize,
+    /// Connections that must be established before the first sends.
+    together: usize,
+    established: Vec<Conn>,
+    flows: HashMap<Conn, Flow>,
+    /// Connections with a pause, by the token of its timer.
+    paused: Vec<Conn>,
+}
+
+impl GinnelEnd {
+    pub fn new(role: Role, case: &Case, report: Sender<Outcome>) -> Self {
+        let (outgoing, incoming) = match case.client {
+            Client::Kernel => (Stream::Response, Stream::Request),
+            Client::Ginnel => (Stream::Request, Stream::Response),
+        };
+        Self {
+            role,
+            plan: case.ginnel,
+            options: case.options,
+            outgoing,
+            incoming,
+            report,
+            opened: 0,
+            together: if case.all_open { case.count } else { 1 },
+            established: Vec::new(),
+            flows: HashMap::new(),
+            paused: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, conn: Conn) {
+        let flow = Flow {
+            sent: 0,
+            incoming: Verifier::new(self.incoming),
+            started: false,
+            finished: false,
+            peer_closed: false,
+            paused: false,
+            pause_over: false,
+            trouble: None,
+            info: None,
+        };
+        assert!(self.flows.insert(conn, flow).is_none(), "a handle is not used twice");
+    }
+
+    fn open_more(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let Role::Client { remote, count, parallel } = self.role else { return Ok(()) };
+        while self.opened < count && self.flows.len() < parallel {
+            let options = ConnectOptions { socket: self.options, ..ConnectOptions::default() };
+            let conn = cx.connect(remote, options)?;
+            self.opened += 1;
+            self.add(conn);
+        }
+        Ok(())
+    }
+
+    /// Begins to send, unless the plan waits for the peer's FIN.
+    fn established(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if self.plan.answer_after_fin {
+            return;
+        }
+        if self.together <= 1 {
+            return self.begin(cx, conn);
+        }
+        self.established.push(conn);
+        if self.established.len() == self.together {
+            for conn in std::mem::take(&mut self.established) {
+                self.begin(cx, conn);
+            }
+        }
+    }
+
+    fn begin(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some(flow) = self.flows.get_mut(&conn) {
+            flow.started = true;
+        }
+        self.go_on(cx, conn);
+    }
+
+    /// Sends what there is room for, and finishes when everything is done.
+    fn go_on(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let plan = self.plan;
+        let Some(flow) = self.flows.get_mut(&conn) else { return };
+        if !flow.started {
+            return;
+        }
+        while flow.sent < plan.send {
+            let piece = self.outgoing.piece(flow.sent, CHUNK.min(plan.send - flow.sent));
+            match cx.send(conn, piece) {
+                Ok(taken) => {
+                    flow.sent += taken as u64;
+                    if taken < piece.len() {
+                        return;
+                    }
+                }
+                Err(_) => {
+                    flow.trouble = Some("send was refused");
+                    return;
+                }
+            }
+        }
+        if !flow.finished && flow.incoming.received() >= plan.finish_after {
+            flow.finished = true;
+            flow.info = cx.info(conn).ok();
+            let result = match plan.finish {
+                Finish::Fin if flow.peer_closed => cx.close(conn),
+                Finish::Fin => cx.shutdown_write(conn),
+                Finish::Close => cx.close(conn),
+                Finish::Reset => cx.abort(conn),
+            };
+            if result.is_err() {
+                flow.trouble = Some("the handle went stale before its end was reported");
+            }
+        }
+    }
+
+    fn describe(&self, cx: &Context<'_>) -> String {
+        let mut text = String::new();
+        for (conn, flow) in self.flows.iter().take(8) {
+            let state = cx.info(*conn).map_or_else(|_| "stale".into(), |info| print(&info));
+            let received = flow.incoming.received();
+            let _ = writeln!(
+                text,
+                "  {conn:?}: sent {} received {received} finished {} peer closed {} paused {} trouble {:?}\n    {state}",
+                flow.sent, flow.finished, flow.peer_closed, flow.paused, flow.trouble
+            );
+        }
+        let open = self.flows.len();
+        let _ = writeln!(text, "  {open} connections open, {} opened by us", self.opened);
+        let counters = cx.tcp_stats().entries().chain(cx.network_stats().entries());
+        let counters = counters.chain(cx.network_drops().entries()).chain(cx.stats().iter());
+        for (name, count) in counters.filter(|(_, count)| *count > 0) {
+            let _ = write!(text, "  {name} {count}");
+        }
+        text
+    }
+}
+
+/// Ginnel's view of a connection.
+fn translate(info: &TcpInfo) -> Info {
+    Info {
+        timestamps: info.timestamps,
+        sack: info.sack,
+        window_scaling: info.wscale,
+        ecn: info.ecn,
+        retransmits: info.total_retrans,
+        path_mtu: info.pmtu,
+        segment_bytes: info.snd_mss,
+        text: print(info),
+    }
+}
+
+fn print(info: &TcpInfo) -> String {
+    format!("{info:?}")
+}
+
+impl Handler for GinnelEnd {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        match self.role {
+            Role::Server(address) => {
+                let options = ListenOptions { socket: self.options, ..ListenOptions::default() };
+                cx.listen(address, options).map(drop)
+            }
+            Role::Client { .. } => self.open_more(cx),
+            Role::Bystander => Ok(()),
+        }
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, _listener: Listener) {
+        self.add(conn);
+        self.established(cx, conn);
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.established(cx, conn);
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        let Some(flow) = self.flows.get_mut(&conn) else { return 0 };
+        if flow.paused {
+            return 0;
+        }
+        let mut taken = data.len();
+        if self.plan.finish != Finish::Fin {
+            taken = taken.min((self.plan.finish_after - flow.incoming.received()) as usize);
+        }
+        if let Some(pause) = self.plan.pause.filter(|_| !flow.pause_over) {
+            let left = pause.after.saturating_sub(flow.incoming.received());
+            if taken as u64 >= left {
+                taken = left as usize;
+                (flow.paused, flow.pause_over) = (true, true);
+                self.paused.push(conn);
+                if cx.set_timer(pause.time, self.paused.len() as u64 - 1).is_none() {
+                    flow.trouble = Some("no timer left");
+                }
+            }
+        }
+        flow.incoming.take(&data[..taken]);
+        self.go_on(cx, conn);
+        taken
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
+        let conn = self.paused[token as usize];
+        if let Some(flow) = self.flows.get_mut(&conn) {
+            flow.paused = false;
+            cx.resume_reading(conn);
+        }
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.go_on(cx, conn);
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let Some(flow) = self.flows.get_mut(&conn) else { return };
+        flow.peer_closed = true;
+        if flow.finished {
+            flow.info = cx.info(conn).ok();
+            if cx.close(conn).is_err() {
+                flow.trouble = Some("the handle went stale before its end was reported");
+            }
+        } else if flow.started || !self.plan.answer_after_fin {
+            self.go_on(cx, conn);
+        } else {
+            self.begin(cx, conn);
+        }
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        let Some(flow) = self.flows.remove(&conn) else { return };
+        let ended = match (flow.trouble, reason) {
+            (Some("send was refused") | None, CloseReason::Reset) => Ended::Reset,
+            (Some(trouble), _) => Ended::Otherwise(trouble),
+            (_, CloseReason::Normal) => match self.plan.finish {
+                Finish::Fin if flow.peer_closed && flow.finished => Ended::Fin,
+                Finish::Close if flow.finished => Ended::Closed,
+                _ => Ended::Otherwise("closed as normal before both ends were done"),
+            },
+            (_, CloseReason::Aborted) if flow.finished && self.plan.finish != Finish::Fin => Ended::Aborted,
+            (_, CloseReason::Aborted) => Ended::Otherwise("aborted without being asked to"),
+            (_, CloseReason::Refused) => Ended::Refused,
+            (_, CloseReason::TimedOut) => Ended::TimedOut,
+            (_, _) => Ended::Otherwise("an ICMP error ended it"),
+        };
+        let outcome = Outcome {
+            sent: flow.sent,
+            received: flow.incoming.received(),
+            mismatch: flow.incoming.mismatch(),
+            digest: flow.incoming.digest(),
+            ended,
+            info: flow.info.as_ref().map(translate).unwrap_or_default(),
+        };
+        // Nobody listens any more when the case has failed.
+        let _ = self.report.send(outcome);
+        if let Err(e) = self.open_more(cx) {
+            eprintln!("interop: {e}");
+        }
+    }
+
+    fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
+        if let Ok(describe) = command.downcast::<Describe>() {
+            let _ = describe.0.send(self.describe(cx));
+        }
+    }
+}

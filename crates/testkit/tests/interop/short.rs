@@ -1,0 +1,100 @@
+//! Many connections: one after the other, and all at once.
+
+use crate::case::{Case, Client, Family};
+use crate::plan::Ended;
+use crate::plan::{Finish, Plan};
+use crate::suite;
+
+const REQUEST: u64 = 100;
+const RESPONSE: u64 = 1000;
+
+/// Who sends the first FIN, and thus keeps TIME_WAIT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum First {
+    Client,
+    Server,
+}
+
+/// What client and server do for one request with its response.
+fn exchange(first: First) -> (Plan, Plan) {
+    match first {
+        // The request ends with FIN, and the response follows it.
+        First::Client => {
+            (Plan::send(REQUEST), Plan { send: RESPONSE, answer_after_fin: true, ..Plan::default() })
+        }
+        // As HTTP without keep-alive: the end of the response is the server's FIN.
+        First::Server => (
+            Plan { send: REQUEST, finish_after: RESPONSE, ..Plan::default() },
+            Plan { send: RESPONSE, finish_after: REQUEST, ..Plan::default() },
+        ),
+    }
+}
+
+fn between(client: Client, (of_client, of_server): (Plan, Plan), case: Case) -> Case {
+    match client {
+        Client::Ginnel => Case { client, ginnel: of_client, kernel: of_server, ..case },
+        Client::Kernel => Case { client, ginnel: of_server, kernel: of_client, ..case },
+    }
+}
+
+fn short(count: usize, parallel: usize, link: &'static str) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        for client in [Client::Ginnel, Client::Kernel] {
+            for first in [First::Client, First::Server] {
+                let name =
+                    format!("{count} short, {family:?}, {client:?} connects, {first:?} closes first {link}");
+                let case = Case { name, family, count, parallel, link, ..Case::default() };
+                cases.push(between(client, exchange(first), case));
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn ten_thousand_short_connections() {
+    suite::run("ten_thousand_short_connections", 2, short(10_000, 32, ""));
+}
+
+#[test]
+fn short_connections_over_a_bad_link() {
+    let link = "loss=2% duplicate=2% reorder=2% corrupt=1%";
+    suite::run("short_connections_over_a_bad_link", 4, short(1_000, 100, link));
+}
+
+/// All open at the same time before the first byte is sent.
+#[test]
+fn a_thousand_connections_at_once() {
+    let mut cases = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        for client in [Client::Ginnel, Client::Kernel] {
+            let name = format!("1000 at once, {family:?}, {client:?} connects");
+            let plan = Plan::send(64 << 10);
+            let case = Case { name, family, count: 1000, parallel: 1000, all_open: true, ..Case::default() };
+            cases.push(between(client, (plan, plan), case));
+        }
+    }
+    suite::run("a_thousand_connections_at_once", 2, cases);
+}
+
+/// The server closes without waiting for the client's FIN.
+#[test]
+fn servers_that_close_and_forget() {
+    let mut cases = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        for client in [Client::Ginnel, Client::Kernel] {
+            let of_client = Plan { send: REQUEST, finish_after: RESPONSE, ..Plan::default() };
+            let of_server =
+                Plan { send: RESPONSE, finish_after: REQUEST, finish: Finish::Close, ..Plan::default() };
+            let ends = match client {
+                Client::Ginnel => (Ended::Fin, Ended::Closed),
+                Client::Kernel => (Ended::Closed, Ended::Fin),
+            };
+            let name = format!("the server closes and forgets, {family:?}, {client:?} connects");
+            let case = Case { name, family, count: 1000, parallel: 32, ends, ..Case::default() };
+            cases.push(between(client, (of_client, of_server), case));
+        }
+    }
+    suite::run("servers_that_close_and_forget", 2, cases);
+}

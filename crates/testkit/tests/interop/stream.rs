@@ -1,0 +1,105 @@
+//! The bytes that tests send: each position of a stream has its byte, so a wrong one is found where it is.
+
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock};
+
+/// Bytes before a stream repeats itself: more than any buffer holds, and no multiple of any segment size.
+const PERIOD: usize = (16 << 20) + 13;
+
+/// Which of two streams, so that none is mistaken for its echo.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// From the side that opened the connection.
+    Request,
+    /// From the side that accepted it.
+    Response,
+}
+
+/// A SHA-256 digest.
+pub type Digest256 = [u8; 32];
+
+impl Stream {
+    fn period(self) -> &'static [u8] {
+        static PERIODS: [OnceLock<Vec<u8>>; 2] = [OnceLock::new(), OnceLock::new()];
+        PERIODS[self as usize].get_or_init(|| {
+            let mut state = 0x9e37_79b9_7f4a_7c15 ^ self as u64;
+            let mut words = Vec::with_capacity(PERIOD + 8);
+            while words.len() < PERIOD {
+                // xorshift64
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                words.extend_from_slice(&state.to_le_bytes());
+            }
+            words.truncate(PERIOD);
+            words
+        })
+    }
+
+    /// Bytes from `offset` on: at least one, at most `max`.
+    pub fn piece(self, offset: u64, max: u64) -> &'static [u8] {
+        let start = (offset % PERIOD as u64) as usize;
+        let len = usize::try_from(max).unwrap_or(PERIOD).min(PERIOD - start);
+        &self.period()[start..start + len]
+    }
+
+    /// The digest of the first `len` bytes.
+    pub fn digest(self, len: u64) -> Digest256 {
+        static KNOWN: Mutex<Option<HashMap<(Stream, u64), Digest256>>> = Mutex::new(None);
+        let mut known = KNOWN.lock().expect("nothing panics while holding it");
+        *known.get_or_insert_default().entry((self, len)).or_insert_with(|| {
+            let mut hash = Sha256::new();
+            let mut offset = 0;
+            while offset < len {
+                let piece = self.piece(offset, len - offset);
+                hash.update(piece);
+                offset += piece.len() as u64;
+            }
+            hash.finalize().into()
+        })
+    }
+}
+
+/// Takes what was received.
+#[derive(Clone)]
+pub struct Verifier {
+    stream: Stream,
+    hash: Sha256,
+    received: u64,
+    mismatch: Option<u64>,
+}
+
+impl Verifier {
+    pub fn new(stream: Stream) -> Self {
+        Self { stream, hash: Sha256::new(), received: 0, mismatch: None }
+    }
+
+    pub fn take(&mut self, mut bytes: &[u8]) {
+        self.hash.update(bytes);
+        while !bytes.is_empty() {
+            let expected = self.stream.piece(self.received, bytes.len() as u64);
+            let (now, rest) = bytes.split_at(expected.len());
+            if now != expected && self.mismatch.is_none() {
+                let within = now.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(0);
+                self.mismatch = Some(self.received + within as u64);
+            }
+            self.received += now.len() as u64;
+            bytes = rest;
+        }
+    }
+
+    /// Bytes so far.
+    pub fn received(&self) -> u64 {
+        self.received
+    }
+
+    /// Position of the first byte that was not the stream's.
+    pub fn mismatch(&self) -> Option<u64> {
+        self.mismatch
+    }
+
+    pub fn digest(self) -> Digest256 {
+        self.hash.finalize().into()
+    }
+}

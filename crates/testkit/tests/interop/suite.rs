@@ -1,0 +1,55 @@
+//! Runs cases beside each other: most of them wait most of the time.
+
+use crate::case::{Case, Passed};
+use ginnel_testkit::interop::unavailable;
+use ginnel_testkit::skip;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Runs all cases of a test, `lanes` at a time, and fails with all that is known about those that failed.
+///
+/// `GINNEL_INTEROP=text` runs only the cases whose names contain the text.
+pub fn run(test: &str, lanes: usize, cases: Vec<Case>) {
+    if let Some(reason) = unavailable() {
+        return skip(test, &reason);
+    }
+    let wanted = std::env::var("GINNEL_INTEROP").unwrap_or_default();
+    let cases: Vec<_> = cases.into_iter().filter(|case| case.name.contains(&wanted)).collect();
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..lanes.min(cases.len()) {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match case.run() {
+                        Ok(passed) => println!("{}", summary(case, &passed)),
+                        Err(report) => {
+                            println!("{:<60} FAILED", case.name);
+                            failures.lock().expect("no panic while held").push(report);
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().expect("no panic while held");
+    let (failed, all) = (failures.len(), cases.len());
+    assert!(failures.is_empty(), "{failed} of {all} cases failed:\n\n{}", failures.join("\n"));
+}
+
+/// One line about a case that passed.
+fn summary(case: &Case, passed: &Passed) -> String {
+    let bytes: u64 = passed.ginnel.iter().chain(&passed.kernel).map(|outcome| outcome.received).sum();
+    let seconds = passed.took.as_secs_f64();
+    let retransmits = |outcomes: &[crate::plan::Outcome]| -> u32 {
+        outcomes.iter().map(|outcome| outcome.info.retransmits).sum()
+    };
+    format!(
+        "{:<60} {seconds:7.2} s {:8.1} MB/s, {} lost, retransmits {} and {}",
+        case.name,
+        bytes as f64 / seconds / 1e6,
+        passed.frames_lost,
+        retransmits(&passed.ginnel),
+        retransmits(&passed.kernel),
+    )
+}

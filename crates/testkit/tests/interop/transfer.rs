@@ -1,0 +1,175 @@
+//! Bulk transfers: every MTU, both families, both directions, both roles, over perfect links and over bad ones.
+
+use crate::case::{Case, Client, Family};
+use crate::plan::Plan;
+use crate::suite;
+
+const MIB: u64 = 1 << 20;
+const MTUS_V4: [usize; 8] = [128, 256, 552, 576, 1280, 1500, 4000, 9000];
+const MTUS_V6: [usize; 4] = [1280, 1500, 4000, 9000];
+const CLIENTS: [Client; 2] = [Client::Ginnel, Client::Kernel];
+
+/// What links do to frames, in both directions.
+const FAULTS: [&str; 7] = [
+    "loss=1%",
+    "loss=5%",
+    "loss=1% loss-burst=2",
+    "reorder=5% reorder-delay=2ms",
+    "duplicate=5%",
+    "corrupt=1%",
+    "delay=2ms jitter=1ms loss=1% duplicate=1% reorder=1% corrupt=0.5%",
+];
+
+/// Who sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    Ginnel,
+    Kernel,
+    Both,
+}
+
+impl Sender {
+    /// The case with a transfer of so many bytes.
+    pub fn sends(self, bytes: u64, case: Case) -> Case {
+        let send = Plan::send(bytes);
+        // Its FIN says that everything came.
+        let receive = Plan { finish_after: bytes, ..Plan::default() };
+        match self {
+            Self::Ginnel => Case { ginnel: send, kernel: receive, ..case },
+            Self::Kernel => Case { ginnel: receive, kernel: send, ..case },
+            Self::Both => Case { ginnel: send, kernel: send, ..case },
+        }
+    }
+}
+
+/// Both directions × both roles over links of every size.
+fn all_sizes(bytes: u64, offload: bool) -> Vec<Case> {
+    let sizes = MTUS_V4.map(|mtu| (Family::V4, mtu)).into_iter().chain(MTUS_V6.map(|mtu| (Family::V6, mtu)));
+    let with = if offload { "" } else { ", no offload" };
+    let mut cases = Vec::new();
+    for (family, mtu) in sizes {
+        for client in CLIENTS {
+            for sender in [Sender::Ginnel, Sender::Kernel] {
+                let name = format!("{family:?} MTU {mtu}, {client:?} connects, {sender:?} sends{with}");
+                let case = Case { name, family, mtu, client, offload, ..Case::default() };
+                cases.push(sender.sends(bytes, case));
+            }
+        }
+    }
+    cases
+}
+
+/// Every fault × both families × both directions; the roles take turns.
+fn all_faults(bytes: u64) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for link in FAULTS {
+        for family in [Family::V4, Family::V6] {
+            for sender in [Sender::Ginnel, Sender::Kernel] {
+                let client = CLIENTS[(cases.len() / 2 + cases.len()) % 2];
+                let name = format!("{link}, {family:?}, {client:?} connects, {sender:?} sends");
+                cases.push(sender.sends(bytes, Case { name, family, client, link, ..Case::default() }));
+            }
+        }
+    }
+    cases
+}
+
+/// Everything bad at once, over links of unusual size: so many segments.
+fn bad_links_of_all_sizes(segments: u64) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for mtu in [128, 576, 4000, 9000] {
+        for sender in [Sender::Ginnel, Sender::Kernel, Sender::Both] {
+            let client = CLIENTS[cases.len() % 2];
+            let link = FAULTS[FAULTS.len() - 1];
+            let name = format!("{link}, MTU {mtu}, {client:?} connects, {sender:?} sends");
+            let case = Case { name, mtu, client, link, ..Case::default() };
+            cases.push(sender.sends(segments * mtu as u64, case));
+        }
+    }
+    cases
+}
+
+/// Both directions at the same time, with and without offloads, and with nothing but the TAP below the stack.
+fn both_ways(bytes: u64) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for family in [Family::V4, Family::V6] {
+        for client in CLIENTS {
+            for (offload, capture) in [(true, true), (true, false), (false, true)] {
+                let name = format!(
+                    "both ways, {family:?}, {client:?} connects, offload {offload}, capture {capture}"
+                );
+                let case = Case { name, family, client, offload, capture, ..Case::default() };
+                cases.push(Sender::Both.sends(bytes, case));
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn transfers_over_links_of_every_size() {
+    suite::run("transfers_over_links_of_every_size", 2, all_sizes(64 * MIB, true));
+}
+
+#[test]
+fn transfers_without_offload() {
+    suite::run("transfers_without_offload", 2, all_sizes(16 * MIB, false));
+}
+
+#[test]
+fn transfers_over_bad_links() {
+    suite::run("transfers_over_bad_links", 4, all_faults(64 * MIB));
+}
+
+#[test]
+fn transfers_over_bad_links_of_every_size() {
+    suite::run("transfers_over_bad_links_of_every_size", 4, bad_links_of_all_sizes(2_000));
+}
+
+#[test]
+fn transfers_both_ways_at_once() {
+    suite::run("transfers_both_ways_at_once", 2, both_ways(64 * MIB));
+}
+
+/// The same as above with a GiB.
+mod suites {
+    use super::*;
+    use std::time::Duration;
+
+    const GIB: u64 = 1 << 30;
+
+    fn patient(cases: Vec<Case>) -> Vec<Case> {
+        let limit = Duration::from_secs(3600);
+        cases.into_iter().map(|case| Case { limit, ..case }).collect()
+    }
+
+    #[test]
+    #[ignore = "minutes: a GiB for each case"]
+    fn a_gibibyte_over_links_of_every_size() {
+        suite::run("a_gibibyte_over_links_of_every_size", 2, patient(all_sizes(GIB, true)));
+    }
+
+    #[test]
+    #[ignore = "minutes: a GiB for each case"]
+    fn a_gibibyte_without_offload() {
+        suite::run("a_gibibyte_without_offload", 2, patient(all_sizes(GIB, false)));
+    }
+
+    #[test]
+    #[ignore = "minutes: a GiB for each case"]
+    fn a_gibibyte_over_bad_links() {
+        suite::run("a_gibibyte_over_bad_links", 4, patient(all_faults(GIB)));
+    }
+
+    #[test]
+    #[ignore = "minutes: much over small links"]
+    fn much_over_bad_links_of_every_size() {
+        suite::run("much_over_bad_links_of_every_size", 4, patient(bad_links_of_all_sizes(50_000)));
+    }
+
+    #[test]
+    #[ignore = "minutes: a GiB for each case"]
+    fn a_gibibyte_both_ways_at_once() {
+        suite::run("a_gibibyte_both_ways_at_once", 2, patient(both_ways(GIB)));
+    }
+}
