@@ -40,6 +40,11 @@ fn every_script_passes_on_the_linux_kernel() {
 }
 
 #[test]
+fn every_script_passes_on_the_engine() {
+    run(BackendKind::Ginnel);
+}
+
+#[test]
 fn the_list_of_differences_is_current() {
     let path = suite::repository_scripts().join("../../docs/tcp-differences.md");
     let listed = std::fs::read_to_string(&path).unwrap_or_default();
