@@ -31,9 +31,6 @@ impl<S: Handler, C: Handler> Pair<S, C> {
             let mut device = DeviceConfig::new("cable", DeviceKind::Memory);
             device.faults = faults.map(|f| f.parse().expect("a link specification"));
             device.faults_seed = seed;
-            if seed == 2 {
-                device.capture = Some("/tmp/echo.pcapng".into());
-            }
             let addresses: Vec<_> = addresses.iter().map(|a| a.parse().expect("an address")).collect();
             Config::single(device, &addresses, &[])
         };
