@@ -49,7 +49,8 @@ pub struct Load {
 }
 
 impl Load {
-    fn count(&mut self, frames: usize, took: Duration) {
+    /// Counts a turn.
+    pub fn count(&mut self, frames: usize, took: Duration) {
         self.turns += 1;
         if frames == 0 {
             self.idle_turns += 1;

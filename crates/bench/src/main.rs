@@ -10,16 +10,22 @@
 //! ```
 
 mod benches;
+mod bulk;
 mod client;
 mod duel;
 mod frames;
 mod harness;
+mod host;
 mod http;
+mod kernel_client;
+mod namespace;
 mod server;
 mod solo;
+mod tap;
 
-use benches::ALL;
+use benches::{ALL, Bench, Needs};
 use clap::Parser;
+use harness::result::BenchResult;
 use harness::{Failure, Options, lock};
 use std::process::ExitCode;
 
@@ -84,12 +90,16 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
     let options = &arguments.options;
     let wanted = |name: &str| arguments.names.is_empty() || arguments.names.iter().any(|n| n == name);
     let benches: Vec<_> = ALL.iter().filter(|b| wanted(b.name)).collect();
-    let _lock = if benches.iter().any(|b| b.timed) { Some(lock::machine()?) } else { None };
+    // Whoever started the process inside of a namespace holds the lock for it.
+    let inside = namespace::is_inside();
+    let timed = benches.iter().any(|b| b.needs != Needs::Nothing);
+    let _lock = if timed && !inside { Some(lock::machine()?) } else { None };
     let mut failed = Vec::new();
     for bench in benches {
-        println!("== {}: {}", bench.name, bench.about);
-        let ready = if bench.timed { lock::wait_until_quiet(options) } else { Ok(()) };
-        match ready.and_then(|()| (bench.run)(options)) {
+        if !inside {
+            println!("== {}: {}", bench.name, bench.about);
+        }
+        match run_one(bench, options, inside) {
             Ok(results) => {
                 for result in &results {
                     result.print();
@@ -105,4 +115,19 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         }
     }
     if failed.is_empty() { Ok(()) } else { Err(Failure::Failed(failed.join(", "))) }
+}
+
+fn run_one(bench: &Bench, options: &Options, inside: bool) -> Result<Vec<BenchResult>, Failure> {
+    match bench.needs {
+        Needs::Nothing => {}
+        Needs::Machine => lock::wait_until_quiet(options)?,
+        Needs::Namespace if inside => namespace::prepare()?,
+        Needs::Namespace => {
+            lock::wait_until_quiet(options)?;
+            // It prints and records its results itself.
+            namespace::run(bench.name)?;
+            return Ok(Vec::new());
+        }
+    }
+    (bench.run)(options)
 }

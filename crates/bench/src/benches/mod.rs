@@ -2,11 +2,24 @@
 
 pub mod idle;
 pub mod instructions;
+mod kernel;
+mod loss;
 mod many;
 mod versus;
 
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
+
+/// What a bench needs to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Needs {
+    /// Nothing: it measures no time.
+    Nothing,
+    /// The machine for itself.
+    Machine,
+    /// The same, and a network namespace with the Linux kernel at the other end of a TAP device.
+    Namespace,
+}
 
 /// A bench.
 pub struct Bench {
@@ -14,8 +27,8 @@ pub struct Bench {
     pub name: &'static str,
     /// What it measures.
     pub about: &'static str,
-    /// It measures time, so it needs the machine for itself.
-    pub timed: bool,
+    /// What it needs.
+    pub needs: Needs,
     /// Runs it.
     pub run: fn(&Options) -> Result<Vec<BenchResult>, Failure>,
 }
@@ -25,31 +38,49 @@ pub const ALL: &[Bench] = &[
     Bench {
         name: "short-vs-smoltcp",
         about: "HTTP connections/s, 64 bytes each, 16 at a time, against smoltcp over the same rings",
-        timed: true,
+        needs: Needs::Machine,
         run: versus::short,
     },
     Bench {
         name: "keepalive-vs-smoltcp",
         about: "HTTP requests/s, 64 bytes each, on 16 connections, against smoltcp over the same rings",
-        timed: true,
+        needs: Needs::Machine,
         run: versus::keep_alive,
     },
     Bench {
         name: "short-100k",
         about: "HTTP connections/s with 100,000 open, the server closes and all stay in TIME_WAIT for 60 s",
-        timed: true,
+        needs: Needs::Machine,
         run: many::short_100k,
+    },
+    Bench {
+        name: "tap-bulk",
+        about: "Gbit/s of one connection to and from the Linux kernel over TAP with offloads",
+        needs: Needs::Namespace,
+        run: kernel::bulk,
+    },
+    Bench {
+        name: "tap-short",
+        about: "HTTP connections/s of a client on the Linux kernel over TAP; the client is the bottleneck",
+        needs: Needs::Namespace,
+        run: kernel::short,
+    },
+    Bench {
+        name: "loss-table",
+        about: "goodput over a gigabit link with loss, beside the Linux kernel's CUBIC as sender",
+        needs: Needs::Namespace,
+        run: loss::run,
     },
     Bench {
         name: "idle-bytes",
         about: "resident memory per idle connection, with a million open of ten million possible",
-        timed: false,
+        needs: Needs::Nothing,
         run: idle::bytes,
     },
     Bench {
         name: "instructions",
         about: "instructions of the server per connection, request and megabyte; more than accepted fails",
-        timed: false,
+        needs: Needs::Nothing,
         run: instructions::run,
     },
 ];

@@ -37,7 +37,16 @@ pub fn pin(cpu: usize) -> io::Result<()> {
 
 /// CPU time that this process has used.
 pub fn process_cpu_time() -> Duration {
-    let t = clock_gettime(ClockId::ProcessCPUTime);
+    cpu_time(ClockId::ProcessCPUTime)
+}
+
+/// CPU time that the calling thread has used.
+pub fn thread_cpu_time() -> Duration {
+    cpu_time(ClockId::ThreadCPUTime)
+}
+
+fn cpu_time(clock: ClockId) -> Duration {
+    let t = clock_gettime(clock);
     Duration::new(t.tv_sec.unsigned_abs(), t.tv_nsec as u32)
 }
 

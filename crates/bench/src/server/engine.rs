@@ -1,15 +1,14 @@
 //! A responder on the engine itself: events are answered where they are taken.
 
 use super::{ROUTER_IP, SERVER, Server};
+use crate::host::{Application, Host};
 use crate::http;
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use ginnel_stack::device::{Device, RxBurst, RxQueue};
+use core::net::{Ipv4Addr, SocketAddr};
+use ginnel_stack::device::{Device, RxBurst};
 use ginnel_stack::events::Event;
-use ginnel_stack::handle::{Conn, PortId};
-use ginnel_stack::ip::RouteConfig;
-use ginnel_stack::link::LinkConfig;
+use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ListenOptions, SocketOptions};
-use ginnel_stack::stack::{Stack, StackConfig, Usage};
+use ginnel_stack::stack::{Stack, Usage};
 use ginnel_stack::tcp::config::TcpConfig;
 use ginnel_stack::tcp::source::{PreloadedSource, SourceId};
 use ginnel_stack::time::Instant;
@@ -34,9 +33,7 @@ impl EngineOptions {
 
 /// The responder.
 pub struct EngineServer {
-    stack: Stack,
-    port: PortId,
-    rx: Box<dyn RxQueue + Send>,
+    host: Host,
     answer: Answer,
 }
 
@@ -47,66 +44,49 @@ struct Answer {
     keep_alive: bool,
 }
 
-/// A stack with the server's address on `device`, and its port.
-pub fn stack_on(device: Device, tcp: TcpConfig, now: Instant) -> (Stack, PortId, Box<dyn RxQueue + Send>) {
-    let config = StackConfig { tcp, ..StackConfig::default() };
-    let mut stack = Stack::new(config, [7; 32], now).expect("the configuration of a bench is valid");
-    let port = stack.add_port(device.tx);
-    let address = IpAddr::V4(Ipv4Addr::from_bits(SERVER.ip));
-    let link = LinkConfig { name: "client".into(), addresses: vec![(address, 24)], ..LinkConfig::default() };
-    let link = stack.add_link(port, &link).expect("the link of a bench is valid");
-    let route = RouteConfig {
-        destination: Ipv4Addr::UNSPECIFIED.into(),
-        prefix: 0,
-        gateway: Some(Ipv4Addr::from_bits(ROUTER_IP).into()),
-        link,
-        metric: 0,
-    };
-    stack.add_route(route).expect("the router is on the link");
-    (stack, port, device.rx)
-}
-
 impl EngineServer {
     /// A responder on a device.
     pub fn new(device: Device, options: EngineOptions, now: Instant) -> Self {
-        let (mut stack, port, rx) = stack_on(device, options.tcp, now);
+        let (address, router) = (Ipv4Addr::from_bits(SERVER.ip), Ipv4Addr::from_bits(ROUTER_IP));
+        let mut host = Host::new(device, address, Some(router), options.tcp, now);
         let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), SERVER.port);
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         let listen = ListenOptions { socket, ..ListenOptions::default() };
-        stack.listen(local, listen).expect("nobody else listens");
+        host.stack.listen(local, listen).expect("nobody else listens");
         let keep_alive = options.keep_alive;
         let answer = match options.bulk_bytes {
             None => Answer { head: http::response(keep_alive), body: None, keep_alive },
             Some(len) => {
                 let source = PreloadedSource::new(vec![b'x'; len as usize]);
-                let body = Some((stack.add_source(Box::new(source)), len));
+                let body = Some((host.stack.add_source(Box::new(source)), len));
                 Answer { head: http::head(len, keep_alive), body, keep_alive }
             }
         };
-        Self { stack, port, rx, answer }
+        Self { host, answer }
     }
 
     /// What is in use.
     pub fn usage(&self) -> Usage {
-        self.stack.usage()
+        self.host.stack.usage()
     }
+}
 
-    fn events(stack: &mut Stack, answer: &Answer, burst: &RxBurst<'_>) {
-        while let Some(event) = stack.next_event() {
-            match event {
-                Event::Incoming { listener } => while stack.accept(listener).is_some() {},
-                Event::Data { conn, data } => {
-                    let bytes = stack.inline_data(burst, &data);
-                    let asked = http::is_request(bytes);
-                    stack.consume(conn, data, bytes.len(), burst);
-                    if asked {
-                        answer.give(stack, conn);
-                    }
+impl Application for Answer {
+    #[inline]
+    fn on_event(&mut self, stack: &mut Stack, event: Event, burst: &RxBurst<'_>) {
+        match event {
+            Event::Incoming { listener } => while stack.accept(listener).is_some() {},
+            Event::Data { conn, data } => {
+                let bytes = stack.inline_data(burst, &data);
+                let asked = http::is_request(bytes);
+                stack.consume(conn, data, bytes.len(), burst);
+                if asked {
+                    self.give(stack, conn);
                 }
-                // Only a stale handle can be refused.
-                Event::PeerClosed { conn } => _ = stack.close(conn),
-                _ => {}
             }
+            // Only a stale handle can be refused.
+            Event::PeerClosed { conn } => _ = stack.close(conn),
+            _ => {}
         }
     }
 }
@@ -128,25 +108,13 @@ impl Answer {
 
 impl Server for EngineServer {
     fn turn(&mut self, now: Instant) -> usize {
-        let Self { stack, port, rx, answer } = self;
-        let mut burst = RxBurst::new();
-        rx.rx_burst(now, &mut burst);
-        if !burst.is_empty() {
-            stack.receive(now, *port, &burst);
-            Self::events(stack, answer, &burst);
-            stack.finish_burst(&burst);
-        }
-        stack.advance(now);
-        Self::events(stack, answer, &RxBurst::new());
-        stack.transmit(now);
-        burst.len()
+        self.host.turn(now, &mut self.answer)
     }
 
     fn facts(&self) -> Vec<(&'static str, u64)> {
-        let stats = self.stack.tcp_stats();
-        let usage = self.stack.usage();
+        let stats = self.host.stack.tcp_stats();
         vec![
-            ("time_wait", usage.time_wait as u64),
+            ("time_wait", self.usage().time_wait as u64),
             ("time_wait_overflows", stats.time_wait_overflows),
             ("retransmitted", stats.retransmitted),
             ("resets_sent", stats.resets_out),

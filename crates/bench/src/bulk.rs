@@ -1,0 +1,90 @@
+//! An application that sends or receives as much as it can.
+
+use crate::host::Application;
+use ginnel_stack::device::RxBurst;
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::Conn;
+use ginnel_stack::stack::Stack;
+use ginnel_stack::tcp::source::{Source, SourceId};
+use ginnel_stack::wire::checksum::Sum;
+
+/// Bytes queued at a time.
+const PIECE_BYTES: u64 = 1 << 18;
+
+/// Zeroes for ever, whose sum is known.
+struct Zeros;
+
+impl Source for Zeros {
+    fn len(&self) -> u64 {
+        u64::MAX
+    }
+
+    fn fill(&self, _offset: u64, out: &mut [u8]) {
+        out.fill(0);
+    }
+
+    fn sum(&self, _offset: u64, _len: usize) -> Option<Sum> {
+        Some(Sum::of(&[]))
+    }
+}
+
+/// See the module's text.
+pub struct Bulk {
+    /// What is sent on every connection; `None` only receives.
+    zeros: Option<SourceId>,
+    /// Connections that opened.
+    pub opened: u64,
+    /// Bytes received.
+    pub received: u64,
+    /// Connections that ended.
+    pub ended: u64,
+    rest: Box<[u8]>,
+}
+
+impl Bulk {
+    /// Receives.
+    pub fn sink() -> Self {
+        Self { zeros: None, opened: 0, received: 0, ended: 0, rest: vec![0; 1 << 16].into() }
+    }
+
+    /// Sends.
+    pub fn fountain(stack: &mut Stack) -> Self {
+        Self { zeros: Some(stack.add_source(Box::new(Zeros))), ..Self::sink() }
+    }
+
+    fn send(&self, stack: &mut Stack, conn: Conn) {
+        let Some(zeros) = self.zeros else { return };
+        while stack.send_source(conn, zeros, 0, PIECE_BYTES).is_ok() {}
+    }
+}
+
+impl Application for Bulk {
+    fn on_event(&mut self, stack: &mut Stack, event: Event, burst: &RxBurst<'_>) {
+        match event {
+            Event::Incoming { listener } => {
+                while let Some(conn) = stack.accept(listener) {
+                    self.opened += 1;
+                    self.send(stack, conn);
+                }
+            }
+            Event::Connected { conn } => {
+                self.opened += 1;
+                self.send(stack, conn);
+            }
+            Event::Writable { conn } => self.send(stack, conn),
+            Event::Data { conn, data } => {
+                // What was left over comes first, and nothing is ever left over.
+                self.received += data.len() as u64;
+                stack.consume(conn, data, data.len(), burst);
+            }
+            Event::Readable { conn } => {
+                while let Ok(count @ 1..) = stack.recv(conn, &mut self.rest) {
+                    self.received += count as u64;
+                }
+            }
+            Event::PeerClosed { conn } => _ = stack.close(conn),
+            Event::Closed { .. } => self.ended += 1,
+            _ => {}
+        }
+    }
+}

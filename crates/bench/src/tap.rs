@@ -1,0 +1,220 @@
+//! Bulk transfers between a host of ours and the Linux kernel, over TAP.
+
+use crate::bulk::Bulk;
+use crate::duel::Load;
+use crate::harness::Failure;
+use crate::harness::machine::{Cpus, pin, thread_cpu_time};
+use crate::harness::pairs::Measured;
+use crate::host::Host;
+use crate::namespace;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
+use ginnel::clock;
+use ginnel_devices::faults::{self, LinkSpec};
+use ginnel_devices::tap::{self, TapConfig};
+use ginnel_stack::device::Device;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::tcp::config::TcpConfig;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+
+/// The kernel's end.
+pub const KERNEL: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+/// Our end.
+pub const OURS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
+
+/// Name of the kernel's interface.
+pub const INTERFACE: &str = "bench0";
+/// Bytes that the kernel's end reads or writes at a time.
+const PIECE_BYTES: usize = 256 << 10;
+/// How long a blocking call of the kernel's end may take before it looks whether it is over.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long a connection may take to open.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Each transfer has a port of its own, so that it meets nothing that is left of the last one.
+static NEXT_PORT: AtomicU16 = AtomicU16::new(5001);
+
+/// Who sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sender {
+    /// We do; the kernel receives.
+    Ours,
+    /// The kernel does; we receive.
+    Kernel,
+}
+
+/// A transfer.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    /// Who sends.
+    pub sender: Sender,
+    /// Where the two ends run.
+    pub cpus: Cpus,
+    /// Our end's TCP.
+    pub tcp: TcpConfig,
+    /// Time before bytes count.
+    pub warm_up: Duration,
+    /// Time in which they count.
+    pub measure: Duration,
+    /// A link with faults, and its seed.
+    pub link: Option<(LinkSpec, u64)>,
+}
+
+/// Opens the TAP device; these are the kernel's addresses.
+pub fn open(cpus: Cpus, addresses: Vec<(IpAddr, u8)>) -> Result<Device, Failure> {
+    let config =
+        TapConfig { name: Some(INTERFACE.into()), kernel_addresses: addresses, ..TapConfig::default() };
+    let device = tap::open(&config).map_err(|e| Failure::Skipped(e.to_string()))?;
+    if !namespace::receive_on(INTERFACE, cpus.client) {
+        println!("  receiving of the kernel's end runs on our CPU: /sys could not be mounted");
+    }
+    Ok(device)
+}
+
+/// Runs a transfer. The figure is Mbit/s of payload.
+pub fn transfer(t: &Transfer) -> Result<Measured, Failure> {
+    let mut device = open(t.cpus, vec![(KERNEL.into(), 24)])?;
+    if let Some((link, seed)) = &t.link {
+        device = faults::wrap(device, link, *seed);
+    }
+    let over = AtomicBool::new(false);
+    let received = AtomicU64::new(0);
+    let port = NEXT_PORT.fetch_add(1, Ordering::Relaxed);
+    let listener = TcpListener::bind((KERNEL, port))?;
+    std::thread::scope(|scope| {
+        let kernel = scope.spawn(|| kernels_end(t, &listener, port, &over, &received));
+        let ours = scope.spawn(|| {
+            let result = our_end(t, device, port, &received);
+            over.store(true, Ordering::Relaxed);
+            result
+        });
+        let mut measured = ours.join().expect("our end does not panic")?;
+        let share = kernel.join().expect("the kernel's end does not panic")?;
+        measured.facts.insert("kernel_end_cpu".into(), share);
+        Ok(measured)
+    })
+}
+
+fn our_end(t: &Transfer, device: Device, port: u16, received: &AtomicU64) -> Result<Measured, Failure> {
+    pin(t.cpus.server)?;
+    let mut now = clock::now();
+    let mut host = Host::new(device, OURS, None, t.tcp.clone(), now);
+    let mut bulk = match t.sender {
+        Sender::Ours => Bulk::fountain(&mut host.stack),
+        Sender::Kernel => Bulk::sink(),
+    };
+    match t.sender {
+        Sender::Ours => {
+            let to = SocketAddr::new(KERNEL.into(), port);
+            let opened = host.stack.connect(now, to, &ConnectOptions::default());
+            opened.map_err(|e| Failure::Failed(e.to_string()))?;
+        }
+        Sender::Kernel => {
+            let local = SocketAddr::new(OURS.into(), port);
+            let listening = host.stack.listen(local, ListenOptions::default());
+            listening.map_err(|e| Failure::Failed(e.to_string()))?;
+        }
+    }
+    let give_up = now + PATIENCE;
+    let mut opened = None;
+    let mut counted_from = None;
+    let mut load = Load::default();
+    loop {
+        let frames = host.turn(now, &mut bulk);
+        let end = clock::now();
+        load.count(frames, end - now);
+        now = end;
+        let bytes = match t.sender {
+            Sender::Ours => received.load(Ordering::Relaxed),
+            Sender::Kernel => bulk.received,
+        };
+        match (opened, counted_from) {
+            (None, _) if bulk.opened > 0 => opened = Some(now),
+            (None, _) if now >= give_up => return Err(Failure::Failed("no connection".into())),
+            (Some(at), None) if now - at >= t.warm_up => {
+                counted_from = Some((now, bytes));
+                load = Load::default();
+            }
+            (_, Some((at, before))) if now - at >= t.measure => {
+                let stats = host.stack.tcp_stats();
+                let mut measured =
+                    Measured::new((bytes - before) as f64 * 8.0 / (now - at).as_secs_f64() / 1e6)
+                        .with("our_busy_time", 1.0 - load.idle_time())
+                        .with("our_retransmissions", stats.retransmitted as f64);
+                if bulk.ended > 0 {
+                    measured.complaints.push("the connection ended early".into());
+                }
+                return Ok(measured);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Returns the share of a CPU that the thread used.
+fn kernels_end(
+    t: &Transfer,
+    listener: &TcpListener,
+    port: u16,
+    over: &AtomicBool,
+    received: &AtomicU64,
+) -> Result<f64, Failure> {
+    pin(t.cpus.client)?;
+    let began = std::time::Instant::now();
+    let result = match t.sender {
+        Sender::Ours => kernel_receives(listener, over, received),
+        Sender::Kernel => kernel_sends(SocketAddr::new(OURS.into(), port), over),
+    };
+    let share = thread_cpu_time().as_secs_f64() / began.elapsed().as_secs_f64();
+    match result {
+        // Our end vanishes without taking its leave.
+        Err(e) if !over.load(Ordering::Relaxed) => Err(Failure::Failed(format!("the kernel's end: {e}"))),
+        _ => Ok(share),
+    }
+}
+
+fn kernel_receives(listener: &TcpListener, over: &AtomicBool, received: &AtomicU64) -> io::Result<()> {
+    listener.set_nonblocking(true)?;
+    let (mut stream, _) = retry(over, || {
+        std::thread::sleep(Duration::from_millis(1));
+        listener.accept()
+    })?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(LOOK_EVERY))?;
+    let mut buffer = vec![0; PIECE_BYTES];
+    loop {
+        match retry(over, || stream.read(&mut buffer))? {
+            0 => return Ok(()),
+            count => received.fetch_add(count as u64, Ordering::Relaxed),
+        };
+    }
+}
+
+fn kernel_sends(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
+    // Our end may not listen yet.
+    let mut stream = retry(over, || match TcpStream::connect_timeout(&to, PATIENCE) {
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Err(io::ErrorKind::WouldBlock.into()),
+        other => other,
+    })?;
+    rustix::net::sockopt::set_tcp_congestion(&stream, "cubic")?;
+    stream.set_write_timeout(Some(LOOK_EVERY))?;
+    let buffer = vec![0; PIECE_BYTES];
+    loop {
+        retry(over, || stream.write(&buffer))?;
+    }
+}
+
+/// Tries until it works, fails, or all is over.
+fn retry<R>(over: &AtomicBool, mut attempt: impl FnMut() -> io::Result<R>) -> io::Result<R> {
+    loop {
+        if over.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match attempt() {
+            Err(e) if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&e.kind()) => {}
+            result => return result,
+        }
+    }
+}
