@@ -7,6 +7,7 @@ use super::recovery::Recovery;
 use super::recv_buffer::RecvBuffer;
 use super::send_buffer::SendBuffer;
 use super::sent_queue::SentQueue;
+use super::state::State;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
@@ -145,13 +146,13 @@ impl Busy {
         *self = Self { send, sent, recv, ..Self::new() };
     }
 
-    /// Nothing is queued, in flight or unread, and nothing needs to be remembered.
-    pub fn is_idle(&self) -> bool {
+    /// Nothing is queued, in flight or unread, and nothing needs to be remembered. `state` is the connection's.
+    pub fn is_idle(&self, state: State) -> bool {
         self.send.is_empty()
             && self.sent.is_empty()
             && self.recv.is_empty()
-            // A FIN may wait for the peer's window with nothing else queued.
-            && self.timer_kind != RetransmitTimer::Persist
+            // A FIN may still have to leave, with nothing else queued.
+            && !matches!(state, State::FinWait1 | State::Closing | State::LastAck)
             && matches!(self.urgent_in, Urgent::None | Urgent::Taken(_))
     }
 

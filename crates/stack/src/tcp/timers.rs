@@ -91,7 +91,7 @@ impl Tcp {
     fn note_idle(&mut self, idx: u32) {
         let now = self.now;
         let Some((c, b)) = self.both(idx) else { return };
-        if b.is_idle() && b.dsack.is_none() && c.state.is_synchronized() {
+        if b.is_idle(c.state) && b.dsack.is_none() && c.state.is_synchronized() {
             b.idle_since.get_or_insert(now);
         } else {
             b.idle_since = None;
@@ -235,7 +235,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
         if b.idle_since.is_some_and(|since| since + rto <= now) {
-            if b.is_idle() && c.state.is_synchronized() {
+            if b.is_idle(c.state) && c.state.is_synchronized() {
                 self.release_busy(idx);
                 return true;
             }
