@@ -49,7 +49,7 @@ impl Handler for Echo {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         for address in &self.options.listen {
-            cx.listen(*address, ListenOptions { socket, ..ListenOptions::default() })?;
+            cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
             if self.options.udp {
                 // Each address is a socket of its own, so that [::] and 0.0.0.0 can both be listened on.
                 let options = UdpOptions { only_v6: true, ..UdpOptions::default() };

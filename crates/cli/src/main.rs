@@ -5,6 +5,7 @@
 
 mod commands;
 mod failure;
+mod log;
 mod signals;
 mod stack_options;
 mod table;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(e) => return usage(&e),
     };
+    log::to_stderr();
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

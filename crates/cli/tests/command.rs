@@ -1,6 +1,8 @@
 //! The command as a user meets it: exit codes, messages, and each program once.
 
 use ginnel_testkit::skip;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -170,6 +172,36 @@ fn in_namespace(test: &str) -> Option<()> {
 }
 
 #[test]
+fn echo_answers_the_kernel_over_tap() {
+    if in_namespace("echo_answers_the_kernel_over_tap").is_some() {
+        return;
+    }
+    let mut server = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    server.args(["echo", "--device=tap:gtap1", "--address=10.78.0.2/24", "--kernel-address=10.78.0.1/24"]);
+    let server = Running(server.stdout(Stdio::piped()).spawn().unwrap());
+    let started = Instant::now();
+    let mut stream = loop {
+        match TcpStream::connect("10.78.0.2:7") {
+            Ok(stream) => break stream,
+            Err(e) => assert!(started.elapsed() < Duration::from_secs(10), "{e}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let sent = pattern(1 << 20);
+    let mut writer = stream.try_clone().unwrap();
+    let bytes = sent.clone();
+    let writing = std::thread::spawn(move || {
+        writer.write_all(&bytes).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).unwrap();
+    writing.join().unwrap();
+    assert!(received == sent);
+    assert!(server.interrupt().contains("| shard"));
+}
+
+#[test]
 fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
     if in_namespace("httpd_serves_curl_over_tap_and_ends_with_a_table").is_some() {
         return;
@@ -179,7 +211,7 @@ fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
     let capture_argument = format!("--capture={}", capture.display());
     let mut server = Command::new(env!("CARGO_BIN_EXE_ginnel"));
     server.args(["httpd", "--device=tap:gtap0", "--address=10.77.0.2/24", "--kernel-address=10.77.0.1/24"]);
-    server.args(["--listen=0.0.0.0:80", &capture_argument, site.path()]).stdout(Stdio::piped());
+    server.args([&capture_argument, site.path()]).stdout(Stdio::piped());
     let server = Running(server.spawn().unwrap());
     for (path, expected) in [("index.html", b"<p>here</p>".to_vec()), ("large.bin", pattern(3 << 20))] {
         let url = format!("http://10.77.0.2/{path}");

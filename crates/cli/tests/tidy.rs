@@ -166,6 +166,24 @@ fn the_page_of_rfcs_agrees_with_the_citations_in_the_engine() {
 }
 
 #[test]
+fn files_that_the_documents_name_exist() {
+    let mut broken = Vec::new();
+    for (path, text) in files().into_iter().filter(|(path, _)| path.ends_with(".md")) {
+        let words = text.split(|c: char| c.is_whitespace() || "`()[]|,;".contains(c));
+        let named = words.map(|w| w.trim_end_matches(['.', ':']).split('#').next().unwrap_or(w));
+        let ours = named.filter(|w| {
+            ["crates/", "docs/", "scripts/", "tests/", "bench/"].iter().any(|p| w.starts_with(p))
+        });
+        for name in ours.filter(|w| !w.contains(['{', '*', '<'])) {
+            if !root().join(name).exists() {
+                broken.push(format!("{path}: {name}"));
+            }
+        }
+    }
+    report("documents name files that exist", &broken);
+}
+
+#[test]
 fn dependencies_point_one_way() {
     let forbidden = [
         ("stack", &["ginnel-devices", "ginnel.workspace", "ginnel-apps", "ginnel-cli"][..]),
