@@ -556,7 +556,7 @@ impl Tcp {
     }
 
     /// The window field, and the right edge it stands for.
-    fn window_field(&self, idx: u32, syn: bool) -> (u16, SeqNumber) {
+    pub fn window_field(&self, idx: u32, syn: bool) -> (u16, SeqNumber) {
         let c = &self.conns[idx];
         if syn {
             // Never scaled in a SYN (RFC 7323 §2.2).

@@ -98,10 +98,14 @@ impl Tcp {
     fn send_for(&mut self, net: &mut Network, idx: u32, seq: SeqNumber, flags: TcpFlags) {
         let key = self.key(idx);
         let options = self.timestamps_for(idx);
-        let c = &self.conns[idx];
-        let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
-        let window = u16::try_from(c.rcv_wnd() >> scale).unwrap_or(u16::MAX);
-        let window = if flags.contains(TcpFlags::RST) { 0 } else { window };
+        let (window, edge) = self.window_field(idx, false);
+        let c = &mut self.conns[idx];
+        let window = if flags.contains(TcpFlags::RST) {
+            0
+        } else {
+            c.rcv_edge = edge;
+            window
+        };
         let header = Self::header(&key, seq, c.rcv_nxt, flags, window);
         let hop = c.hop;
         if net.hop_is_current(&hop) {

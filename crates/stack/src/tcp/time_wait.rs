@@ -61,7 +61,8 @@ impl TimeWait {
             last_answer: 0,
             prev: NONE,
             next: NONE,
-            window: u16::try_from(c.rcv_wnd() >> scale).unwrap_or(u16::MAX),
+            // Rounded up, so that the right edge does not move back.
+            window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
             v6: c.has(Flags::V6),
             timestamps: c.has(Flags::TIMESTAMPS),
         }
