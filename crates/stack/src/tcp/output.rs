@@ -483,7 +483,8 @@ impl Tcp {
             flags |= TcpFlags::ECE;
         }
         let mut urgent = 0;
-        if c.busy != NONE
+        if !syn
+            && c.busy != NONE
             && let Some(end) = self.busy[c.busy].urgent_out
         {
             // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.

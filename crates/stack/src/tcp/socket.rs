@@ -87,7 +87,9 @@ impl Tcp {
             && let Some(idx) = self.index(conn)
             && let Some((c, b)) = self.both(idx)
         {
-            b.urgent_out = Some(c.snd_una + b.send.len() as u32);
+            // Before the handshake is over SYN still stands in front of the first byte.
+            let syn = u32::from(!c.state.is_synchronized());
+            b.urgent_out = Some(c.snd_una + (b.send.len() as u32 + syn));
         }
         Ok(taken)
     }
