@@ -369,6 +369,9 @@ impl Tcp {
             c.peer_mss = c.peer_mss.min(p.mss);
         }
         self.profiles.release(old);
+        if let Some((c, b)) = self.both(idx) {
+            b.sent.resegment(c.mss());
+        }
         Ok(())
     }
 
