@@ -5,6 +5,7 @@ use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::input::Arrived;
 use super::profile::ProfileId;
+use super::reply::Offer;
 use super::state::State;
 use super::{Tcp, rtt};
 use crate::error::ListenError;
@@ -364,18 +365,12 @@ impl Tcp {
         let limit = self.profile(idx).mss;
         let mss = self.announced_mss(idx);
         let c = &mut self.conns[idx];
-        // The smallest shift that can express the whole buffer (RFC 7323 §2.3: at most 14).
-        let mut shift = 0;
-        while shift < 14 && 65_535u32 << shift < recv_buffer {
-            shift += 1;
-        }
+        let (window, shift) = initial_window(recv_buffer, mss);
         c.wscale = c.wscale & 15 | shift << 4;
         if limit != 0 {
             c.peer_mss = c.peer_mss.min(limit);
         }
-        let window = recv_buffer.min(65_535);
-        let window = if window > u32::from(mss) { window - window % u32::from(mss) } else { window };
-        c.rcv_edge = c.rcv_nxt + window;
+        c.rcv_edge = c.rcv_nxt + u32::from(window);
         c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
     }
 
@@ -416,7 +411,10 @@ impl Tcp {
             limit => limit.min(route.mtu.saturating_sub(header)),
         };
         self.stats.cookies_sent += 1;
-        self.reply_cookie(net, &route, seg, &options, SeqNumber(cookie), announced);
+        let recv_buffer = self.profiles.get(self.listeners.get(listener).profile).recv_buffer_bytes;
+        let (window, scale) = initial_window(recv_buffer, announced);
+        let offer = Offer { sequence: SeqNumber(cookie), mss: announced, window, scale };
+        self.reply_cookie(net, &route, seg, &options, &offer);
     }
 
     /// ACK for a listener: perhaps the answer to a cookie. Returns whether it was.
@@ -465,6 +463,13 @@ impl Tcp {
         self.input_established(net, idx, seg);
         true
     }
+}
+
+/// The window a connection offers in its SYN, and the smallest shift that can express its whole buffer (RFC 7323 §2.3: at most 14).
+fn initial_window(recv_buffer: u32, mss: u16) -> (u16, u8) {
+    let shift = (0..14).find(|s| 65_535u32 << s >= recv_buffer).unwrap_or(14);
+    let window = recv_buffer.min(65_535) as u16;
+    (if window > mss { window - window % mss.max(1) } else { window }, shift)
 }
 
 /// Takes over what the peer's SYN offers, as far as we want it too.

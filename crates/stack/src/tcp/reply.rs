@@ -12,6 +12,14 @@ use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
+/// What a SYN+ACK with a cookie says of us: what the connection made from it will begin with.
+pub(crate) struct Offer {
+    pub sequence: SeqNumber,
+    pub mss: u16,
+    pub window: u16,
+    pub scale: u8,
+}
+
 impl Tcp {
     /// Sends a segment without payload. If the device has no room it is lost like any other packet: all of these are sent again
     /// when they are needed again.
@@ -155,26 +163,23 @@ impl Tcp {
         route: &Route,
         seg: &Arrived<'_>,
         peer: &TcpOptions,
-        cookie: SeqNumber,
-        announced_mss: u16,
+        offer: &Offer,
     ) {
         let config = &self.config;
         let timestamps = peer.timestamps.filter(|_| config.timestamps);
         let asked = TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR;
         // Without timestamps there is no place to remember any of these.
         let kept = CookieOptions {
-            mss: announced_mss,
+            mss: offer.mss,
             window_scale: peer.window_scale.filter(|_| config.window_scaling && timestamps.is_some()),
             sack: peer.sack_permitted && config.sack && timestamps.is_some(),
             ecn: config.ecn != EcnMode::Off && seg.header.flags.contains(asked) && timestamps.is_some(),
         };
         let offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
         let value = cookies::encode_timestamp(self.now_ms(), &kept).wrapping_add(offset);
-        let buffer = config.recv_buffer_bytes;
-        let scale = (0..14).find(|s| 65_535u32 << s >= buffer).unwrap_or(14);
         let options = TcpOptions {
-            mss: Some(announced_mss),
-            window_scale: kept.window_scale.map(|_| scale),
+            mss: Some(offer.mss),
+            window_scale: kept.window_scale.map(|_| offer.scale),
             sack_permitted: kept.sack,
             timestamps: timestamps.map(|ts| Timestamps { value, echo: ts.value }),
             ..TcpOptions::default()
@@ -183,8 +188,7 @@ impl Tcp {
         if kept.ecn {
             flags |= TcpFlags::ECE;
         }
-        let window = buffer.min(65_535) as u16;
-        let header = Self::header(&seg.key, cookie, seg.header.seq + 1, flags, window);
+        let header = Self::header(&seg.key, offer.sequence, seg.header.seq + 1, flags, offer.window);
         self.send_bare(net, &route.hop, &seg.key, &header, &options);
     }
 }
