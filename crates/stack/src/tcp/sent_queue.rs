@@ -329,7 +329,8 @@ impl SentQueue {
             self.retrans_out -= n;
         }
         out.sacked += n;
-        if !before.has(EVER_RETRANSMITTED) {
+        // What was thought lost may have arrived long ago, and only the report of it was late.
+        if !before.has(EVER_RETRANSMITTED | LOST) {
             out.sacked_at = Some(out.sacked_at.map_or(before.at, |t| t.max(before.at)));
         }
         out.note(&before, highest);
