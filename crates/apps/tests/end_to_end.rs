@@ -98,6 +98,46 @@ fn the_server_lets_go_of_every_connection() {
 }
 
 #[test]
+fn it_is_the_same_over_ipv6() {
+    let root = small_site();
+    let server = httpd(root.path(), &["--listen", "[::]:80"]);
+    let (client, outcome, options) =
+        load(&["http://[fd00::1]/", "-n", "500", "-c", "8", "--source", "fd00::2"]);
+    let mut pair = Pair::at("fd00::1/64", server, client, Some("delay=1ms loss=1%"), &["fd00::2/64"]);
+    pair.run(Duration::from_secs(600));
+    let report = Report::new(&options, &outcome.lock().unwrap().take().unwrap());
+    assert_eq!((report.requests.completed, report.failures.len()), (500, 0), "{report}");
+}
+
+#[test]
+fn a_server_that_is_told_to_stop_finishes_what_it_began() {
+    let root = small_site();
+    fs::write(root.path().join("large.bin"), vec![7; 3_000_000]).unwrap();
+    let words = ["http://10.0.0.1/large.bin", "-k", "-n", "8", "-c", "8", "--timeout", "30s"];
+    let (client, outcome, _) = load(&words);
+    let mut pair = Pair::new(httpd(root.path(), &[]), client, Some("delay=10ms"), ONE);
+    let mut told = false;
+    loop {
+        let server = pair.server.poll_once(pair.now).unwrap();
+        pair.client.poll_once(pair.now).unwrap();
+        if server.stopped {
+            break;
+        }
+        // In the middle of the transfers.
+        if !told && pair.server.handler().server().counters().responses == 8 {
+            pair.server.with(pair.now, |handler, cx| handler.stopping(cx));
+            told = true;
+        }
+        pair.now += Duration::from_micros(50);
+        assert!(pair.now.as_millis() < 60_000, "it does not end");
+    }
+    assert_eq!(pair.server.handler().server().counters().open, 0);
+    pair.run(Duration::from_secs(60));
+    let stats = outcome.lock().unwrap().take().unwrap();
+    assert_eq!((stats.counters.completed, stats.counters.failures.iter().sum::<u64>()), (8, 0));
+}
+
+#[test]
 fn an_open_loop_from_many_addresses_keeps_its_rate() {
     let root = small_site();
     let addresses: Vec<String> = (1..=20).map(|i| format!("10.0.1.{i}/16")).collect();

@@ -213,6 +213,38 @@ mod tests {
     }
 
     #[test]
+    fn every_status_has_exact_framing() {
+        let lines = [
+            "206 Partial Content",
+            "301 Moved Permanently",
+            "304 Not Modified",
+            "400 Bad Request",
+            "404 Not Found",
+            "405 Method Not Allowed",
+            "408 Request Timeout",
+            "412 Precondition Failed",
+            "413 Content Too Large",
+            "414 URI Too Long",
+            "416 Range Not Satisfiable",
+            "417 Expectation Failed",
+            "431 Request Header Fields Too Large",
+            "500 Internal Server Error",
+            "501 Not Implemented",
+            "503 Service Unavailable",
+            "505 HTTP Version Not Supported",
+        ];
+        for (status, line) in Status::ALL[1..].iter().zip(lines) {
+            let allow = if line.starts_with("405") { "Allow: GET, HEAD, OPTIONS\r\n" } else { "" };
+            let expected = format!(
+                "HTTP/1.1 {line}\r\nDate: Thu, 01 Jan 1970 00:00:00 GMT\r\nServer: ginnel\r\n{allow}\
+                 Content-Type: text/plain; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{line}\n",
+                line.len() + 1
+            );
+            assert_eq!(plain(*status, None, Persistence::Close, false), expected);
+        }
+    }
+
+    #[test]
     fn a_response_to_head_ends_with_its_head() {
         for status in Status::ALL {
             assert!(plain(status, None, Persistence::Keep, true).ends_with("\r\n\r\n"));

@@ -25,6 +25,11 @@ pub struct Pair<S, C> {
 impl<S: Handler, C: Handler> Pair<S, C> {
     /// Joins them. `faults` is a link specification for both directions; `sources` are the client's addresses, with prefix lengths.
     pub fn new(server: S, client: C, faults: Option<&str>, sources: &[&str]) -> Self {
+        Self::at(&format!("{SERVER}/16"), server, client, faults, sources)
+    }
+
+    /// The same with another address of the server.
+    pub fn at(address: &str, server: S, client: C, faults: Option<&str>, sources: &[&str]) -> Self {
         let (a, b) = memory::pair(MemoryConfig::default());
         let now = Instant::from_millis(1_000);
         let config = |addresses: &[&str], seed| {
@@ -34,7 +39,7 @@ impl<S: Handler, C: Handler> Pair<S, C> {
             let addresses: Vec<_> = addresses.iter().map(|a| a.parse().expect("an address")).collect();
             Config::single(device, &addresses, &[])
         };
-        let server = Shard::builder(config(&[&format!("{SERVER}/16")], 1)).handler(server);
+        let server = Shard::builder(config(&[address], 1)).handler(server);
         let server = server.device("cable", a).seed([1; 32]).now(now).build().expect("a server");
         let client = Shard::builder(config(sources, 2)).handler(client);
         let client = client.device("cable", b).seed([2; 32]).now(now).build().expect("a client");
