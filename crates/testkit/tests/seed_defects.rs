@@ -296,10 +296,8 @@ fn the_receive_buffer_counts_bytes_not_packets() {
     small.tcp.recv_buffer_bytes = 16_384;
     let mut p = established(small);
     p.lazy = true;
-    let mut at = 1;
-    for _ in 0..5000 {
+    for at in 1..=5000 {
         p.deliver(ACK, at, 1, b"a");
-        at += 1;
     }
     let info = p.stack.info(p.conn.unwrap()).unwrap();
     assert_eq!(info.recv_queued, 5000, "5,000 tiny segments fit into 16 KiB");
