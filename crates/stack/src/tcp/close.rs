@@ -111,8 +111,14 @@ impl Tcp {
         let newer_timestamp =
             timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) > 0);
         let reusable = seg.header.seq.gt(entry.rcv_nxt) || newer_timestamp;
-        if syn && !rst && !flags.contains(TcpFlags::ACK) && !old_timestamp && reusable {
-            self.reuse_time_wait(net, index, &entry, seg);
+        if syn
+            && !rst
+            && !flags.contains(TcpFlags::ACK)
+            && !old_timestamp
+            && reusable
+            && let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port)
+        {
+            self.reuse_time_wait(net, index, &entry, seg, listener);
             return;
         }
         if rst {
@@ -143,11 +149,14 @@ impl Tcp {
 
     /// A new connection with the addresses of an old one: safe, because its sequence numbers or timestamps are beyond the old
     /// one's (RFC 6191, RFC 1122 §4.2.2.13).
-    fn reuse_time_wait(&mut self, net: &mut Network, index: u32, entry: &TimeWait, seg: &Arrived<'_>) {
-        let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port) else {
-            self.reset_segment(net, seg);
-            return;
-        };
+    fn reuse_time_wait(
+        &mut self,
+        net: &mut Network,
+        index: u32,
+        entry: &TimeWait,
+        seg: &Arrived<'_>,
+        listener: u32,
+    ) {
         self.end_time_wait(index);
         self.stats.time_wait_reused += 1;
         // Beyond anything the old connection could have sent.

@@ -206,6 +206,8 @@ fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
                 r.forget();
             }
         }
+        // Held until something sent after the reduction is acknowledged, so that CWR has reached the peer (RFC 3168 §6.1.2).
+        CaState::Cwr if c.snd_una == r.high_seq => {}
         CaState::Cwr => {
             c.cwnd = c.cwnd.min(c.ssthresh);
             r.state = CaState::Open;

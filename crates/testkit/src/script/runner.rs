@@ -449,9 +449,11 @@ impl Runner<'_> {
     }
 }
 
-/// PSH must be where the script has it (RFC 9293 §3.9.1.2: on the last segment of a send), and may be on other data segments too.
+/// PSH must be where the script has it (RFC 9293 §3.9.1.2: on the last segment of a send), and may be on other segments with data
+/// or FIN too.
 fn flags_fit(expected: Flags, actual: Flags, empty: bool) -> bool {
-    expected == actual || !empty && expected.with(Flags::PSH) == actual
+    let may_push = !empty || actual.has(Flags::FIN);
+    expected == actual || may_push && expected.with(Flags::PSH) == actual
 }
 
 fn resolve_mss(segment: &mut WireSegment, link: u16) {
