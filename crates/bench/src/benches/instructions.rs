@@ -7,7 +7,9 @@ use crate::client::{ClientConfig, Mode};
 use crate::harness::result::{BenchResult, number};
 use crate::harness::{Failure, Options};
 use crate::http;
-use crate::server::{Checksums, EngineOptions, EngineServer, SmoltcpServer, cable, wire};
+use crate::server::{
+    Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, cable, wire,
+};
 use crate::solo::{START, Solo};
 use ginnel_stack::tcp::config::TcpConfig;
 use serde_json::{Map, Value, json};
@@ -28,11 +30,15 @@ const CASES: &[(&str, &str)] = &[
     ("keep-alive-request", "instructions per request"),
     ("bulk-megabyte", "instructions per MB"),
     ("bulk-megabyte-software", "instructions per MB"),
+    ("runtime-short-connection", "instructions per connection"),
+    ("runtime-keep-alive-request", "instructions per request"),
     ("smoltcp-short-connection", "instructions per connection"),
     ("smoltcp-keep-alive-request", "instructions per request"),
 ];
 /// Cases of the other stack stand beside ours and are not checked.
 const THEIRS: &str = "smoltcp-";
+/// Cases that go through the runtime; the others use the engine alone.
+const RUNTIME: &str = "runtime-";
 
 /// Counts all cases and compares them with what is accepted.
 pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
@@ -49,7 +55,8 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let ours = CASES.iter().filter(|(case, _)| !case.starts_with(THEIRS));
     let results: Vec<BenchResult> = ours
         .map(|(case, unit)| {
-            let theirs = counted.get(format!("{THEIRS}{case}").as_str()).copied();
+            let theirs = format!("{THEIRS}{}", case.trim_start_matches(RUNTIME));
+            let theirs = counted.get(theirs.as_str()).copied();
             result(case, unit, counted[case], theirs)
         })
         .collect();
@@ -146,7 +153,7 @@ fn instructions_in(profile: &str) -> Option<f64> {
 
 /// What runs under valgrind.
 pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
-    let (mode, bulk_bytes, checksums) = match case.trim_start_matches(THEIRS) {
+    let (mode, bulk_bytes, checksums) = match case.trim_start_matches(THEIRS).trim_start_matches(RUNTIME) {
         "short-connection" => (Mode::Short, None, Checksums::Device),
         "keep-alive-request" => (Mode::KeepAlive, None, Checksums::Device),
         "bulk-megabyte" => (Mode::KeepAlive, Some(BULK_BYTES), Checksums::Device),
@@ -166,9 +173,15 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
     if case.starts_with(THEIRS) {
         let server = SmoltcpServer::new(server_end, checksums, CONNECTIONS, keep_alive, START);
         Solo::new(server, client_end, &client).run(operations);
+        return Ok(());
+    }
+    // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
+    let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
+    if case.starts_with(RUNTIME) {
+        let server = ShardServer::new(server_end, Responder::new(keep_alive), tcp, START);
+        let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
+        Solo::new(server, client_end, &client).run(operations);
     } else {
-        // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
-        let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
         let options = EngineOptions { keep_alive, bulk_bytes, tcp };
         Solo::new(EngineServer::new(server_end, options, START), client_end, &client).run(operations);
     }

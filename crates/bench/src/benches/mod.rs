@@ -1,5 +1,6 @@
 //! The benches. Each is a function that prints and records its results.
 
+mod corpus;
 pub mod idle;
 pub mod instructions;
 mod kernel;
@@ -52,6 +53,12 @@ pub const ALL: &[Bench] = &[
         about: "HTTP connections/s with 100,000 open, the server closes and all stay in TIME_WAIT for 60 s",
         needs: Needs::Machine,
         run: many::short_100k,
+    },
+    Bench {
+        name: "corpus",
+        about: "Gbit/s of static pages, 500 of them, from ginnel httpd over memory",
+        needs: Needs::Machine,
+        run: corpus::run,
     },
     Bench {
         name: "tap-bulk",

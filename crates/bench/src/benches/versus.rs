@@ -1,4 +1,4 @@
-//! The engine against smoltcp: the same client, the same rings, the same bytes.
+//! The engine, alone and under the runtime, against smoltcp: the same client, the same rings, the same bytes.
 
 use crate::client::{ClientConfig, Mode};
 use crate::duel::{self, Plan};
@@ -7,7 +7,10 @@ use crate::harness::pairs::{self, Measured};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::http;
-use crate::server::{Checksums, EngineOptions, EngineServer, SmoltcpServer, cable, wire};
+use crate::server::{
+    Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, cable, wire,
+};
+use ginnel_stack::tcp::config::TcpConfig;
 
 /// Connections at the same time.
 const CONNECTIONS: u32 = 16;
@@ -36,15 +39,25 @@ fn versus(name: &str, unit: &str, mode: Mode, options: &Options) -> Result<Vec<B
     };
     let keep_alive = mode == Mode::KeepAlive;
     let ours = || -> Result<Measured, Failure> {
-        let options = EngineOptions::new(keep_alive);
-        let cable = cable(checksums, RING_BYTES);
-        Ok(duel::run(&plan, &client, cable, |device, now| EngineServer::new(device, options, now))?.rate())
+        let make = |device, now| EngineServer::new(device, EngineOptions::new(keep_alive), now);
+        Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
+    };
+    let shards = || -> Result<Measured, Failure> {
+        let make = |device, now| {
+            let made = ShardServer::new(device, Responder::new(keep_alive), TcpConfig::default(), now);
+            made.expect("the configuration is valid")
+        };
+        Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
     };
     let theirs = || -> Result<Measured, Failure> {
         let make = |device, now| SmoltcpServer::new(device, checksums, CONNECTIONS, keep_alive, now);
         Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
     };
-    Ok(vec![pairs::run(name, unit, options, Box::new(ours), Some(Box::new(theirs)))?])
+    let through_the_runtime = format!("{name}/runtime");
+    Ok(vec![
+        pairs::run(name, unit, options, Box::new(ours), Some(Box::new(theirs)))?,
+        pairs::run(&through_the_runtime, unit, options, Box::new(shards), Some(Box::new(theirs)))?,
+    ])
 }
 
 /// Who does checksums, as the options say.

@@ -1,9 +1,11 @@
 //! Servers under test. All answer the same requests with the same bytes over the same device.
 
 mod engine;
+mod shard;
 mod smoltcp;
 
 pub use engine::{EngineOptions, EngineServer};
+pub use shard::{Responder, ShardServer};
 pub use smoltcp::SmoltcpServer;
 
 use crate::frames::{Endpoint, Wire};

@@ -1,0 +1,63 @@
+//! Static pages: `ginnel httpd` with the 500 pages of the corpus, over memory.
+
+use super::versus::checksums;
+use crate::client::{ClientConfig, Mode};
+use crate::duel::{self, Plan};
+use crate::harness::machine::Cpus;
+use crate::harness::pairs::{self, Measured};
+use crate::harness::result::BenchResult;
+use crate::harness::{Failure, Options};
+use crate::server::{ShardServer, cable, wire};
+use clap::Parser;
+use ginnel_apps::{corpus, httpd};
+use ginnel_stack::tcp::config::TcpConfig;
+
+/// Connections at the same time, each asking for page after page.
+const CONNECTIONS: u32 = 32;
+/// Bytes of each ring: some super-frames of every connection.
+const RING_BYTES: usize = 8 << 20;
+/// Shift of the client's window: 8 MiB.
+const WINDOW_SCALE: u8 = 7;
+/// Seed of the corpus.
+const SEED: u64 = 1;
+
+/// Options of the server as its command line has them.
+#[derive(Debug, Parser)]
+struct Command {
+    #[command(flatten)]
+    options: httpd::Options,
+}
+
+/// Every page in turn, on connections that stay.
+pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
+    let checksums = checksums(options);
+    let folder = tempfile::tempdir()?;
+    let pages = corpus::write(folder.path(), SEED)?;
+    let site = folder.path().join("site");
+    let words = ["httpd".as_ref(), site.as_os_str(), "--listen".as_ref(), "0.0.0.0:80".as_ref()];
+    let command = Command::try_parse_from(words).map_err(|e| Failure::Failed(e.to_string()))?;
+    let client = ClientConfig {
+        wire: wire(checksums),
+        mode: Mode::KeepAlive,
+        connections: CONNECTIONS,
+        requests: pages.iter().map(|p| request(&p.path)).collect(),
+        window_scale: Some(WINDOW_SCALE),
+    };
+    let ours = || -> Result<Measured, Failure> {
+        let server = httpd::Httpd::new(&command.options).map_err(|e| Failure::Failed(e.to_string()))?;
+        let cable = cable(checksums, RING_BYTES);
+        let sample = duel::run(&plan, &client, cable, |device, now| {
+            ShardServer::new(device, server, TcpConfig::default(), now).expect("the configuration is valid")
+        })?;
+        let mut measured = sample.rate();
+        measured.facts.insert("pages_per_second".into(), measured.value);
+        measured.value = sample.counts.bytes as f64 * 8.0 / sample.seconds / 1e9;
+        Ok(measured)
+    };
+    Ok(vec![pairs::run("corpus", "Gbit/s", options, Box::new(ours), None)?])
+}
+
+fn request(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nHost: bench\r\n\r\n").into_bytes()
+}
