@@ -103,8 +103,11 @@ impl Namespace {
         tap.queues.pop().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// The kernel makes a new IPv6 address usable in the background; what arrives for it earlier is dropped.
-    fn wait_until_local(&self, address: IpAddr) -> io::Result<()> {
+    /// Waits until an address is usable. The kernel does that in the background for IPv6, and drops what arrives earlier.
+    ///
+    /// # Errors
+    /// `TimedOut` if it does not become so within seconds.
+    pub fn wait_until_local(&self, address: IpAddr) -> io::Result<()> {
         for _ in 0..5_000 {
             if self.ip(&format!("route get {address}"))?.contains("local") {
                 return Ok(());

@@ -2,31 +2,21 @@
 
 use crate::ginnel_end::{Describe, GinnelEnd, Role};
 use crate::kernel_end::KernelEnd;
+use crate::network::{Network, Node};
 use crate::plan::{Ended, Finish, Outcome, Plan};
 use crate::stream::Stream;
-use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
-use ginnel::{Commander, Config, Shard, SocketOptions, StopFlag};
-use ginnel_devices::capture::{self, CaptureConfig, FileRing};
-use ginnel_devices::faults::{self, Counters, FaultStats, LinkSpec};
-use ginnel_devices::tap::TapConfig;
-use ginnel_stack::device::Device;
-use ginnel_testkit::interop::Namespace;
+use ginnel::{Config, SocketOptions};
+use ginnel_devices::faults::Counters;
 use std::fmt::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, JoinHandle};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 /// Port of whoever is the server.
 const PORT: u16 = 7000;
-/// Bytes of each frame that a capture keeps: all headers.
-const SNAPLEN: u32 = 160;
-/// A capture keeps the last frames of a case: about 300,000 of them.
-const RING: FileRing = FileRing { file_bytes: 32 << 20, files: 2 };
-
 /// Address family of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -48,6 +38,8 @@ pub struct Case {
     pub name: String,
     pub family: Family,
     pub mtu: usize,
+    /// Two routers are between Ginnel and the kernel's host, and the link between the routers has this smaller MTU.
+    pub narrow: Option<u32>,
     pub client: Client,
     pub ginnel: Plan,
     pub kernel: Plan,
@@ -85,6 +77,7 @@ impl Default for Case {
             name: String::new(),
             family: Family::V4,
             mtu: 1500,
+            narrow: None,
             client: Client::Kernel,
             ginnel: Plan::default(),
             kernel: Plan::default(),
@@ -116,7 +109,7 @@ pub struct Passed {
 
 impl Case {
     /// The seed of the stack and of the faults: the same in each run unless `GINNEL_SEED` says otherwise.
-    fn seed(&self) -> u64 {
+    pub fn seed(&self) -> u64 {
         static GIVEN: OnceLock<Option<u64>> = OnceLock::new();
         let given = GIVEN.get_or_init(|| std::env::var("GINNEL_SEED").ok()?.parse().ok());
         // FNV-1a
@@ -125,22 +118,10 @@ impl Case {
     }
 
     /// A folder for the capture alone.
-    fn capture_folder(&self) -> PathBuf {
+    pub fn capture_folder(&self) -> PathBuf {
         let name: String =
             self.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("interop").join(name)
-    }
-
-    /// Addresses of the kernel and of Ginnel.
-    pub fn addresses(&self) -> (IpAddr, IpAddr) {
-        match self.family {
-            Family::V4 => ([10, 9, 0, 1].into(), [10, 9, 0, 2].into()),
-            Family::V6 => ([0xfd09, 0, 0, 0, 0, 0, 0, 1].into(), [0xfd09, 0, 0, 0, 0, 0, 0, 2].into()),
-        }
-    }
-
-    fn prefix(&self) -> u8 {
-        if self.family == Family::V4 { 24 } else { 64 }
     }
 
     /// Runs it.
@@ -152,7 +133,7 @@ impl Case {
         let mut run = Run::start(self).map_err(|e| format!("{}: setting up: {e}", self.name))?;
         let result = run.wait(start).and_then(|()| run.judge());
         let description = result.as_ref().err().map(|_| run.describe());
-        let frames_lost = run.faults.up.dropped() + run.faults.down.dropped();
+        let frames_lost = run.network.faults.up.dropped() + run.network.faults.down.dropped();
         let (ginnel, kernel) = (std::mem::take(&mut run.ginnel), std::mem::take(&mut run.kernel));
         let stopped = run.stop();
         match result.and(stopped) {
@@ -167,46 +148,6 @@ impl Case {
             }
         }
     }
-
-    /// The TAP device with its layers, in the namespace.
-    fn device(&self, namespace: &Namespace) -> Result<(Device, FaultStats), String> {
-        let (kernel, _) = self.addresses();
-        let config = TapConfig {
-            mtu: Some(self.mtu),
-            kernel_addresses: vec![(kernel, self.prefix())],
-            without_offloads: !self.offload,
-            ..TapConfig::default()
-        };
-        let mut device = namespace.open_tap(&config, self.congestion).map_err(|e| e.to_string())?;
-        let mut stats = FaultStats::default();
-        if !self.link.is_empty() {
-            let spec = LinkSpec::parse(self.link).map_err(|e| e.to_string())?;
-            (device, stats) = faults::wrap_counted(device, &spec, self.seed());
-        }
-        if self.capture {
-            let folder = self.capture_folder();
-            std::fs::create_dir_all(&folder).map_err(|e| e.to_string())?;
-            let path = folder.join("frames.pcapng");
-            let config = CaptureConfig { snaplen: SNAPLEN, ring: Some(RING), ..CaptureConfig::new(path) };
-            device = capture::wrap(device, &config).map_err(|e| e.to_string())?;
-        }
-        Ok((device, stats))
-    }
-
-    fn shard(&self, device: Device, end: GinnelEnd) -> Result<Shard<GinnelEnd>, String> {
-        let (_, own) = self.addresses();
-        let prefix = Prefix { address: own, len: self.prefix() };
-        let mut config = Config::single(DeviceConfig::new("tap", DeviceKind::Tap), &[prefix], &[]);
-        // Many shards run beside each other here, so none spins.
-        config.shard.spin_us = 0;
-        // Nobody else is on the link, and the second that the question takes is better spent.
-        config.network.dad_transmits = 0;
-        (self.config)(&mut config);
-        let mut seed = [0; 32];
-        seed[..8].copy_from_slice(&self.seed().to_le_bytes());
-        let shard = Shard::builder(config).handler(end).device("tap", device).seed(seed);
-        shard.build().map_err(|e| e.to_string())
-    }
 }
 
 impl std::fmt::Debug for Case {
@@ -215,6 +156,7 @@ impl std::fmt::Debug for Case {
             .field("seed", &self.seed())
             .field("family", &self.family)
             .field("mtu", &self.mtu)
+            .field("narrow", &self.narrow)
             .field("client", &self.client)
             .field("ginnel", &self.ginnel)
             .field("kernel", &self.kernel)
@@ -232,11 +174,9 @@ impl std::fmt::Debug for Case {
 /// A case under way.
 struct Run<'a> {
     case: &'a Case,
-    faults: FaultStats,
+    network: Network,
     kernel_end: KernelEnd,
-    commander: Commander,
-    stop: StopFlag,
-    shard: JoinHandle<Result<(), String>>,
+    node: Node,
     from_ginnel: Receiver<Outcome>,
     from_kernel: Receiver<Outcome>,
     ginnel: Vec<Outcome>,
@@ -245,50 +185,29 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn start(case: &'a Case) -> Result<Self, String> {
-        let namespace = Arc::new(Namespace::new().map_err(|e| e.to_string())?);
-        for (name, value) in &case.sysctls {
-            namespace.sysctl(name, value).map_err(|e| e.to_string())?;
-        }
-        let (device, faults) = case.device(&namespace)?;
+        let (network, device) = Network::new(case)?;
         let (to_ginnel, from_ginnel) = channel();
         let (to_kernel, from_kernel) = channel();
-        let (kernel, ginnel) = case.addresses();
-        let (kernel, ginnel) = (SocketAddr::new(kernel, PORT), SocketAddr::new(ginnel, PORT));
+        let (kernel, ginnel) = (SocketAddr::new(network.kernel, PORT), SocketAddr::new(network.ginnel, PORT));
         let kernel_end = KernelEnd::new(case, to_kernel);
         let role = match case.client {
             Client::Kernel if case.listens => Role::Server(ginnel),
             Client::Kernel => Role::Bystander,
             Client::Ginnel => {
                 if case.listens {
-                    kernel_end.serve(&namespace, kernel).map_err(|e| e.to_string())?;
+                    kernel_end.serve(&network.host, kernel).map_err(|e| e.to_string())?;
                 }
                 Role::Client { remote: kernel, count: case.count, parallel: case.parallel }
             }
         };
-        let mut shard = case.shard(device, GinnelEnd::new(role, case, to_ginnel))?;
-        let commander = shard.commander();
-        let stop = StopFlag::new().map_err(|e| e.to_string())?;
-        let flag = stop.clone();
-        let shard = thread::Builder::new()
-            .name(case.name.clone())
-            .spawn(move || shard.run(&flag).map_err(|e| e.to_string()))
-            .map_err(|e| e.to_string())?;
+        let node = Node::start(case, &network, device, GinnelEnd::new(role, case, to_ginnel))?;
         if case.client == Client::Kernel {
-            kernel_end.connect(&namespace, ginnel, case.count, case.parallel).map_err(|e| e.to_string())?;
+            kernel_end
+                .connect(&network.host, ginnel, case.count, case.parallel)
+                .map_err(|e| e.to_string())?;
         }
         let (ginnel, kernel) = (Vec::new(), Vec::new());
-        Ok(Self {
-            case,
-            faults,
-            kernel_end,
-            commander,
-            stop,
-            shard,
-            from_ginnel,
-            from_kernel,
-            ginnel,
-            kernel,
-        })
+        Ok(Self { case, network, kernel_end, node, from_ginnel, from_kernel, ginnel, kernel })
     }
 
     /// Until every connection has ended at both ends.
@@ -340,8 +259,7 @@ impl<'a> Run<'a> {
     fn describe(&self) -> String {
         let mut text = String::new();
         let (reply, description) = channel();
-        let asked = self.commander.send(Box::new(Describe(reply)));
-        let described = match asked {
+        let described = match self.node.commander.send(Box::new(Describe(reply))) {
             Ok(()) => description.recv_timeout(Duration::from_secs(5)).ok(),
             Err(_) => None,
         };
@@ -356,7 +274,9 @@ impl<'a> Run<'a> {
                 );
             }
         }
-        for (direction, counters) in [("to the kernel", &self.faults.up), ("to Ginnel", &self.faults.down)] {
+        for (direction, counters) in
+            [("to the kernel", &self.network.faults.up), ("to Ginnel", &self.network.faults.down)]
+        {
             let _ = writeln!(text, "link {direction}: {}", counts(counters));
         }
         if self.case.capture {
@@ -367,18 +287,7 @@ impl<'a> Run<'a> {
 
     fn stop(self) -> Result<(), String> {
         self.kernel_end.stop();
-        self.stop.stop();
-        let (done, wait): (Sender<()>, _) = channel();
-        let shard = self.shard;
-        let joiner = thread::spawn(move || {
-            let result = shard.join().unwrap_or_else(|_| Err("the shard panicked".into()));
-            drop(done);
-            result
-        });
-        if wait.recv_timeout(Duration::from_secs(10)) == Err(RecvTimeoutError::Timeout) {
-            return Err("the shard did not stop".into());
-        }
-        joiner.join().unwrap_or_else(|_| Err("the shard panicked".into()))
+        self.node.stop()
     }
 }
 

@@ -8,6 +8,8 @@ mod case;
 mod endings;
 mod ginnel_end;
 mod kernel_end;
+mod network;
+mod path;
 mod plan;
 mod settings;
 mod short;
