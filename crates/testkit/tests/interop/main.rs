@@ -5,6 +5,7 @@
 //! know about the connection, and where its capture is.
 
 mod case;
+mod datagrams;
 mod endings;
 mod ginnel_end;
 mod kernel_end;

@@ -10,6 +10,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 ///
 /// `GINNEL_INTEROP=text` runs only the cases whose names contain the text.
 pub fn run(test: &str, lanes: usize, cases: Vec<Case>) {
+    all(test, lanes, cases, |case| case.run().map(|passed| summary(case, &passed)));
+}
+
+/// The same for cases that only describe a network.
+pub fn check(test: &str, lanes: usize, cases: Vec<Case>, check: fn(&Case) -> Result<(), String>) {
+    all(test, lanes, cases, |case| {
+        let folder = case.capture_folder();
+        match check(case) {
+            Ok(()) => {
+                // There is none if the case was to do without.
+                let _ = std::fs::remove_dir_all(folder);
+                Ok(format!("{:<60} passed", case.name))
+            }
+            Err(e) => Err(format!("{}: {e}\n{case:?}\ncapture: {}", case.name, folder.display())),
+        }
+    });
+}
+
+fn all(test: &str, lanes: usize, cases: Vec<Case>, run: impl Fn(&Case) -> Result<String, String> + Sync) {
     if let Some(reason) = unavailable() {
         return skip(test, &reason);
     }
@@ -21,8 +40,8 @@ pub fn run(test: &str, lanes: usize, cases: Vec<Case>) {
         for _ in 0..lanes.min(cases.len()) {
             scope.spawn(|| {
                 while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match case.run() {
-                        Ok(passed) => println!("{}", summary(case, &passed)),
+                    match run(case) {
+                        Ok(line) => println!("{line}"),
                         Err(report) => {
                             println!("{:<60} FAILED", case.name);
                             failures.lock().expect("no panic while held").push(report);
