@@ -430,7 +430,8 @@ impl Tcp {
         }
         let restart =
             was_empty || b.timer_kind == RetransmitTimer::Probe || b.timer_kind == RetransmitTimer::Persist;
-        self.note_usage(idx, false);
+        let limited = b.sent.in_flight() >= c.cwnd;
+        self.note_usage(idx, limited);
         self.set_retransmit_timer(idx, restart, None);
         Ok(())
     }
