@@ -269,7 +269,7 @@ impl SentQueue {
             if from.ge(end) {
                 continue;
             }
-            self.mark_block(from, end, mss, highest, out);
+            self.mark_block(from, (start, end), mss, highest, out);
         }
         self.previous = [(SeqNumber(0), SeqNumber(0)); 4];
         for (slot, block) in self.previous.iter_mut().zip(blocks) {
@@ -277,15 +277,16 @@ impl SentQueue {
         }
     }
 
+    /// `from` is where to begin in the block. The segment there may lie before it and be whole only now.
     fn mark_block(
         &mut self,
-        start: SeqNumber,
-        end: SeqNumber,
+        from: SeqNumber,
+        (start, end): (SeqNumber, SeqNumber),
         mss: u32,
         highest: SeqNumber,
         out: &mut Delivery,
     ) {
-        let mut i = self.position(start);
+        let mut i = self.position(from);
         while i < self.queue.len() {
             let sent = self.queue[i];
             if sent.start.ge(end) {
