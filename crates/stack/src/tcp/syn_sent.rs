@@ -69,11 +69,11 @@ impl Tcp {
         let ecn = c.has(Flags::ECN) && agreed;
         c.flags.assign(Flags::ECN, ecn);
         take_peer_options(c, &self.config, &options);
+        let said = c.wscale & 0xf0;
         self.init_windows(idx);
         let c = &mut self.conns[idx];
-        if !c.has(Flags::WSCALE) {
-            c.wscale = 0;
-        }
+        // The shift is what our SYN said, even if the buffer was given another size since.
+        c.wscale = if c.has(Flags::WSCALE) { c.wscale & 15 | said } else { 0 };
     }
 
     /// Our open succeeded. What the application queued meanwhile may leave.
