@@ -182,7 +182,8 @@ impl Tcp {
         let c = &mut self.conns[idx];
         let repeated = c.state == State::SynReceived && seg.header.seq + 1 == c.rcv_nxt;
         if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE) {
-            // Our SYN+ACK was lost: it leaves again, without counting as a time-out.
+            // Our SYN+ACK was lost: it leaves again, without counting as a time-out. What comes may be the answer to either (Karn).
+            c.rttvar = listen::AMBIGUOUS;
             c.flags.set(Flags::SYN_PENDING);
             self.want_transmit(idx);
             return;

@@ -461,6 +461,7 @@ impl Tcp {
         let established = self.establish_passive(idx);
         debug_assert!(established, "room was checked");
         self.input_established(net, idx, seg);
+        self.rearm(idx);
         true
     }
 }
@@ -493,10 +494,14 @@ pub(crate) fn take_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpCon
     }
 }
 
+/// In `rttvar` before there is a measurement: SYN+ACK was sent twice without a time-out.
+pub(crate) const AMBIGUOUS: u32 = 1;
+
 /// The first round trip time, of SYN or SYN+ACK, if it was sent only once (Karn).
 pub(crate) fn take_handshake_rtt(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, now_us: u32) {
     let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
-    if c.retries == 0 {
+    let ambiguous = core::mem::take(&mut c.rttvar) == AMBIGUOUS;
+    if c.retries == 0 && !ambiguous {
         rtt::on_sample(c, config, now_us.wrapping_sub(sent));
     }
     if c.retries > 1 {
