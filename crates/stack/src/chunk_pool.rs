@@ -37,6 +37,8 @@ pub struct ChunkPool {
     /// Chunks at most for [`ChunkPool::alloc_spare`].
     spare_max: usize,
     in_use: usize,
+    /// Free chunks that are promised to somebody.
+    reserved: usize,
     high_water: usize,
 }
 
@@ -51,12 +53,31 @@ impl ChunkPool {
             chunks_max,
             spare_max: chunks_max - chunks_max / 8,
             in_use: 0,
+            reserved: 0,
             high_water: 0,
         }
     }
 
-    /// A chunk with undefined contents, or `None` if the budget is used up.
+    /// Keeps `count` chunks from being given out. The caller has seen that so many are [`ChunkPool::available`].
+    pub fn reserve(&mut self, count: usize) {
+        self.reserved += count;
+    }
+
+    /// Takes a reservation back, wholly or in part: the chunks can be given out again.
+    pub fn unreserve(&mut self, count: usize) {
+        self.reserved = self.reserved.saturating_sub(count);
+    }
+
+    /// Chunks that are reserved.
+    pub fn reserved(&self) -> usize {
+        self.reserved
+    }
+
+    /// A chunk with undefined contents, or `None` if the budget is used up or reserved.
     pub fn alloc(&mut self) -> Option<ChunkId> {
+        if self.available() == 0 {
+            return None;
+        }
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < self.chunks_max => {
@@ -144,7 +165,7 @@ impl ChunkPool {
 
     /// Chunks that [`ChunkPool::alloc`] can still give.
     pub fn available(&self) -> usize {
-        self.chunks_max - self.in_use
+        self.chunks_max.saturating_sub(self.in_use + self.reserved)
     }
 
     /// Chunks the budget allows.

@@ -123,7 +123,13 @@ impl Tcp {
             b.backoff = 0;
         }
         if advanced {
+            c.flags.clear(Flags::SOFT_ERROR);
             b.retransmits = 0;
+            b.trouble_since = None;
+        }
+        let closed = c.snd_wnd == 0 && !c.has(Flags::ORPHAN);
+        if closed && self.profiles.get(c.profile).user_timeout_ms == 0 {
+            // RFC 9293 §3.8.6.1: a peer that answers may keep its window closed, even over data in flight.
             b.trouble_since = None;
         }
         // If it answers a window probe, the peer lives.

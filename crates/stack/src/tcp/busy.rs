@@ -91,6 +91,8 @@ pub(crate) struct Busy {
     pub force: bool,
     /// FIN was sent.
     pub fin_sent: bool,
+    /// Among the senders that wait for memory.
+    pub starved: bool,
     /// A FIN that came before the data in front of it.
     pub fin_at: Option<SeqNumber>,
     /// When we last answered an invalid segment, in ms.
@@ -130,6 +132,7 @@ impl Busy {
             send_tail: false,
             force: false,
             fin_sent: false,
+            starved: false,
             fin_at: None,
             last_invalid_ms: None,
         }

@@ -262,6 +262,18 @@ impl Tcb {
         u32::try_from(self.rcv_edge - self.rcv_nxt).unwrap_or(0)
     }
 
+    /// Sequence number behind the last byte received in order: `rcv_nxt`, less the peer's FIN.
+    #[inline]
+    pub fn data_end(&self) -> SeqNumber {
+        self.rcv_nxt - u32::from(self.has(Flags::PEER_FIN))
+    }
+
+    /// Our FIN is queued or sent, and not acknowledged.
+    #[inline]
+    pub fn owes_fin(&self) -> bool {
+        matches!(self.state, State::FinWait1 | State::Closing | State::LastAck)
+    }
+
     /// Bytes of IP and TCP headers without options.
     #[inline]
     pub fn header_bytes(&self) -> u16 {

@@ -87,8 +87,8 @@ pub(crate) struct Tcp {
     pub events: VecDeque<Event>,
     /// Data of the current burst whose events were not taken, or not dealt with, yet.
     pub pending: VecDeque<Pending>,
-    /// Chunks that `pending` may need if nobody consumes it.
-    pub pending_chunks: usize,
+    /// Senders that found no memory: they are told when there is some.
+    pub starved: VecDeque<Conn>,
     /// Connections that have something to send.
     pub tx_list: VecDeque<u32>,
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
@@ -123,7 +123,7 @@ impl Tcp {
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
             pending: VecDeque::new(),
-            pending_chunks: 0,
+            starved: VecDeque::new(),
             tx_list: VecDeque::new(),
             reap: None,
             half_open: 0,
@@ -337,7 +337,14 @@ impl Tcp {
         }
         if flags.has(Flags::INLINE) && !readable {
             let handle = self.conns.handle(idx);
-            self.pending.retain(|p| p.conn != handle);
+            let chunks = &mut self.chunks;
+            self.pending.retain(|p| {
+                let keep = p.conn != handle;
+                if !keep {
+                    chunks.unreserve(receive::chunks_for(p.data.len()));
+                }
+                keep
+            });
         }
         if known {
             let conn = self.conns.handle(idx);
@@ -349,6 +356,7 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.profile = ProfileId::DEFAULT;
         c.state = State::Closed;
+        c.flags.clear(Flags::DETACHED);
         if known {
             // The slot has no new tenant before its owner has seen the end of the old one.
             c.flags.set(Flags::ZOMBIE);
@@ -375,7 +383,7 @@ impl Tcp {
             // RFC 5961's fixed budget was measurable from outside (CVE-2016-5696): spread it.
             let limit = self.config.challenge_acks_per_second;
             let half = limit.div_ceil(2);
-            self.challenges_left = half + (self.secrets.random() % u64::from(limit)) as u32;
+            self.challenges_left = half.saturating_add((self.secrets.random() % u64::from(limit)) as u32);
         }
         if self.challenges_left == 0 {
             self.stats.challenge_acks_limited += 1;
@@ -423,5 +431,7 @@ impl Tcp {
         assert_eq!(half_open, self.half_open);
         assert!(half_open <= self.config.half_open_max.max(1) + 1);
         assert!(self.time_wait.len() <= self.config.time_wait_max as usize);
+        let reserved: usize = self.pending.iter().map(|p| receive::chunks_for(p.data.len())).sum();
+        assert_eq!(self.chunks.reserved(), reserved, "memory is reserved for what lies in the burst");
     }
 }

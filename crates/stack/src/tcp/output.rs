@@ -69,14 +69,34 @@ impl Tcp {
             }
             self.conns[idx].flags.clear(Flags::TX_LISTED);
             let result = self.output(net, idx);
-            if result == Err(TxError::Full) {
-                self.stats.device_full += 1;
-                self.want_transmit(idx);
+            match result {
+                Ok(()) => {}
+                Err(TxError::Full) => {
+                    self.stats.device_full += 1;
+                    self.want_transmit(idx);
+                }
+                Err(_) => self.try_later(idx),
             }
             self.rearm(idx);
             if result == Err(TxError::Full) && net.port_count() == 1 {
                 break;
             }
+        }
+    }
+
+    /// There is no way out now: without a timer nothing would ever try again.
+    fn try_later(&mut self, idx: u32) {
+        let now = self.now;
+        let c = &self.conns[idx];
+        if c.busy == NONE || !c.state.is_synchronized() {
+            return;
+        }
+        let b = &mut self.busy[c.busy];
+        let fin_waits = c.owes_fin() && !b.fin_sent;
+        if b.timer_kind == RetransmitTimer::Off && (!b.send.is_empty() || fin_waits) {
+            let rto = rtt::rto(c, &self.config, b.backoff);
+            let kind = if b.sent.is_empty() { RetransmitTimer::Persist } else { RetransmitTimer::Rto };
+            b.set_timer(kind, now + rto);
         }
     }
 
@@ -116,9 +136,16 @@ impl Tcp {
             flags |= TcpFlags::ECE | TcpFlags::CWR;
         }
         let segment = Segment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
-        self.emit(net, idx, &segment)?;
         let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
+        let result = self.emit(net, idx, &segment);
         let c = &mut self.conns[idx];
+        if let Err(error) = result {
+            if error != TxError::Full {
+                // It counts as lost on the way: the next attempt comes after a time-out and not at once.
+                c.last_rx = now_ms;
+            }
+            return Err(error);
+        }
         c.flags.clear(Flags::SYN_PENDING | Flags::ACK_NOW);
         c.snd_nxt = c.snd_una + 1;
         if c.retries == 0 {

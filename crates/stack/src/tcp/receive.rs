@@ -85,7 +85,7 @@ impl Tcp {
             && !c.has(Flags::URGENT)
             && !seg.header.flags.contains(TcpFlags::URG)
             && (c.busy == NONE || self.busy[c.busy].recv.is_empty())
-            && self.chunks.available() >= self.pending_chunks + chunks_for(seg.payload.len())
+            && self.chunks.available() >= chunks_for(seg.payload.len())
     }
 
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
@@ -93,7 +93,7 @@ impl Tcp {
         if let Some((frame, start)) = seg.frame.filter(|_| self.may_lend(idx, seg)) {
             let conn = self.conns.handle(idx);
             let data = InlineData { frame, start: start + skip as u32, len: data.len() as u32 };
-            self.pending_chunks += chunks_for(data.len());
+            self.chunks.reserve(chunks_for(data.len()));
             self.pending.push_back(Pending { conn, data, delivered: false });
             self.events.push_back(Event::Data { conn, data });
             let c = &mut self.conns[idx];
@@ -300,6 +300,7 @@ impl Tcp {
             let p = self.pending[i];
             if p.conn == conn && !p.delivered {
                 self.pending[i].data.len = 0;
+                self.chunks.unreserve(chunks_for(p.data.len()));
                 self.stash(idx, p.data.bytes(burst));
             }
         }
@@ -309,7 +310,8 @@ impl Tcp {
         self.pending.retain(|p| p.data.len > 0);
     }
 
-    /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. There is room: it was checked when they came.
+    /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. There is room: it was reserved when they came, and the caller has
+    /// just given the reservation back.
     pub fn stash(&mut self, idx: u32, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -371,6 +373,6 @@ impl Tcp {
 }
 
 /// Chunks that so many bytes may need in a receive buffer: they may begin and end inside one.
-fn chunks_for(bytes: usize) -> usize {
+pub(super) fn chunks_for(bytes: usize) -> usize {
     bytes / CHUNK_BYTES + 2
 }

@@ -4,17 +4,21 @@ use super::Tcp;
 use super::busy::Urgent;
 use super::conn::{Flags, NONE};
 use super::profile::{checked_buffer, checked_mss};
+use super::receive::chunks_for;
 use super::rtt;
 use super::send_buffer::PushSourceError;
 use super::source::SourceId;
 use super::state::State;
 use crate::device::RxBurst;
 use crate::error::{OptionError, RecvError, SendError, Stale};
-use crate::events::{CloseReason, InlineData};
+use crate::events::{CloseReason, Event, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
 use crate::options::{CaState, TcpInfo, TcpOption, UrgentMark};
 use core::time::Duration;
+
+/// Bytes that may be queued at the most: positions are compared as sequence numbers, so it must stay well below 2 GiB.
+const QUEUED_BYTES_MAX: u64 = 1 << 30;
 
 impl Tcp {
     fn index(&self, conn: Conn) -> Option<u32> {
@@ -40,12 +44,33 @@ impl Tcp {
         let b = &mut self.busy[busy];
         let taken = b.send.push_bytes(&mut self.chunks, bytes, limit);
         if taken < bytes.len() {
+            if b.send.len() < limit && !b.starved {
+                // It is the pool that is used up, and perhaps nothing of ours will be acknowledged to free some of it.
+                b.starved = true;
+                self.starved.push_back(conn);
+            }
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
         }
         if taken > 0 {
             self.want_transmit(idx);
         }
         Ok(taken)
+    }
+
+    /// Tells senders that found no memory that there is some, no more of them than can have a chunk.
+    pub fn wake_starved(&mut self) {
+        for _ in 0..self.chunks.available() {
+            let Some(conn) = self.starved.pop_front() else { break };
+            let Some(idx) = self.index(conn) else { continue };
+            if let Some((_, b)) = self.both(idx) {
+                b.starved = false;
+            }
+            let c = &mut self.conns[idx];
+            if c.has(Flags::WANT_WRITABLE) && !c.has(Flags::ORPHAN | Flags::ZOMBIE | Flags::FIN_QUEUED) {
+                c.flags.clear(Flags::WANT_WRITABLE);
+                self.events.push_back(Event::Writable { conn });
+            }
+        }
     }
 
     /// Queues a slice of a source. It is taken whole, whatever the send buffer's size, as long as the queue is not over it already.
@@ -60,8 +85,11 @@ impl Tcp {
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
         let busy = self.ensure_busy(idx);
         let b = &mut self.busy[busy];
-        // Positions are compared as sequence numbers: never more than 2 GiB may be queued.
-        let full = b.send.len() >= limit && limit > 0 || b.send.len() + len > 1 << 30;
+        if len > QUEUED_BYTES_MAX {
+            // No room will ever be enough: waiting for some would be for nothing.
+            return Err(SendError::InvalidSource);
+        }
+        let full = b.send.len() >= limit && limit > 0 || b.send.len() + len > QUEUED_BYTES_MAX;
         let pushed = if full {
             Err(PushSourceError::Full)
         } else {
@@ -102,22 +130,27 @@ impl Tcp {
         if c.busy == NONE {
             return self.nothing_to_read(idx);
         }
-        let (oob_inline, rcv_nxt) = (c.has(Flags::OOB_INLINE), c.rcv_nxt);
+        let (oob_inline, data_end) = (c.has(Flags::OOB_INLINE), c.data_end());
         let b = &mut self.busy[c.busy];
+        let mut passed = false;
         // A read stops in front of the urgent byte. The next one passes it; unless it is wanted in line, the byte is no part of the stream.
-        if urgent_offset(b, rcv_nxt) == Some(0) && b.recv.readable() > 0 {
+        if urgent_offset(b, data_end) == Some(0) && b.recv.readable() > 0 {
             if !oob_inline {
                 b.recv.consume(&mut self.chunks, 1);
+                passed = true;
             }
             b.urgent_in = Urgent::None;
         }
-        let mark = urgent_offset(b, rcv_nxt);
+        let mark = urgent_offset(b, data_end);
         let most = mark.map_or(out.len(), |m| out.len().min(m));
         let n = b.recv.read(&mut self.chunks, &mut out[..most]);
-        if n == 0 {
+        if n == 0 && !passed {
             return self.nothing_to_read(idx);
         }
         self.after_read(idx);
+        if n == 0 {
+            return self.nothing_to_read(idx);
+        }
         if self.conns.lookup(conn).is_some() {
             self.rearm(idx);
         }
@@ -160,7 +193,7 @@ impl Tcp {
             Urgent::Pending(at) | Urgent::Taken(at) => (at, false),
             Urgent::Held(at, _) => (at, true),
         };
-        let first_unread = c.rcv_nxt - b.recv.readable() as u32;
+        let first_unread = c.data_end() - b.recv.readable() as u32;
         let ahead = usize::try_from(at - first_unread).ok()?;
         Some(UrgentMark { ahead, ready })
     }
@@ -206,9 +239,7 @@ impl Tcp {
         let found = self.pending.iter().position(|p| p.conn == conn && p.data == data);
         let Some(at) = found else { return };
         self.pending.remove(at);
-        if self.pending.is_empty() {
-            self.pending_chunks = 0;
-        }
+        self.chunks.unreserve(chunks_for(data.len()));
         let Some(idx) = self.index(conn) else { return };
         if !self.pending.iter().any(|p| p.conn == conn) {
             self.conns[idx].flags.clear(Flags::INLINE);
@@ -221,12 +252,12 @@ impl Tcp {
     /// Moves in-burst data that nobody consumed to receive buffers. To be called before the burst goes.
     pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
         while let Some(p) = self.pending.pop_front() {
+            self.chunks.unreserve(chunks_for(p.data.len()));
             let Some(idx) = self.index(p.conn) else { continue };
             self.conns[idx].flags.clear(Flags::INLINE);
             self.stash(idx, p.data.bytes(burst));
             self.rearm(idx);
         }
-        self.pending_chunks = 0;
     }
 
     /// No more data from us: FIN follows what is queued (`shutdown(SHUT_WR)`).
@@ -295,7 +326,8 @@ impl Tcp {
 
     /// Sets an option.
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        let idx = self.index(conn).ok_or(OptionError::Stale)?;
+        let idx =
+            self.index(conn).filter(|idx| !self.conns[*idx].has(Flags::ZOMBIE)).ok_or(OptionError::Stale)?;
         let c = &mut self.conns[idx];
         match option {
             TcpOption::NoDelay(on) => {
@@ -321,7 +353,10 @@ impl Tcp {
             }
             TcpOption::KeepAlive(on) => {
                 c.flags.assign(Flags::KEEPALIVE, on);
-                c.retries = 0;
+                if c.state.is_synchronized() {
+                    // Before that the field counts SYNs.
+                    c.retries = 0;
+                }
             }
             TcpOption::LingerZero(on) => c.flags.assign(Flags::LINGER_ZERO, on),
             TcpOption::OobInline(on) => c.flags.assign(Flags::OOB_INLINE, on),
@@ -431,11 +466,11 @@ impl Tcp {
 }
 
 /// Where the urgent byte stands, counted from the first unread byte.
-fn urgent_offset(b: &super::busy::Busy, rcv_nxt: crate::wire::tcp::SeqNumber) -> Option<usize> {
+fn urgent_offset(b: &super::busy::Busy, data_end: crate::wire::tcp::SeqNumber) -> Option<usize> {
     let at = match b.urgent_in {
         Urgent::Held(at, _) | Urgent::Taken(at) => at,
         Urgent::Pending(_) | Urgent::None => return None,
     };
-    let first_unread = rcv_nxt - b.recv.readable() as u32;
+    let first_unread = data_end - b.recv.readable() as u32;
     usize::try_from(at - first_unread).ok()
 }

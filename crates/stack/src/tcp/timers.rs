@@ -16,6 +16,9 @@ const TIME_WAIT_BATCH: usize = 512;
 /// TIME_WAIT entries end in batches: nobody cares for a tenth of a second, and a sleeping shard should not wake for each.
 const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
 
+/// Keepalive probes in a row at the most.
+const KEEPALIVE_PROBES_MAX: u32 = 240;
+
 impl Tcp {
     /// Runs all timers that are due.
     pub fn advance(&mut self, net: &mut Network) {
@@ -26,11 +29,15 @@ impl Tcp {
             let Some(index) = self.time_wait.expired(self.now) else { break };
             self.end_time_wait(index);
         }
+        if !self.starved.is_empty() {
+            self.wake_starved();
+        }
     }
 
     /// When `advance` has to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if !self.tx_list.is_empty() {
+        let memory_came = !self.starved.is_empty() && self.chunks.available() > 0;
+        if !self.tx_list.is_empty() || memory_came {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
@@ -112,8 +119,10 @@ impl Tcp {
         let c = &self.conns[idx];
         let p = self.profile(idx);
         let idle = u32::from(p.keep_idle_seconds) * 1000;
-        let interval = u32::from(p.keep_interval_seconds) * 1000;
-        c.last_rx.wrapping_add(idle).wrapping_add(u32::from(c.retries) * interval)
+        // A user timeout replaces the number of probes: they are spread so that they last until then and can be counted.
+        let interval =
+            (u32::from(p.keep_interval_seconds) * 1000).max(p.user_timeout_ms / KEEPALIVE_PROBES_MAX);
+        c.last_rx.wrapping_add(idle).wrapping_add(u32::from(c.retries).wrapping_mul(interval))
     }
 
     /// The wheel says that one of the timers may be due.
@@ -213,7 +222,8 @@ impl Tcp {
             return false;
         }
         self.stats.keepalive_probes += 1;
-        self.conns[idx].retries += 1;
+        let c = &mut self.conns[idx];
+        c.retries = c.retries.saturating_add(1);
         self.reply_probe(net, idx);
         true
     }
@@ -279,6 +289,8 @@ impl Tcp {
         self.stats.timeouts += 1;
         let Some((c, b)) = self.both(idx) else { return true };
         recovery::enter_loss(c, b);
+        // Also if the retransmission finds no way out.
+        b.trouble_since.get_or_insert(now);
         b.probe_end = None;
         b.retransmits = b.retransmits.saturating_add(1);
         b.backoff = b.backoff.saturating_add(1);
@@ -307,6 +319,16 @@ impl Tcp {
         let c = &self.conns[idx];
         let orphan = c.has(Flags::ORPHAN) || matches!(c.state, State::Closing | State::LastAck);
         if orphan { self.config.orphan_retries } else { self.config.retries }
+    }
+
+    /// Whether nobody holds the connection and its peer kept the window closed until the time-out grew no more (as Linux has it): such a
+    /// peer could otherwise make any number of connections last for ever.
+    fn orphan_waited(&self, idx: u32) -> bool {
+        let c = &self.conns[idx];
+        let backoff = self.busy[c.busy].backoff;
+        c.has(Flags::ORPHAN)
+            && backoff >= self.config.orphan_retries
+            && rtt::rto(c, &self.config, backoff) >= rtt::rto_max(&self.config)
     }
 
     /// A time-out that does not overshoot the user timeout: `after` from now, or less.
@@ -360,7 +382,7 @@ impl Tcp {
         // A peer that answers keeps its window closed for as long as it likes (RFC 9293 §3.8.6.1), but for the user timeout (RFC 5482 §3).
         let user = self.profile(idx).user_timeout_ms;
         let over = if user != 0 { self.gave_up(idx, Some(since)) } else { probes >= self.retry_limit(idx) };
-        if over {
+        if over || self.orphan_waited(idx) {
             self.report_timeout(net, idx);
             return false;
         }

@@ -1,0 +1,383 @@
+//! What reading the engine line by line brought to light: each test is named for the behaviour that was missing.
+
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::error::SendError;
+use ginnel_stack::events::{CloseReason, Event};
+use ginnel_stack::handle::{Conn, PortId};
+use ginnel_stack::options::{ListenOptions, SocketOptions, TcpOption};
+use ginnel_stack::stack::StackConfig;
+use ginnel_stack::tcp::config::SynCookies;
+use ginnel_stack::tcp::source::Source;
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+use ginnel_testkit::puppet::{PEER_ISS, PORT, Puppet, STACK, Sent, frame};
+
+const ACK: TcpFlags = TcpFlags::ACK;
+const SYN: TcpFlags = TcpFlags::SYN;
+const FIN: TcpFlags = TcpFlags::FIN;
+
+fn config() -> StackConfig {
+    StackConfig::default()
+}
+
+/// Accepts a connection whose SYN carries `options`.
+fn open(p: &mut Puppet, options: &TcpOptions) -> Conn {
+    let syn = p.segment(SYN, 0, 0, &[], options);
+    p.deliver_frame(&syn);
+    p.deliver(ACK, 1, 1, &[]);
+    p.conn.expect("it was accepted")
+}
+
+fn established(config: StackConfig) -> Puppet {
+    let mut p = Puppet::new(config);
+    p.listen();
+    open(&mut p, &TcpOptions { mss: Some(1000), ..TcpOptions::default() });
+    p
+}
+
+/// A segment with a window and an urgent pointer of its own.
+fn special(
+    p: &Puppet,
+    flags: TcpFlags,
+    seq: i64,
+    ack: i64,
+    window: u16,
+    urgent: u16,
+    payload: &[u8],
+) -> Vec<u8> {
+    let header = TcpHeader {
+        src_port: p.ports.1,
+        dst_port: p.ports.0,
+        seq: SeqNumber(PEER_ISS.wrapping_add(seq as u32)),
+        ack: SeqNumber(p.iss.wrapping_add(ack as u32)),
+        flags,
+        window,
+        urgent,
+        header_len: 0,
+    };
+    frame(&header, &TcpOptions::default(), payload)
+}
+
+fn payload_bytes(sent: &[Sent]) -> usize {
+    sent.iter().map(|s| s.payload.len()).sum()
+}
+
+fn closed(p: &Puppet) -> usize {
+    p.events.iter().filter(|e| matches!(e, Event::Closed { .. })).count()
+}
+
+#[test]
+fn a_connection_that_is_closed_while_its_last_bytes_are_read_ends_once() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.lazy = true;
+    p.deliver(ACK, 1, 1, b"last");
+    p.deliver(FIN | ACK, 5, 1, &[]);
+    p.stack.shutdown_write(conn).unwrap();
+    p.flush();
+    p.deliver(ACK, 6, 2, &[]);
+    assert_eq!(closed(&p), 0, "there is something to read");
+    let mut shown = [0; 8];
+    assert_eq!(p.stack.peek(conn, &mut shown), Ok(4));
+    p.stack.close(conn).unwrap();
+    let _ = p.stack.skip(conn, 4);
+    p.flush();
+    assert_eq!(closed(&p), 1);
+    assert_eq!(p.stack.usage().connections, 0);
+}
+
+#[test]
+fn reading_up_to_an_urgent_last_byte_ends_a_finished_connection() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.lazy = true;
+    let urgent = special(&p, ACK | TcpFlags::URG, 1, 1, 60_000, 4, b"last");
+    p.deliver_frame(&urgent);
+    p.deliver(FIN | ACK, 5, 1, &[]);
+    p.stack.shutdown_write(conn).unwrap();
+    p.flush();
+    p.deliver(ACK, 6, 2, &[]);
+    let mut shown = [0; 8];
+    assert_eq!(p.stack.recv(conn, &mut shown), Ok(3));
+    assert_eq!(p.stack.recv(conn, &mut shown), Ok(0));
+    p.flush();
+    assert_eq!(closed(&p), 1);
+}
+
+#[test]
+fn the_urgent_byte_is_found_behind_a_fin() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.lazy = true;
+    let urgent = special(&p, ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcd");
+    p.deliver_frame(&urgent);
+    p.deliver(FIN | ACK, 5, 1, &[]);
+    let mut stream = Vec::new();
+    let mut shown = [0; 8];
+    while let Ok(n @ 1..) = p.stack.recv(conn, &mut shown) {
+        stream.extend_from_slice(&shown[..n]);
+    }
+    assert_eq!(stream, b"abd");
+}
+
+#[test]
+fn what_was_acknowledged_in_place_has_its_memory_kept_for_it() {
+    let mut tight = config();
+    tight.tcp.buffer_pool_bytes = 1 << 16;
+    let mut p = established(tight);
+    let conn = p.conn.unwrap();
+    let bytes = p.segment(ACK, 1, 1, b"must not be lost", &TcpOptions::default());
+    let mut burst = RxBurst::new();
+    burst.push(RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None });
+    p.stack.receive(p.now, PortId(0), &burst);
+    while let Some(event) = p.stack.next_event() {
+        if let Event::Data { conn, data } = event {
+            p.stack.send(conn, &[1; 1 << 17]).unwrap();
+            p.stack.consume(conn, data, 0, &burst);
+        }
+    }
+    p.stack.finish_burst(&burst);
+    let mut read = [0; 64];
+    assert_eq!(p.stack.recv(conn, &mut read), Ok(16));
+}
+
+#[test]
+fn a_sender_that_found_no_memory_learns_when_there_is_some() {
+    let mut tight = config();
+    tight.tcp.buffer_pool_bytes = 1 << 16;
+    let mut p = established(tight);
+    let (first, first_iss) = (p.conn.unwrap(), p.iss);
+    p.ports.1 = 40_001;
+    let second = open(&mut p, &TcpOptions { mss: Some(1000), ..TcpOptions::default() });
+    let taken = p.stack.send(first, &[1; 1 << 17]).unwrap();
+    assert_eq!(p.stack.send(second, &[2; 100]), Ok(0), "there is no memory");
+    p.ports.1 = 40_000;
+    p.iss = first_iss;
+    let mut at = 1 + payload_bytes(&p.flush()) as i64;
+    for _ in 0..200 {
+        at += payload_bytes(&p.deliver(ACK, 1, at, &[])) as i64;
+    }
+    assert_eq!(at, 1 + taken as i64);
+    p.wait(Duration::from_secs(1));
+    assert!(p.events.contains(&Event::Writable { conn: second }), "{:?}", p.events);
+}
+
+struct Endless(u64);
+
+impl Source for Endless {
+    fn len(&self) -> u64 {
+        self.0
+    }
+
+    fn fill(&self, _offset: u64, out: &mut [u8]) {
+        out.fill(9);
+    }
+}
+
+#[test]
+fn a_slice_that_can_never_be_queued_is_not_called_too_early() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let source = p.stack.add_source(Box::new(Endless(u64::MAX)));
+    assert_eq!(p.stack.send_source(conn, source, 0, (1 << 30) + 1), Err(SendError::InvalidSource));
+    p.stack.send(conn, b"x").unwrap();
+    assert_eq!(p.stack.send_source(conn, source, 0, u64::MAX), Err(SendError::InvalidSource));
+    assert_eq!(p.stack.send_source(conn, source, 0, 1 << 20), Ok(()));
+}
+
+fn with_cookies() -> StackConfig {
+    let mut config = config();
+    config.tcp.syn_cookies = SynCookies::Always;
+    config
+}
+
+fn listen_with(p: &mut Puppet, socket: SocketOptions) {
+    let addr = SocketAddr::new(STACK.into(), PORT);
+    p.stack.listen(addr, ListenOptions { socket, ..ListenOptions::default() }).unwrap();
+}
+
+#[test]
+fn a_cookie_promises_the_window_scale_of_its_listener() {
+    let mut p = Puppet::new(with_cookies());
+    listen_with(&mut p, SocketOptions { recv_buffer_bytes: Some(1 << 18), ..SocketOptions::default() });
+    let options = TcpOptions {
+        mss: Some(1000),
+        window_scale: Some(2),
+        timestamps: Some(Timestamps { value: 5, echo: 0 }),
+        ..TcpOptions::default()
+    };
+    let syn = p.segment(SYN, 0, 0, &[], &options);
+    let answer = p.deliver_frame(&syn).remove(0);
+    let said = answer.options.window_scale.unwrap();
+    let echo = answer.options.timestamps.unwrap().value;
+    let options = TcpOptions { timestamps: Some(Timestamps { value: 6, echo }), ..TcpOptions::default() };
+    let ack = p.segment(ACK, 1, 1, &[], &options);
+    p.deliver_frame(&ack);
+    let info = p.stack.info(p.conn.expect("accepted")).unwrap();
+    assert_eq!(info.rcv_wscale, said);
+    assert!(info.rcv_wnd >= u32::from(answer.header.window), "the window never shrinks");
+}
+
+#[test]
+fn a_connection_from_a_cookie_is_kept_alive() {
+    let mut cookies = with_cookies();
+    cookies.tcp.keepalive_time_seconds = 10;
+    let mut p = Puppet::new(cookies);
+    listen_with(&mut p, SocketOptions { keepalive: true, ..SocketOptions::default() });
+    open(&mut p, &TcpOptions { mss: Some(1000), ..TcpOptions::default() });
+    assert_eq!(p.wait(Duration::from_secs(15)).len(), 1, "a probe");
+}
+
+#[test]
+fn the_window_scale_stays_what_the_syn_said() {
+    let mut p = Puppet::new(config());
+    let conn = p.connect();
+    let syn_scale = 7;
+    assert_eq!(p.stack.info(conn).unwrap().rcv_wscale, syn_scale);
+    p.stack.set_option(conn, TcpOption::RecvBuffer(32_768)).unwrap();
+    let options = TcpOptions { mss: Some(1000), window_scale: Some(2), ..TcpOptions::default() };
+    let answer = p.segment(SYN | ACK, 0, 1, &[], &options);
+    p.deliver_frame(&answer);
+    assert_eq!(p.stack.state(conn), Some(State::Established));
+    assert_eq!(p.stack.info(conn).unwrap().rcv_wscale, syn_scale);
+}
+
+#[test]
+fn keepalive_probes_are_spread_over_the_user_timeout() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.stack.set_option(conn, TcpOption::KeepAlive(true)).unwrap();
+    p.stack.set_option(conn, TcpOption::KeepIdle(Duration::from_secs(1))).unwrap();
+    p.stack.set_option(conn, TcpOption::KeepInterval(Duration::from_secs(1))).unwrap();
+    p.stack.set_option(conn, TcpOption::UserTimeout(Duration::from_secs(600))).unwrap();
+    let probes = p.wait(Duration::from_secs(550)).len();
+    assert!((200..=255).contains(&probes), "{probes} probes");
+    p.wait(Duration::from_secs(100));
+    assert!(matches!(p.events.last(), Some(Event::Closed { reason: CloseReason::TimedOut, .. })));
+}
+
+#[test]
+fn switching_keepalive_on_does_not_prolong_an_attempt_to_connect() {
+    let mut p = Puppet::new(config());
+    let conn = p.connect();
+    for _ in 0..300 {
+        let _ = p.stack.set_option(conn, TcpOption::KeepAlive(true));
+        p.wait(Duration::from_secs(1));
+    }
+    assert_eq!(closed(&p), 1);
+}
+
+#[test]
+fn an_unlimited_budget_of_challenges_is_one() {
+    let mut unlimited = config();
+    unlimited.tcp.challenge_acks_per_second = u32::MAX;
+    let mut p = established(unlimited);
+    for _ in 0..16 {
+        assert_eq!(p.deliver(TcpFlags::RST, 100, 0, &[]).len(), 1);
+        p.wait(Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn a_peer_that_closed_its_window_over_data_in_flight_and_answers_is_not_given_up() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.stack.send(conn, &[1; 500]).unwrap();
+    p.flush();
+    for _ in 0..1800 {
+        if !p.wait(Duration::from_secs(1)).is_empty() {
+            let answer = special(&p, ACK, 1, 1, 0, 0, &[]);
+            p.deliver_frame(&answer);
+        }
+    }
+    assert_eq!(p.stack.state(conn), Some(State::Established), "{:?}", p.events);
+}
+
+#[test]
+fn a_smaller_segment_size_holds_for_retransmissions() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.stack.send(conn, &[1; 900]).unwrap();
+    p.flush();
+    p.stack.set_option(conn, TcpOption::MaxSegment(200)).unwrap();
+    let again = p.wait(Duration::from_secs(4));
+    assert!(!again.is_empty());
+    assert!(again.iter().all(|s| s.payload.len() <= 200), "{:?}", again[0].payload.len());
+}
+
+#[test]
+fn a_closed_connection_takes_no_more_options() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let bytes = p.segment(TcpFlags::RST, 1, 0, &[], &TcpOptions::default());
+    let mut burst = RxBurst::new();
+    burst.push(RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None });
+    p.stack.receive(p.now, PortId(0), &burst);
+    assert!(p.stack.set_option(conn, TcpOption::UserTimeout(Duration::from_secs(9))).is_err());
+}
+
+#[test]
+fn a_syn_ack_that_was_sent_twice_is_no_measure_of_the_round_trip_time() {
+    let mut p = Puppet::new(config());
+    p.listen();
+    p.deliver(SYN, 0, 0, &[]);
+    p.wait(Duration::from_millis(900));
+    p.deliver(SYN, 0, 0, &[]);
+    p.wait(Duration::from_millis(1));
+    p.deliver(ACK, 1, 1, &[]);
+    let info = p.stack.info(p.conn.unwrap()).unwrap();
+    assert_eq!(info.rtt, Duration::ZERO, "it may have been the answer to either (Karn)");
+}
+
+#[test]
+fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
+    let mut p = Puppet::new(config());
+    p.listen();
+    let conn = open(&mut p, &TcpOptions { mss: Some(1000), sack_permitted: true, ..TcpOptions::default() });
+    p.stack.send(conn, &[1; 4000]).unwrap();
+    assert_eq!(p.flush().len(), 4);
+    for end in [2500, 3001] {
+        let mut options = TcpOptions::default();
+        let seq = |n: u32| SeqNumber(p.iss.wrapping_add(n));
+        options.sack_blocks.push((seq(1001), seq(end)));
+        let sack = p.segment(ACK, 1, 1, &[], &options);
+        p.deliver_frame(&sack);
+    }
+    assert_eq!(p.stack.info(conn).unwrap().sacked, 2);
+}
+
+#[test]
+fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let shut = special(&p, ACK, 1, 1, 0, 0, &[]);
+    p.deliver_frame(&shut);
+    p.stack.send(conn, &[1; 500]).unwrap();
+    p.stack.close(conn).unwrap();
+    p.flush();
+    for _ in 0..7200 {
+        if !p.wait(Duration::from_secs(1)).is_empty() {
+            let answer = special(&p, ACK, 1, 1, 0, 0, &[]);
+            p.deliver_frame(&answer);
+        }
+    }
+    assert_eq!(p.stack.usage().connections, 0);
+}
+
+#[test]
+fn a_fin_that_just_does_not_fit_the_window_follows() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let narrow = special(&p, ACK, 1, 1, 500, 0, &[]);
+    p.deliver_frame(&narrow);
+    p.stack.send(conn, &[1; 500]).unwrap();
+    p.stack.close(conn).unwrap();
+    let mut sent = p.flush();
+    sent.extend(p.deliver(ACK, 1, 501, &[]));
+    sent.extend(p.wait(Duration::from_secs(3)));
+    assert!(sent.iter().any(|s| s.header.flags.contains(FIN)));
+    p.deliver(ACK, 1, 502, &[]);
+    assert_eq!(p.stack.state(conn), Some(State::FinWait2));
+}
