@@ -140,3 +140,8 @@ fn datagrams_of_all_sizes_come_back() {
     assert_eq!(pair.client.handler().answered, 7);
     assert_eq!(pair.server.handler().datagrams_dropped(), 0);
 }
+
+#[test]
+fn everything_comes_back_over_a_bad_line() {
+    run(Some("delay=1ms loss=1% reorder=1%"));
+}
