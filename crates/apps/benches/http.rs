@@ -40,6 +40,9 @@ impl Transport for Null {
     fn close(&mut self, _: Conn) {}
     fn abort(&mut self, _: Conn) {}
     fn resume_reading(&mut self, _: Conn) {}
+    fn outstanding(&mut self, _: Conn) -> Option<u32> {
+        None
+    }
 }
 
 impl Network for Null {
@@ -107,6 +110,9 @@ fn serve(request: &[u8], same: bool, response: &mut Vec<u8>) -> f64 {
         fn close(&mut self, _: Conn) {}
         fn abort(&mut self, _: Conn) {}
         fn resume_reading(&mut self, _: Conn) {}
+        fn outstanding(&mut self, _: Conn) -> Option<u32> {
+            None
+        }
     }
     server.data(Instant::ZERO, Conn::new(0, 1), request, &mut Keep(response));
     assert!(response.starts_with(b"HTTP/1.1 200 OK\r\n"));

@@ -138,6 +138,21 @@ fn a_server_that_is_told_to_stop_finishes_what_it_began() {
 }
 
 #[test]
+fn a_download_may_take_much_longer_than_any_time_out() {
+    let root = small_site();
+    fs::write(root.path().join("large.bin"), vec![7; 2_000_000]).unwrap();
+    for options in [&["--close", "server"][..], &["-k"]] {
+        let words =
+            [&["http://10.0.0.1/large.bin", "-n", "1", "-c", "1", "--timeout", "1h"], options].concat();
+        let server = httpd(root.path(), &["--idle-timeout", "5s", "--linger-timeout", "1s"]);
+        let (report, pair) = measure(server, &words, Some("rate=200kbit delay=20ms"), ONE);
+        assert_eq!((report.requests.completed, report.failures.len()), (1, 0), "{report}");
+        assert!(report.latency_ns.total.max > 60_000_000_000, "{report}");
+        assert_eq!(pair.server.handler().server().counters().timeouts, 0);
+    }
+}
+
+#[test]
 fn an_open_loop_from_many_addresses_keeps_its_rate() {
     let root = small_site();
     let addresses: Vec<String> = (1..=20).map(|i| format!("10.0.1.{i}/16")).collect();

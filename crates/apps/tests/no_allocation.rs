@@ -32,6 +32,9 @@ impl Transport for Sink {
     fn close(&mut self, _: Conn) {}
     fn abort(&mut self, _: Conn) {}
     fn resume_reading(&mut self, _: Conn) {}
+    fn outstanding(&mut self, _: Conn) -> Option<u32> {
+        None
+    }
 }
 
 fn server() -> (tempfile::TempDir, Server) {

@@ -192,6 +192,12 @@ impl Transport for Net<'_, '_> {
     fn resume_reading(&mut self, conn: Conn) {
         self.cx.resume_reading(conn);
     }
+
+    fn outstanding(&mut self, conn: Conn) -> Option<u32> {
+        let info = self.cx.info(conn).ok()?;
+        let in_flight = info.unacked.saturating_mul(info.snd_mss);
+        (info.unacked > 0 || info.notsent_bytes > 0).then(|| info.notsent_bytes.wrapping_add(in_flight))
+    }
 }
 
 /// A loaded file as one of the stack's sources; all shards share its bytes.

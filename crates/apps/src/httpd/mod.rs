@@ -7,7 +7,7 @@
 //!             └─► transport (here: a shard's context)  ◄── response ◄────────────────────────┘
 //! ```
 //!
-//! Memory per connection is 16 bytes; one in the middle of something borrows a record from a pool. A request for a loaded file
+//! Memory per connection is 20 bytes; one in the middle of something borrows a record from a pool. A request for a loaded file
 //! allocates nothing.
 //!
 //! The content of loaded files is that of the start of the program. Files beyond the memory budget are read when they are asked for, in pieces of 64 KiB

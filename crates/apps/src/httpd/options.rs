@@ -51,7 +51,8 @@ pub struct Options {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_seconds)]
     pub head_timeout: Seconds,
 
-    /// Time an open connection may wait for its next request, in whole seconds.
+    /// Time an open connection may wait for its next request, in whole seconds. A client that still receives a response is
+    /// not waiting.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_seconds)]
     pub idle_timeout: Seconds,
 

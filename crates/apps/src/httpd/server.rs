@@ -37,6 +37,9 @@ pub trait Transport {
     fn abort(&mut self, conn: Conn);
     /// Asks for data that were left unread to be shown again.
     fn resume_reading(&mut self, conn: Conn);
+    /// About how many of the bytes that were queued are not acknowledged; `None` if all are. It must change when some are. Asked only when
+    /// a time-out runs out.
+    fn outstanding(&mut self, conn: Conn) -> Option<u32>;
 }
 
 /// What was done so far.
@@ -74,7 +77,7 @@ enum Phase {
     Closed,
 }
 
-/// 16 bytes for each slot of the transport's connection table.
+/// 20 bytes for each slot of the transport's connection table.
 #[derive(Clone, Copy, Debug)]
 struct Connection {
     generation: u32,
@@ -82,6 +85,8 @@ struct Connection {
     deadline: u32,
     /// Index of its record, if it is in the middle of something.
     busy: u32,
+    /// Bytes that were on their way when a time-out ran out last.
+    outstanding: u32,
     phase: Phase,
     /// The client has closed its side.
     half_closed: bool,
@@ -94,6 +99,7 @@ impl Connection {
         generation: 0,
         deadline: 0,
         busy: busy::NONE,
+        outstanding: 0,
         phase: Phase::Vacant,
         half_closed: false,
         in_sweep: false,
@@ -262,6 +268,17 @@ impl Server {
     }
 
     fn expire(&mut self, conn: Conn, phase: Phase, net: &mut impl Transport) {
+        if matches!(phase, Phase::Idle | Phase::Draining)
+            && let Some(outstanding) = net.outstanding(conn)
+        {
+            // A response is still on its way: the client is not idle but slow, unless it takes nothing at all.
+            let deadline = self.clock.second + self.options.timeouts.send;
+            let slot = &mut self.connections[conn.index() as usize];
+            if core::mem::replace(&mut slot.outstanding, outstanding) != outstanding {
+                slot.deadline = deadline;
+                return;
+            }
+        }
         self.counters.timeouts += 1;
         match phase {
             Phase::Idle => self.finish(conn, net),

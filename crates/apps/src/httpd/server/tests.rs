@@ -24,6 +24,8 @@ struct Net {
     closed: bool,
     aborted: bool,
     resumed: bool,
+    /// Bytes that are not acknowledged.
+    outstanding: Option<u32>,
 }
 
 impl Transport for Net {
@@ -61,6 +63,10 @@ impl Transport for Net {
 
     fn resume_reading(&mut self, _: Conn) {
         self.resumed = true;
+    }
+
+    fn outstanding(&mut self, _: Conn) -> Option<u32> {
+        self.outstanding
     }
 }
 

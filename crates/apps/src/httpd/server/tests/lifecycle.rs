@@ -76,6 +76,23 @@ fn a_client_that_does_not_read_is_reset() {
 }
 
 #[test]
+fn a_slow_client_is_not_an_idle_one() {
+    let outer = tree();
+    for request in [GET_LARGE, b"GET /large.bin HTTP/1.0\r\n\r\n"] {
+        let mut rig = rig(&outer);
+        rig.feed(request);
+        for kilobyte in (1..50).rev() {
+            rig.net.outstanding = Some(kilobyte << 10);
+            rig.pass(50);
+            assert!(!rig.net.closed && !rig.net.aborted);
+        }
+        // It stops taking anything.
+        rig.pass(200);
+        assert!(rig.net.closed);
+    }
+}
+
+#[test]
 fn the_slots_next_connection_has_its_own_time() {
     let outer = tree();
     let mut rig = rig(&outer);
