@@ -182,9 +182,10 @@ impl<H: Handler> Shard<H> {
         work += dispatch.events(core, handler, None);
 
         core.stats.turns += 1;
+        core.stats.running_ns = self.started.map_or(0, |start| (now - start).as_nanos() as u64);
         if work == 0 {
             core.stats.idle_turns += 1;
-            self.idle_since = Some(now);
+            self.idle_since = self.started.map(|_| now);
         }
         if now - self.published >= PUBLISH_EVERY {
             self.publish(now);
@@ -226,7 +227,6 @@ impl<H: Handler> Shard<H> {
         self.published = now;
         let stats = &mut self.core.stats;
         stats.timers_refused = self.core.timers.refused;
-        stats.running_ns = self.started.map_or(0, |start| (now - start).as_nanos() as u64);
         self.stats.publish(stats);
     }
 }
