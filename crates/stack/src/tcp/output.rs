@@ -111,6 +111,10 @@ impl Tcp {
             return if answer { self.send_ack(net, idx) } else { Ok(()) };
         }
         if c.busy != NONE {
+            if !net.hop_is_current(&c.hop) {
+                // The new way may take less: that must be known before segments are cut.
+                self.reroute(net, idx)?;
+            }
             self.restart_after_idle(idx);
             self.send_lost(net, idx)?;
             self.send_new(net, idx)?;
