@@ -1,7 +1,7 @@
 # Two commands matter: `make demo` and `make test`. Both set up what they need themselves.
 
 .DEFAULT_GOAL := help
-.PHONY: demo test lint suites soak bench instructions help
+.PHONY: demo test lint fuzz-smoke suites soak bench instructions help
 
 demo: ## serve a web site and load it, over memory and over a TAP device (no root needed)
 	@scripts/demo
@@ -11,6 +11,9 @@ test: ## all tests but the long ones
 
 lint: ## formatting, clippy, documentation, dependencies, shell scripts
 	@scripts/lint
+
+fuzz-smoke: ## every fuzz target for FUZZ_SECONDS seconds (default 60), two at a time
+	@scripts/fuzz $(or $(FUZZ_SECONDS),60)
 
 suites: ## the long tests: GiB transfers, all seeds (about an hour)
 	@scripts/test --long
@@ -26,4 +29,4 @@ instructions: ## counts instructions per connection, request and megabyte; fails
 	@scripts/bench instructions
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'

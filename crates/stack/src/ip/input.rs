@@ -31,6 +31,13 @@ pub struct Reassembled {
     packet: Vec<u8>,
 }
 
+impl Reassembled {
+    /// From its IP header on.
+    pub fn bytes(&self) -> &[u8] {
+        &self.packet
+    }
+}
+
 impl Network {
     /// Handles ARP, NDP, ICMP and fragments.
     pub fn input(&mut self, now: Instant, other: &Other<'_>) -> Input {

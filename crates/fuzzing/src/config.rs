@@ -1,0 +1,78 @@
+//! The configuration file: any text is accepted or refused with a place and a reason; what is accepted is valid.
+
+use ginnel::config::Config;
+
+/// Longest text that is looked at.
+const TEXT_BYTES_MAX: usize = 16 << 10;
+
+/// Runs one input: the text of a file.
+///
+/// # Panics
+/// If an accepted configuration is not valid, or a refusal names no place or no reason.
+pub fn run(data: &[u8]) {
+    let Ok(text) = core::str::from_utf8(&data[..data.len().min(TEXT_BYTES_MAX)]) else { return };
+    match Config::from_toml("fuzz.toml", text) {
+        Ok(config) => {
+            assert_eq!(config.validate(), Ok(()), "{text}");
+        }
+        Err(error) => {
+            let lines = text.lines().count().max(1);
+            assert!((1..=lines + 1).contains(&error.line), "line {} of {lines}: {error}", error.line);
+            assert!(!error.problem.is_empty(), "an error without a problem: {error}");
+            assert_eq!(error.to_string().lines().count(), 1, "more than a line: {error}");
+        }
+    }
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let everything = "\
+[shard]
+cpu = 0
+spin_us = 50
+
+[network]
+neighbours_max = 1024
+icmp_echo = true
+
+[tcp]
+connections_max = 1000
+congestion_control = \"newreno\"
+syn_cookies = \"always\"
+ecn = \"active\"
+time_wait_seconds = 60
+
+[[device]]
+name = \"lan\"
+kind = \"tap\"
+mtu = 1500
+mac = \"02:00:00:00:00:01\"
+faults = \"delay=1ms loss=1%\"
+
+[[link]]
+name = \"lan0\"
+device = \"lan\"
+vlan = 5
+addresses = [\"10.0.0.1/24\", \"fd00::1/64\"]
+
+[[link.neighbour]]
+address = \"10.0.0.9\"
+mac = \"02:00:00:00:00:09\"
+
+[[route]]
+destination = \"0.0.0.0/0\"
+gateway = \"10.0.0.254\"
+link = \"lan0\"
+";
+    let texts = [
+        ("empty", ""),
+        ("everything", everything),
+        ("unknown-key", "[tcp]\nsack = true\ncolour = 1\n"),
+        ("out-of-range", "[tcp]\nretries = 200\n"),
+        ("wrong-type", "[shard]\nspin_us = \"soon\"\n"),
+        ("no-device", "[[link]]\nname = \"a\"\ndevice = \"b\"\naddresses = [\"1.2.3.4/33\"]\n"),
+        ("twice", "[tcp]\nsack = true\nsack = true\n"),
+        ("not-toml", "tcp: {sack: yes}"),
+    ];
+    texts.map(|(name, text)| (name, text.as_bytes().to_vec())).to_vec()
+}

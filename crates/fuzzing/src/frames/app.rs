@@ -1,0 +1,257 @@
+//! The application: what it holds, and what it must be told.
+
+use super::peer::{Peer, inbound_byte, outbound_byte};
+use core::net::SocketAddr;
+use ginnel_stack::device::RxBurst;
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::stack::Stack;
+use ginnel_stack::tcp::source::Source;
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::wire::tcp::SeqNumber;
+use std::collections::BTreeSet;
+
+/// One connection.
+#[derive(Clone, Copy, Debug)]
+pub struct AppConn {
+    /// Its handle.
+    pub conn: Conn,
+    /// Its ends.
+    pub ends: (SocketAddr, SocketAddr),
+    /// Bytes the stack took.
+    pub sent: u64,
+    /// Bytes read.
+    pub received: u64,
+    /// Sequence number in front of its first byte, once that is certain.
+    pub start: Option<SeqNumber>,
+    /// FIN was reported.
+    pub peer_closed: bool,
+    /// Its end was reported.
+    pub ended: bool,
+}
+
+/// The application.
+pub struct App {
+    /// Everything that was ever accepted or opened.
+    pub conns: Vec<AppConn>,
+    /// Listeners that are open.
+    pub listeners: Vec<(Listener, SocketAddr)>,
+    /// Accepts by itself.
+    pub accepts: bool,
+    /// How much it takes of in-burst data: 0 nothing, 1 half, 2 all.
+    pub share: u8,
+    /// Reads when it is told to.
+    pub greedy: bool,
+    /// States that were seen.
+    pub states: BTreeSet<State>,
+    /// Events that were seen.
+    pub events: u64,
+    /// Number of frames that the stack sent, and a sum over their bytes.
+    pub frames: (u64, u64),
+}
+
+impl Default for App {
+    fn default() -> Self {
+        Self {
+            conns: Vec::new(),
+            listeners: Vec::new(),
+            accepts: true,
+            share: 2,
+            greedy: true,
+            states: BTreeSet::from([State::Closed]),
+            events: 0,
+            frames: (0, 0),
+        }
+    }
+}
+
+/// A source whose bytes are those of any stream at the same offset.
+pub struct Endless;
+
+impl Source for Endless {
+    fn len(&self) -> u64 {
+        1 << 40
+    }
+
+    fn fill(&self, offset: u64, out: &mut [u8]) {
+        for (byte, at) in out.iter_mut().zip(offset..) {
+            *byte = outbound_byte(at);
+        }
+    }
+}
+
+impl App {
+    /// The connection that an operand means.
+    pub fn pick(&mut self, number: u8) -> Option<&mut AppConn> {
+        // Living ones first: an operation on one that has ended is only now and then of interest.
+        let living = self.conns.iter().filter(|c| !c.ended).count();
+        if living > 0 && number < 0xf0 {
+            return self.conns.iter_mut().filter(|c| !c.ended).nth(usize::from(number) % living);
+        }
+        let count = self.conns.len();
+        self.conns.get_mut(usize::from(number) % count.max(1))
+    }
+
+    /// Takes note of a connection.
+    pub fn add(&mut self, stack: &Stack, conn: Conn) {
+        let info = stack.info(conn).expect("a connection that was just given out");
+        let known = self.conns.iter().any(|c| c.conn == conn);
+        assert!(!known, "{conn:?} was given out twice");
+        self.conns.push(AppConn {
+            conn,
+            ends: (info.remote, info.local),
+            sent: 0,
+            received: 0,
+            start: None,
+            peer_closed: false,
+            ended: false,
+        });
+    }
+
+    /// Most bytes that any connection of these ends has sent.
+    pub fn sent_max(&self, ends: (SocketAddr, SocketAddr)) -> u64 {
+        self.conns.iter().filter(|c| c.ends == ends).map(|c| c.sent).max().unwrap_or(0)
+    }
+
+    /// Takes all events. `burst` is what in-burst data lie in.
+    pub fn take_events(&mut self, stack: &mut Stack, burst: &RxBurst<'_>, peers: &[Peer]) {
+        while let Some(event) = stack.next_event() {
+            self.events += 1;
+            match event {
+                Event::Incoming { listener } => {
+                    if self.accepts {
+                        self.accept(stack, listener);
+                    }
+                }
+                Event::Data { conn, data } => {
+                    let bytes = stack.inline_data(burst, &data);
+                    assert!(!bytes.is_empty() && bytes.len() == data.len(), "data without bytes");
+                    // What is buffered comes first.
+                    let buffered = stack.readable(conn) > 0;
+                    let take = if buffered { 0 } else { bytes.len() * usize::from(self.share.min(2)) / 2 };
+                    self.on_bytes(conn, &bytes[..take], peers);
+                    stack.consume(conn, data, take, burst);
+                }
+                Event::Readable { conn } => {
+                    if self.greedy {
+                        self.read(stack, conn, usize::MAX, peers);
+                    }
+                }
+                Event::PeerClosed { conn } => {
+                    let c = self.expect(conn, &event);
+                    assert!(!c.peer_closed, "FIN is reported twice");
+                    c.peer_closed = true;
+                }
+                Event::Closed { conn, .. } => {
+                    // The last chance to read what is left.
+                    self.read(stack, conn, usize::MAX, peers);
+                    self.expect(conn, &event).ended = true;
+                }
+                Event::Connected { conn }
+                | Event::Writable { conn }
+                | Event::Acked { conn, .. }
+                | Event::Urgent { conn } => {
+                    self.expect(conn, &event);
+                }
+                Event::UdpReadable { .. } => {}
+            }
+        }
+        for c in self.conns.iter().filter(|c| c.ended) {
+            assert!(stack.state(c.conn).is_none(), "{:?} lives on after its end was reported", c.conn);
+        }
+    }
+
+    fn expect(&mut self, conn: Conn, event: &Event) -> &mut AppConn {
+        let found = self.conns.iter_mut().find(|c| c.conn == conn);
+        let found = found.unwrap_or_else(|| panic!("{event:?} of a connection nobody knows"));
+        assert!(!found.ended, "{event:?} after the end");
+        found
+    }
+
+    /// Accepts one connection.
+    pub fn accept(&mut self, stack: &mut Stack, listener: Listener) {
+        if let Some(conn) = stack.accept(listener) {
+            self.add(stack, conn);
+        }
+    }
+
+    /// Reads until `most` bytes were read or nothing is left.
+    pub fn read(&mut self, stack: &mut Stack, conn: Conn, most: usize, peers: &[Peer]) {
+        let mut left = most;
+        let mut buffer = [0; 4096];
+        while left > 0 {
+            let room = left.min(buffer.len());
+            let promised = stack.readable(conn);
+            match stack.recv(conn, &mut buffer[..room]) {
+                Ok(0) | Err(_) => break,
+                Ok(n) => {
+                    assert!(n <= room && n <= promised, "{n} bytes of {promised}");
+                    self.on_bytes(conn, &buffer[..n], peers);
+                    left -= n;
+                }
+            }
+        }
+    }
+
+    /// Bytes reached the application: they must be those of the stream.
+    fn on_bytes(&mut self, conn: Conn, bytes: &[u8], peers: &[Peer]) {
+        let Some(c) = self.conns.iter_mut().find(|c| c.conn == conn) else {
+            panic!("data of a connection nobody knows")
+        };
+        let at = c.received;
+        c.received += bytes.len() as u64;
+        let Some(peer) = peers.iter().find(|p| (p.remote, p.local) == c.ends) else { return };
+        if peer.tainted || bytes.is_empty() {
+            return;
+        }
+        let fits = |start: SeqNumber| {
+            let first = start + 1 + at as u32;
+            bytes.iter().enumerate().all(|(i, byte)| *byte == inbound_byte(first + i as u32))
+        };
+        if let Some(start) = c.start {
+            assert!(fits(start), "wrong bytes at offset {at}, {} of them", bytes.len());
+            return;
+        }
+        let mut candidates = peer.own_starts.iter().copied().filter(|s| fits(*s));
+        let first = candidates.next();
+        assert!(
+            first.is_some() || peer.own_starts.is_full(),
+            "wrong bytes at offset {at}, {} of them",
+            bytes.len()
+        );
+        // A short read may fit several.
+        if candidates.next().is_none() {
+            c.start = first;
+        }
+    }
+
+    /// Sends `len` bytes of the stream as far as there is room.
+    pub fn send(&mut self, stack: &mut Stack, number: u8, len: usize, urgent: bool) {
+        let Some(c) = self.pick(number) else { return };
+        let bytes: Vec<u8> = (c.sent..).take(len).map(outbound_byte).collect();
+        let taken = if urgent { stack.send_urgent(c.conn, &bytes) } else { stack.send(c.conn, &bytes) };
+        if let Ok(taken) = taken {
+            assert!(taken <= len, "more was taken than given");
+            c.sent += taken as u64;
+        }
+    }
+
+    /// Notes the states that are there.
+    pub fn note_states(&mut self, stack: &Stack) {
+        let usage = stack.usage();
+        if !self.listeners.is_empty() {
+            self.states.insert(State::Listen);
+        }
+        if usage.half_open > 0 {
+            self.states.insert(State::SynReceived);
+        }
+        if usage.time_wait > 0 {
+            self.states.insert(State::TimeWait);
+        }
+        for c in self.conns.iter().filter(|c| !c.ended) {
+            if let Some(state) = stack.state(c.conn) {
+                self.states.insert(state);
+            }
+        }
+    }
+}

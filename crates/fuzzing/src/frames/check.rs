@@ -1,0 +1,183 @@
+//! What must hold for every frame that the stack sends.
+
+use super::build;
+use super::peer::{Peer, outbound_byte};
+use core::net::{IpAddr, SocketAddr};
+use ginnel_stack::device::{Capabilities, TxMeta};
+use ginnel_stack::wire::checksum::Sum;
+use ginnel_stack::wire::ethernet::{EtherType, Header};
+use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions, TcpSegment};
+use ginnel_stack::wire::{arp, ipv4, ipv6, protocol};
+
+/// A TCP segment of the stack, with its ends.
+pub struct Seen<'a> {
+    /// The stack's end.
+    pub local: SocketAddr,
+    /// The other end.
+    pub remote: SocketAddr,
+    /// The segment.
+    pub segment: TcpSegment<'a>,
+}
+
+/// Checks one wire frame: lengths, headers, checksums. Returns the segment if it is one.
+///
+/// # Panics
+/// If something is wrong with it.
+pub fn frame<'a>(bytes: &'a [u8], mtu: usize) -> Option<Seen<'a>> {
+    let header = Header::parse(bytes).expect("Ethernet header");
+    assert_eq!(header.src, build::OUR_MAC, "source MAC");
+    let packet = &bytes[usize::from(header.len)..];
+    assert!(packet.len() <= mtu, "a packet of {} bytes on a link of {mtu}", packet.len());
+    match header.ethertype {
+        EtherType::ARP => {
+            arp::Packet::parse(packet).expect("ARP");
+            None
+        }
+        EtherType::IPV4 => {
+            let ip = ipv4::Header::parse(packet).expect("IPv4 header");
+            assert!(ip.checksum_ok(packet), "IPv4 checksum");
+            assert_eq!(usize::from(ip.total_len), packet.len(), "IPv4 length");
+            let l4 = ip.payload(packet);
+            if ip.is_fragment() {
+                return None;
+            }
+            transport(ip.src.into(), ip.dst.into(), ip.protocol, l4)
+        }
+        EtherType::IPV6 => {
+            let ip = ipv6::Header::parse(packet).expect("IPv6 header");
+            assert_eq!(40 + usize::from(ip.payload_len), packet.len(), "IPv6 length");
+            let chain = ipv6::walk(packet, &ip).expect("extension headers");
+            if chain.fragment.is_some() {
+                return None;
+            }
+            transport(ip.src.into(), ip.dst.into(), chain.protocol, &packet[chain.offset..])
+        }
+        other => panic!("EtherType {other:?}"),
+    }
+}
+
+fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<Seen<'_>> {
+    let sum = match protocol {
+        protocol::ICMP => Sum::of(l4),
+        _ => build::pseudo(src, dst, protocol, l4.len()).add(Sum::of(l4)),
+    };
+    assert!(sum.is_valid(), "checksum of protocol {protocol} from {src} to {dst}");
+    if protocol != protocol::TCP {
+        return None;
+    }
+    let segment = TcpSegment::parse(l4).expect("TCP header");
+    let (local, remote) = (segment.header.src_port, segment.header.dst_port);
+    assert!(local != 0 && remote != 0 || segment.header.flags.contains(TcpFlags::RST), "port 0");
+    options(&segment);
+    Some(Seen { local: SocketAddr::new(src, local), remote: SocketAddr::new(dst, remote), segment })
+}
+
+fn options(segment: &TcpSegment<'_>) {
+    let parsed = TcpOptions::parse(segment.options);
+    let flags = segment.header.flags;
+    if !flags.contains(TcpFlags::SYN) {
+        assert!(parsed.mss.is_none() && parsed.window_scale.is_none(), "SYN options outside of SYN");
+    }
+    assert!(
+        !flags.contains(TcpFlags::SYN) || !flags.intersects(TcpFlags::FIN | TcpFlags::URG | TcpFlags::RST),
+        "SYN with {flags:?}"
+    );
+    assert!(flags.intersects(TcpFlags::SYN | TcpFlags::RST | TcpFlags::ACK), "a segment without meaning");
+    for (start, end) in &parsed.sack_blocks {
+        assert!(start.lt(*end), "an empty SACK block");
+    }
+    if flags.contains(TcpFlags::URG) {
+        assert_ne!(segment.header.urgent, 0, "URG that points nowhere");
+    }
+}
+
+/// Cuts a super-frame, or completes a partial checksum, as a device would; passes on wire frames.
+///
+/// # Panics
+/// If the stack asked for something that the device does not do.
+pub fn as_on_the_wire(frame: &[u8], meta: &TxMeta, caps: &Capabilities, mut each: impl FnMut(&[u8])) {
+    assert!(meta.partial_checksum.is_none() || caps.tx_checksum, "the device completes no checksums");
+    if let Some(gso) = meta.gso {
+        assert!(
+            caps.gso_bytes_max > 0 && frame.len() <= caps.gso_bytes_max,
+            "super-frame of {}",
+            frame.len()
+        );
+        let mut scratch = vec![0; frame.len()];
+        ginnel_stack::wire::segment::segment(frame, gso, &mut scratch, each).expect("super-frame");
+    } else if let Some((start, offset)) = meta.partial_checksum {
+        let mut frame = frame.to_vec();
+        ginnel_stack::wire::segment::complete_checksum(&mut frame, start.into(), offset.into())
+            .expect("partial checksum");
+        each(&frame);
+    } else {
+        each(frame);
+    }
+}
+
+/// What must hold for a segment, given all that its receiver knows. `sent_max` is how much applications ever sent on these addresses.
+///
+/// # Panics
+/// If something does not.
+pub fn segment(peer: &Peer, segment: &TcpSegment<'_>, sent_max: u64, cookies: bool) {
+    let h = &segment.header;
+    if h.flags.contains(TcpFlags::RST) {
+        assert!(segment.payload.is_empty(), "RST with data");
+        return;
+    }
+    if h.flags.contains(TcpFlags::SYN) {
+        assert!(segment.payload.is_empty(), "SYN with data");
+        return;
+    }
+    // A cookie may bring a connection back that was reset.
+    let same = peer.stack_starts.len() <= 1 && peer.own_starts.len() <= 1 && !peer.tainted && !cookies;
+    if !segment.payload.is_empty() {
+        let fits = |start: &ginnel_stack::wire::tcp::SeqNumber| {
+            let offset = u64::from((h.seq - *start) as u32).wrapping_sub(1);
+            offset + segment.payload.len() as u64 <= sent_max
+                && segment.payload.iter().zip(offset..).all(|(byte, at)| *byte == outbound_byte(at))
+        };
+        assert!(
+            peer.stack_starts.iter().any(fits),
+            "wrong bytes at {:?} of {}",
+            h.seq,
+            segment.payload.len()
+        );
+        if same {
+            let end = h.seq + segment.payload.len() as u32;
+            assert!(
+                peer.allowed.is_some_and(|edge| end.le(edge)),
+                "data to {end:?} beyond the window's edge {:?}",
+                peer.allowed
+            );
+        }
+    }
+    if same && peer.stack_acked && h.flags.contains(TcpFlags::ACK) {
+        assert!(
+            peer.stack_ack.le(h.ack),
+            "acknowledgement moves back from {:?} to {:?}",
+            peer.stack_ack,
+            h.ack
+        );
+    }
+}
+
+/// Keeps account of the right edge of the stack's window, which must never move back (RFC 9293 §3.8.6).
+///
+/// # Panics
+/// If it does.
+pub fn window_edge(peer: &mut Peer, segment: &TcpSegment<'_>, cookies: bool) {
+    let h = &segment.header;
+    let certain = peer.stack_starts.len() == 1 && peer.own_starts.len() == 1 && !peer.tainted && !cookies;
+    if h.flags.intersects(TcpFlags::RST) || !h.flags.contains(TcpFlags::ACK) || !certain {
+        return;
+    }
+    let Some(scale) = peer.stack_scale else { return };
+    let syn = h.flags.contains(TcpFlags::SYN);
+    let edge = h.ack + (u32::from(h.window) << if syn { 0 } else { scale });
+    if let Some(before) = peer.stack_edge {
+        // FIN takes a number of its own, and a field that is cut to 16 bits may fall short of what was offered unscaled.
+        assert!(edge.ge(before), "right edge of the window moves back from {before:?} to {edge:?}");
+    }
+    peer.stack_edge = Some(edge);
+}

@@ -1,0 +1,328 @@
+//! Inputs written by hand: what the fuzzer begins with. They are committed as `fuzz/corpus/frames`, and a test compares.
+
+use super::setup::variant;
+use super::word::{Manner, Op, Word, segment_bits, syn_options};
+use ginnel_stack::wire::tcp::TcpFlags;
+
+const ACK: TcpFlags = TcpFlags::ACK;
+const V6: u8 = syn_options::V6;
+const USUAL: u8 = syn_options::USUAL;
+
+fn first(a: u8, b: u8, c: u8) -> Word {
+    Word { a, b, c, x: 1_000, y: 1, ..Word::default() }
+}
+
+fn usual() -> Word {
+    first(0, 0, 0)
+}
+
+/// A listener, and a connection to it that is established and accepted.
+fn established(options: u8) -> Vec<Word> {
+    vec![Word::listen(1, 0, 16), Word::open(0, options, 0, 1, 5000), Word::behave(0, Manner::AckAll, 0)]
+}
+
+/// A connection that the application opened.
+fn connected(options: u8) -> Vec<Word> {
+    vec![Word::connect(options, 0, 1), Word::behave(0, Manner::AcceptSyn, 0)]
+}
+
+fn scenario(first: Word, parts: &[&[Word]]) -> Vec<u8> {
+    let words = core::iter::once(first).chain(parts.iter().flat_map(|p| p.iter().copied()));
+    words.flat_map(|w| w.encode()).collect()
+}
+
+/// Name and input of each.
+pub fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
+    [states(), faults(), resources(), network()].concat()
+}
+
+/// Between them all states of a connection.
+fn states() -> Vec<(&'static str, Vec<u8>)> {
+    let data = [Word::behave(0, Manner::Data, 700), Word::send(0, 5000), Word::behave(0, Manner::AckAll, 0)];
+    let ack = Word::behave(0, Manner::AckAll, 0);
+    let fin = Word::behave(0, Manner::Fin, 0);
+    let (close, shutdown) = (Word::on(Op::Close, 0), Word::on(Op::Shutdown, 0));
+    let minutes = Word::milliseconds(130_000);
+    let crossing = [Word::hold(), Word::behave(0, Manner::Fin, 0), close, Word::release(), ack, minutes];
+    let segment = |flags| Word::segment(0, flags, 0, 0, 0, segment_bits::IN_TURN);
+    let crossing_fin =
+        [close, Word::segment(0, ACK | TcpFlags::FIN, 0, -1, 0, segment_bits::IN_TURN), ack, minutes];
+    vec![
+        ("passive-close", scenario(usual(), &[&established(USUAL), &data, &[fin, close, ack]])),
+        ("active-close", scenario(usual(), &[&established(USUAL), &data, &[close, ack, fin, minutes]])),
+        ("half-close", scenario(usual(), &[&established(0), &[shutdown, ack], &data, &[fin, minutes]])),
+        ("closing", scenario(usual(), &[&established(USUAL), &crossing_fin])),
+        ("crossing-fins", scenario(usual(), &[&established(USUAL), &crossing])),
+        ("connect", scenario(usual(), &[&connected(USUAL), &data, &[close, ack, fin]])),
+        ("connect-v6", scenario(usual(), &[&connected(USUAL | V6), &data, &[fin, close, ack]])),
+        (
+            "simultaneous-open",
+            scenario(
+                usual(),
+                &[&[Word::connect(0, 0, 1), Word::behave(0, Manner::CrossingSyn, 0), ack], &data],
+            ),
+        ),
+        (
+            "refused",
+            scenario(
+                usual(),
+                &[&[Word::connect(0, 0, 1), segment(TcpFlags::RST | ACK), Word::connect(0, 1, 2)]],
+            ),
+        ),
+        ("reset", scenario(usual(), &[&established(USUAL), &data, &[Word::behave(0, Manner::Reset, 0)]])),
+        ("abort", scenario(usual(), &[&established(USUAL), &data, &[Word::on(Op::Abort, 0), ack]])),
+        ("nobody-listens", scenario(usual(), &[&[Word::open(255, USUAL, 0, 1, 9), segment(ACK)]])),
+        (
+            "syn-ack-lost",
+            scenario(usual(), &[&[Word::listen(0, 0, 4), Word::open(0, 0, 0, 1, 9), minutes, minutes]]),
+        ),
+        (
+            "connect-times-out",
+            scenario(
+                first(variant::IMPATIENT, 0, 0),
+                &[&[Word::connect(0, 0, 1), minutes, minutes, minutes]],
+            ),
+        ),
+        (
+            "time-wait-reuse",
+            scenario(
+                usual(),
+                &[
+                    &established(USUAL),
+                    &[close, ack, fin, Word::milliseconds(2000)],
+                    &[
+                        Word::open(0, USUAL, 0, 1, 9_000_000),
+                        Word::behave(0, Manner::AckAll, 0),
+                        Word::behave(0, Manner::Data, 10),
+                    ],
+                ],
+            ),
+        ),
+        ("fin-wait-2-times-out", scenario(usual(), &[&established(USUAL), &[close, ack, minutes, minutes]])),
+    ]
+}
+
+/// Segments lost, repeated, out of order, out of the window.
+fn faults() -> Vec<(&'static str, Vec<u8>)> {
+    let ack = Word::behave(0, Manner::AckAll, 0);
+    let turn = segment_bits::IN_TURN;
+    let ahead = [
+        Word::segment(0, ACK, 1000, 0, 500, 0),
+        Word::segment(0, ACK, 2500, 0, 500, 0),
+        Word::segment(0, ACK | TcpFlags::FIN, 3000, 0, 100, 0),
+        Word::segment(0, ACK, 0, 0, 1000, turn),
+        Word::segment(0, ACK, -300, 0, 1600, turn),
+        Word::segment(0, ACK, 0, 0, 2000, turn),
+    ];
+    let holes = [
+        Word::send(0, 60_000),
+        Word::behave(0, Manner::SackHoles, 0x1234_5675),
+        Word::behave(0, Manner::SackHoles, 0x0f0f_3331),
+        Word::deadlines(3),
+        ack,
+        Word::send(0, 60_000),
+        ack,
+    ];
+    let lost = [Word::send(0, 30_000), Word::deadlines(8), ack, Word::deadlines(5), ack, ack];
+    let window = [
+        Word::behave(0, Manner::CloseWindow, 0),
+        Word::send(0, 4000),
+        Word::deadlines(20),
+        Word::behave(0, Manner::OpenWindow, 700),
+        Word::deadlines(4),
+        Word::behave(0, Manner::OpenWindow, 60_000),
+        ack,
+    ];
+    let outside = [
+        Word::segment(0, ACK, -30_000, 0, 10, 0),
+        Word::segment(0, ACK, 30_000, 0, 10, segment_bits::FAR),
+        Word::segment(0, TcpFlags::RST, 100, 0, 0, 0),
+        Word::segment(0, TcpFlags::SYN, 0, 0, 0, segment_bits::GARBAGE),
+        Word::segment(0, ACK, 0, 20_000, 0, 0),
+        Word::segment(0, ACK, 0, -20_000, 0, 0),
+        Word::segment(0, ACK, 0, 0, 5, segment_bits::OLD_TIMESTAMP),
+        Word::segment(0, TcpFlags(0xff), 0, 0, 5, 0),
+        Word::segment(0, TcpFlags(0), 0, 0, 5, 0),
+        Word::segment(0, ACK, 0, 0, 5, segment_bits::BAD_CHECKSUM),
+        Word::segment(0, ACK, 0, 0, 5, turn | segment_bits::GARBAGE),
+    ];
+    let mutated = [
+        Word::behave(0, Manner::Data, 300),
+        Word::mutate(0, 2, true, 7),
+        Word::mutate(1, 1, true, 99),
+        Word::mutate(2, 3, false, 5),
+        ack,
+    ];
+    let urgent = [
+        Word::send_urgent(0, 10),
+        Word { z: 3 << 16, ..Word::segment(0, ACK | TcpFlags::URG, 0, 0, 20, turn) },
+        Word::recv(0, 5),
+        Word::recv(0, 100),
+    ];
+    let raw = [Word::raw(2), Word::behave(0, Manner::Data, 1), Word::send(1, 2)];
+    let congestion = [
+        Word { c: segment_bits::CE | turn, ..Word::segment(0, ACK, 0, 0, 900, 0) },
+        Word::send(0, 9000),
+        Word::segment(0, ACK | TcpFlags::ECE, 0, 0, 0, turn),
+        Word::segment(0, ACK | TcpFlags::CWR, 0, 0, 10, turn),
+    ];
+    let no_sack = first(0, variant::NO_SACK | variant::NO_TIMESTAMPS | variant::NEW_RENO, 0);
+    let duplicates =
+        [Word::send(0, 30_000), Word::repeat(5), Word::segment(0, ACK, 0, -14_600, 0, 0), ack, ack];
+    vec![
+        ("out-of-order", scenario(usual(), &[&established(USUAL), &ahead, &[Word::milliseconds(100)]])),
+        ("sack", scenario(usual(), &[&established(USUAL), &holes])),
+        ("retransmission", scenario(usual(), &[&established(USUAL), &lost])),
+        ("duplicate-acks", scenario(no_sack, &[&established(0), &duplicates])),
+        ("zero-window", scenario(usual(), &[&established(USUAL), &window])),
+        ("outside", scenario(usual(), &[&established(USUAL), &outside, &[Word::send(0, 10), ack]])),
+        ("mutated", scenario(usual(), &[&established(USUAL), &mutated])),
+        ("urgent", scenario(usual(), &[&established(USUAL), &urgent])),
+        ("raw", scenario(usual(), &[&established(USUAL), &raw])),
+        ("ecn", scenario(first(0, variant::ECN, 0), &[&established(USUAL | syn_options::ECN), &congestion])),
+        (
+            "old-duplicate",
+            scenario(usual(), &[&established(USUAL), &[Word::behave(0, Manner::Retransmit, 50)]]),
+        ),
+    ]
+}
+
+/// Limits, timers, options, devices.
+fn resources() -> Vec<(&'static str, Vec<u8>)> {
+    let ack = Word::behave(0, Manner::AckAll, 0);
+    let fin = Word::behave(0, Manner::Fin, 0);
+    let close = Word::on(Op::Close, 0);
+    let auto = Word::automatic(0, true);
+    let flood = [Word::listen(0, 0, 2), Word { b: 1, ..Word::repeat(12) }, Word::open(0, USUAL, 1, 50, 77)];
+    let mut time_wait = Vec::new();
+    for i in 0..4 {
+        time_wait.push(Word::open(0, USUAL, 0, 10 + i, 5000));
+        time_wait.push(Word::behave(i as u8, Manner::AckAll, 0));
+        time_wait.extend([
+            close,
+            Word::behave(i as u8, Manner::AckAll, 0),
+            Word::behave(i as u8, Manner::Fin, 0),
+        ]);
+    }
+    let unread = [
+        Word::appetite(0, false),
+        Word::repeat(40),
+        Word::behave(0, Manner::Data, 1400),
+        Word::recv(0, 3000),
+        Word::appetite(1, true),
+        Word::behave(0, Manner::Data, 1400),
+        Word::recv(0, 99_000),
+    ];
+    let bulk =
+        [auto, Word::repeat(6), Word::send(0, 90_000), Word::deadlines(10), close, Word::deadlines(3), fin];
+    let full = [Word::device_room(0), Word::send(0, 20_000), Word::deadlines(3), Word::device_room(255), ack];
+    let keepalive = [
+        Word::set_option(0, 3, 1),
+        Word::set_option(0, 4, 5),
+        Word::set_option(0, 5, 2),
+        Word::milliseconds(7000),
+        ack,
+        Word::milliseconds(100_000),
+    ];
+    let timeout = [Word::set_option(0, 7, 3000), Word::send(0, 10), Word::milliseconds(100_000)];
+    let cork = [
+        Word::set_option(0, 1, 1),
+        Word::send(0, 10),
+        Word::milliseconds(300),
+        Word::set_option(0, 1, 0),
+        Word::send(0, 10),
+        Word::send(0, 10),
+        Word::set_option(0, 0, 1),
+    ];
+    let unread_close = [Word::appetite(0, false), Word::behave(0, Manner::Data, 100), close];
+    let lazy = [Word::accept_by_itself(false), Word::listen(0, 0, 2), Word::open(0, USUAL, 0, 1, 3)];
+    let lazy_rest = [
+        ack,
+        Word::behave(0, Manner::Data, 100),
+        fin,
+        Word::accept(),
+        Word::recv(0, 1000),
+        Word::unlisten(0),
+    ];
+    let sources =
+        [auto, Word::send(0, 100), Word::send_source(0, 300_000), Word::send(0, 100), Word::deadlines(5)];
+    let tiny = variant::SMALL_POOL | variant::SMALL_BUFFERS;
+    vec![
+        ("syn-flood", scenario(first(variant::FEW | variant::COOKIES_NEVER, 0, 0), &[&flood])),
+        ("cookies", scenario(first(variant::FEW, 0, 0), &[&flood, &[Word::behave(8, Manner::AckAll, 0)]])),
+        (
+            "cookie-connection",
+            scenario(
+                first(variant::COOKIES_ALWAYS, 0, 0),
+                &[&established(USUAL), &[Word::behave(0, Manner::Data, 9)]],
+            ),
+        ),
+        ("time-wait-limit", scenario(first(variant::FEW, 0, 0), &[&[Word::listen(0, 0, 9)], &time_wait])),
+        ("unread", scenario(first(tiny, 0, 0), &[&established(USUAL), &unread])),
+        ("bulk", scenario(usual(), &[&established(USUAL), &bulk])),
+        ("bulk-offload", scenario(first(0, 0, variant::OFFLOAD), &[&established(USUAL), &bulk])),
+        ("bulk-jumbo", scenario(first(0, 0, 3), &[&connected(USUAL), &bulk])),
+        (
+            "bulk-new-reno",
+            scenario(first(0, variant::NEW_RENO | variant::NO_SCALING, 0), &[&connected(USUAL), &bulk]),
+        ),
+        ("device-full", scenario(usual(), &[&established(USUAL), &full])),
+        ("keepalive", scenario(usual(), &[&established(USUAL), &keepalive])),
+        ("user-timeout", scenario(usual(), &[&established(USUAL), &timeout])),
+        ("cork", scenario(usual(), &[&established(USUAL), &cork, &[ack]])),
+        ("close-with-unread-data", scenario(usual(), &[&established(USUAL), &unread_close])),
+        ("late-accept", scenario(usual(), &[&lazy, &lazy_rest])),
+        ("sources", scenario(usual(), &[&established(USUAL), &sources])),
+    ]
+}
+
+/// Below TCP.
+fn network() -> Vec<(&'static str, Vec<u8>)> {
+    let ack = Word::behave(0, Manner::AckAll, 0);
+    let fragments = |order| [Word::fragment(2, 256, order), Word::behave(0, Manner::Data, 1000), ack];
+    let too_big = [Word::send(0, 20_000), Word::icmp_error(0, 4, 900), Word::deadlines(3), ack, ack];
+    let too_big6 = [Word::send(0, 20_000), Word::icmp_error(0, 7, 1300), Word::deadlines(3), ack, ack];
+    let unreachable = [Word::connect(syn_options::REMOTE, 0, 1), Word::icmp_error(0, 1, 0)];
+    let neighbours = first(0, 0, variant::NEIGHBOURS | variant::VLAN);
+    let arp = [
+        Word::connect(0, 0, 1),
+        Word::arp(1, 0),
+        Word::connect(0, 1, 1),
+        Word::milliseconds(5000),
+        Word::arp(2, 2),
+    ];
+    let ndp = [
+        Word::milliseconds(3000),
+        Word::ndp(3, 4, 0x0010_0020),
+        Word::connect(V6, 0, 1),
+        Word::ndp(1, 0, 0),
+        Word::ndp(2, 1, 2),
+        Word::ndp(0, 2, 0),
+        Word::milliseconds(100_000),
+        Word::ndp(3, 4, 0x0110_0090),
+    ];
+    let autoconf = first(0, 0, variant::NEIGHBOURS | variant::AUTOCONF | variant::SMALL_NETWORK);
+    let pings = [
+        Word::ping(0, 100),
+        Word::ping(1, 100),
+        Word::fragment(1, 1200, 1),
+        Word::ping(0, 9000),
+        Word::ping(3, 60),
+        Word::ping(132, 60),
+    ];
+    let small = first(0, 0, 1);
+    vec![
+        ("fragments", scenario(usual(), &[&established(USUAL), &fragments(1), &fragments(3)])),
+        ("fragments-v6", scenario(usual(), &[&established(USUAL | V6), &fragments(0), &fragments(4)])),
+        ("path-mtu", scenario(usual(), &[&established(USUAL), &too_big])),
+        ("path-mtu-v6", scenario(usual(), &[&established(USUAL | V6), &too_big6])),
+        ("unreachable", scenario(usual(), &[&unreachable])),
+        ("arp", scenario(neighbours, &[&arp])),
+        ("ndp", scenario(autoconf, &[&ndp])),
+        ("ping", scenario(usual(), &[&pings])),
+        (
+            "small-mtu",
+            scenario(small, &[&established(USUAL), &[Word::automatic(0, true), Word::send(0, 9000)]]),
+        ),
+    ]
+}

@@ -1,0 +1,248 @@
+//! The stack under test, as the first word of the input chooses it, and its device.
+
+use super::build::{self, GATEWAY, HOSTS, OUR_MAC, OUR_V4, OUR_V6};
+use super::word::Word;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
+use ginnel_stack::handle::{LinkId, PortId};
+use ginnel_stack::ip::{NetworkConfig, RouteConfig};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies, TcpConfig};
+use ginnel_stack::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bits of the first word: what differs from the usual.
+pub mod variant {
+    /// `a`: a handful of connections, half-open ones and TIME_WAIT entries.
+    pub const FEW: u8 = 1;
+    /// `a`: SYN cookies always.
+    pub const COOKIES_ALWAYS: u8 = 2;
+    /// `a`: SYN cookies never.
+    pub const COOKIES_NEVER: u8 = 4;
+    /// `a`: the smallest buffer pool.
+    pub const SMALL_POOL: u8 = 8;
+    /// `a`: the smallest socket buffers.
+    pub const SMALL_BUFFERS: u8 = 16;
+    /// `a`: connections end after few retries, and TIME_WAIT after a second.
+    pub const IMPATIENT: u8 = 32;
+    /// `b`: no timestamps.
+    pub const NO_TIMESTAMPS: u8 = 1;
+    /// `b`: no SACK.
+    pub const NO_SACK: u8 = 2;
+    /// `b`: no window scaling.
+    pub const NO_SCALING: u8 = 4;
+    /// `b`: ECN is asked for.
+    pub const ECN: u8 = 8;
+    /// `b`: NewReno.
+    pub const NEW_RENO: u8 = 16;
+    /// `b`: invalid segments are always answered.
+    pub const ANSWER_ALL: u8 = 32;
+    /// `c`: MTU 1,500, 576 (IPv4 only), 1,280 or 9,000.
+    pub const MTU: u8 = 3;
+    /// `c`: the device completes checksums and cuts super-frames.
+    pub const OFFLOAD: u8 = 4;
+    /// `c`: the link is a VLAN.
+    pub const VLAN: u8 = 8;
+    /// `c`: neighbours must be found.
+    pub const NEIGHBOURS: u8 = 16;
+    /// `c`: addresses are checked for duplicates, routers are asked for.
+    pub const AUTOCONF: u8 = 32;
+    /// `c`: the smallest budgets of the network layer.
+    pub const SMALL_NETWORK: u8 = 64;
+}
+
+/// The device: what it was given, and how much it still takes.
+#[derive(Default)]
+pub struct Wire {
+    /// Frames sent and not yet looked at.
+    pub sent: Vec<(Vec<u8>, TxMeta)>,
+    /// Frames it takes until the next turn; `None` is any number.
+    pub room: Option<usize>,
+}
+
+struct Tx {
+    wire: Arc<Mutex<Wire>>,
+    capabilities: Capabilities,
+    frame: Vec<u8>,
+}
+
+fn locked(wire: &Mutex<Wire>) -> MutexGuard<'_, Wire> {
+    wire.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl TxQueue for Tx {
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        let most = (self.capabilities.mtu + 18).max(self.capabilities.gso_bytes_max);
+        assert!(len <= most, "{len} bytes asked of a device that takes {most}");
+        if locked(&self.wire).room == Some(0) {
+            return None;
+        }
+        // What a device lends is never clean.
+        self.frame.clear();
+        self.frame.resize(len, 0xa5);
+        Some(&mut self.frame)
+    }
+
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        let mut wire = locked(&self.wire);
+        if let Some(room) = &mut wire.room {
+            *room -= 1;
+        }
+        wire.sent.push((self.frame[..len].to_vec(), meta));
+    }
+
+    fn flush(&mut self, _now: Instant) {}
+}
+
+/// A stack and what is around it.
+pub struct Setup {
+    /// The stack.
+    pub stack: Stack,
+    /// Its device.
+    wire: Arc<Mutex<Wire>>,
+    /// Its port.
+    pub port: PortId,
+    /// VLAN of its link.
+    pub vlan: Option<u16>,
+    /// MTU of its link.
+    pub mtu: usize,
+    /// What the device does.
+    pub capabilities: Capabilities,
+    /// Limits it must keep.
+    pub tcp: TcpConfig,
+    /// When it begins.
+    pub now: Instant,
+}
+
+fn tcp_config(word: &Word) -> TcpConfig {
+    let (a, b) = (word.a, word.b);
+    let few = a & variant::FEW != 0;
+    let buffer = if a & variant::SMALL_BUFFERS != 0 { 4096 } else { 1 << 20 };
+    let impatient = a & variant::IMPATIENT != 0;
+    TcpConfig {
+        connections_max: if few { 6 } else { 64 },
+        half_open_max: if few { 2 } else { 32 },
+        time_wait_max: if few { 2 } else { 32 },
+        listeners_max: if few { 2 } else { 16 },
+        buffer_pool_bytes: if a & variant::SMALL_POOL != 0 { 1 << 16 } else { 4 << 20 },
+        recv_buffer_bytes: buffer,
+        send_buffer_bytes: buffer,
+        syn_cookies: match a & (variant::COOKIES_ALWAYS | variant::COOKIES_NEVER) {
+            variant::COOKIES_ALWAYS => SynCookies::Always,
+            variant::COOKIES_NEVER => SynCookies::Off,
+            _ => SynCookies::Auto,
+        },
+        timestamps: b & variant::NO_TIMESTAMPS == 0,
+        sack: b & variant::NO_SACK == 0,
+        window_scaling: b & variant::NO_SCALING == 0,
+        ecn: if b & variant::ECN == 0 { EcnMode::Passive } else { EcnMode::Active },
+        congestion_control: if b & variant::NEW_RENO == 0 {
+            CongestionControl::Cubic
+        } else {
+            CongestionControl::NewReno
+        },
+        invalid_ack_interval_ms: if b & variant::ANSWER_ALL == 0 { 500 } else { 0 },
+        time_wait_seconds: if impatient { 1 } else { 60 },
+        fin_timeout_seconds: if impatient { 2 } else { 60 },
+        retries: if impatient { 3 } else { 15 },
+        syn_retries: if impatient { 2 } else { 6 },
+        synack_retries: if impatient { 1 } else { 5 },
+        ..TcpConfig::default()
+    }
+}
+
+fn network_config(word: &Word) -> NetworkConfig {
+    let autoconf = word.c & variant::AUTOCONF != 0;
+    let small = word.c & variant::SMALL_NETWORK != 0;
+    let usual = NetworkConfig {
+        dad_transmits: autoconf.into(),
+        router_solicitations: if autoconf { 3 } else { 0 },
+        ..NetworkConfig::default()
+    };
+    if !small {
+        return usual;
+    }
+    NetworkConfig {
+        neighbours_max: 16,
+        neighbour_pending_bytes: 2048,
+        neighbour_pending_total_bytes: 4096,
+        fragment_bytes: 65_536,
+        path_mtu_entries: 1,
+        icmp_errors_per_second: 10,
+        icmp_errors_burst: 1,
+        errors_max: 1,
+        autoconf_addresses_max: 1,
+        autoconf_routes_max: 1,
+        ..usual
+    }
+}
+
+impl Setup {
+    /// The device's side.
+    pub fn wire(&self) -> MutexGuard<'_, Wire> {
+        locked(&self.wire)
+    }
+
+    /// The stack that the first word asks for.
+    pub fn new(word: &Word) -> Self {
+        let c = word.c;
+        let mtu = [1500, 576, 1280, 9000][usize::from(c & variant::MTU)];
+        let offload = c & variant::OFFLOAD != 0;
+        let capabilities = Capabilities {
+            mac: OUR_MAC.0,
+            mtu,
+            tx_checksum: offload,
+            gso_bytes_max: if offload { 65_550 } else { 0 },
+            uso: offload,
+        };
+        let tcp = tcp_config(word);
+        let config = StackConfig { network: network_config(word), tcp: tcp.clone() };
+        let now = Instant::from_millis(word.x.into());
+        let mut seed = [7; 32];
+        seed[..4].copy_from_slice(&word.y.to_le_bytes());
+        let mut stack = Stack::new(config, seed, now).expect("the configuration is valid");
+        let wire = Arc::new(Mutex::new(Wire::default()));
+        let port = stack.add_port(Box::new(Tx { wire: wire.clone(), capabilities, frame: Vec::new() }));
+        let vlan = (c & variant::VLAN != 0).then_some(5);
+        add_link(&mut stack, port, vlan, mtu >= 1280, c);
+        Self { stack, wire, port, vlan, mtu, capabilities, tcp, now }
+    }
+}
+
+fn add_link(stack: &mut Stack, port: PortId, vlan: Option<u16>, v6: bool, c: u8) {
+    let mut link = LinkConfig {
+        name: "fuzz".into(),
+        addresses: vec![(OUR_V4.into(), 24)],
+        vlan,
+        accept_ra: v6 && c & variant::AUTOCONF != 0,
+        ..LinkConfig::default()
+    };
+    if v6 {
+        link.addresses.push((OUR_V6.into(), 64));
+    }
+    if c & variant::NEIGHBOURS == 0 {
+        for host in 0..=HOSTS {
+            let (v4_address, v6_address) = build::on_link(host);
+            link.static_neighbours.push((v4_address.into(), build::mac(host)));
+            if v6 {
+                link.static_neighbours.push((v6_address.into(), build::mac(host)));
+            }
+        }
+    }
+    let id = stack.add_link(port, &link).expect("the link is valid");
+    let (v4_gateway, v6_gateway) = build::on_link(GATEWAY);
+    default_route(stack, id, Ipv4Addr::UNSPECIFIED.into(), v4_gateway.into());
+    if v6 {
+        default_route(stack, id, Ipv6Addr::UNSPECIFIED.into(), v6_gateway.into());
+    }
+}
+
+fn default_route(stack: &mut Stack, link: LinkId, destination: IpAddr, gateway: IpAddr) {
+    let route = RouteConfig { destination, prefix: 0, gateway: Some(gateway), link, metric: 0 };
+    stack.add_route(route).expect("the route is valid");
+}

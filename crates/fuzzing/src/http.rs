@@ -1,0 +1,360 @@
+//! HTTP: the server's reading of requests and the generator's reading of responses.
+//!
+//! How bytes are cut into pieces on their way, and how much room there is for the answer, must not change what is said. Every
+//! response of the server must be framed so that a client knows where it ends.
+
+use core::cell::RefCell;
+use core::time::Duration;
+use ginnel::{Conn, Instant};
+use ginnel_apps::httpd::limits::ServerOptions;
+use ginnel_apps::httpd::response::DateText;
+use ginnel_apps::httpd::server::{Server, Transport};
+use ginnel_apps::httpd::site::{Body, FileId, Site, SiteOptions};
+use ginnel_apps::load::response::{Parser, Progress, Records};
+use std::fs;
+use std::path::PathBuf;
+
+/// Longest input that is looked at: more than a head may have.
+const INPUT_BYTES_MAX: usize = 20 << 10;
+/// Time of day: Sun, 06 Nov 1994 08:49:37 GMT.
+const UNIX: u64 = 784_111_777;
+
+/// What happened to one connection.
+#[derive(Default)]
+struct Net {
+    output: Vec<u8>,
+    room: usize,
+    files: Vec<Vec<u8>>,
+    finished: bool,
+    closed: bool,
+    aborted: bool,
+    resumed: bool,
+}
+
+impl Net {
+    fn ended(&self) -> bool {
+        self.finished || self.closed || self.aborted
+    }
+}
+
+impl Transport for Net {
+    fn send(&mut self, _: Conn, bytes: &[u8]) -> usize {
+        assert!(!self.ended(), "something is sent after the end");
+        let n = bytes.len().min(self.room);
+        self.output.extend_from_slice(&bytes[..n]);
+        self.room -= n;
+        n
+    }
+
+    fn send_file(&mut self, _: Conn, file: FileId, offset: u64, len: u64) -> bool {
+        assert!(!self.ended(), "something is sent after the end");
+        if self.room == 0 {
+            return false;
+        }
+        let bytes = &self.files[file.0 as usize][offset as usize..(offset + len) as usize];
+        self.output.extend_from_slice(bytes);
+        self.room = self.room.saturating_sub(bytes.len());
+        true
+    }
+
+    fn finish(&mut self, _: Conn) {
+        assert!(!core::mem::replace(&mut self.finished, true), "finished twice");
+    }
+
+    fn close(&mut self, _: Conn) {
+        assert!(!core::mem::replace(&mut self.closed, true), "closed twice");
+    }
+
+    fn abort(&mut self, _: Conn) {
+        assert!(!core::mem::replace(&mut self.aborted, true), "aborted twice");
+    }
+
+    fn resume_reading(&mut self, _: Conn) {
+        self.resumed = true;
+    }
+
+    fn outstanding(&mut self, _: Conn) -> Option<u32> {
+        None
+    }
+}
+
+/// A server that lives as long as the process: reading its site takes longer than an input.
+struct Rig {
+    server: Server,
+    files: Vec<Vec<u8>>,
+    now: Instant,
+    generation: u32,
+}
+
+thread_local! {
+    static RIG: RefCell<Option<Rig>> = const { RefCell::new(None) };
+}
+
+fn tree() -> PathBuf {
+    let root = std::env::temp_dir().join(format!("ginnel-fuzz-http-{}", std::process::id()));
+    fs::create_dir_all(root.join("a b")).expect("a directory in the temporary one");
+    let files = [("index.html", 11), ("a b/index.html", 3), ("empty.txt", 0), ("large.bin", 5000)];
+    for (name, len) in files {
+        let bytes: Vec<u8> = (0..len).map(|i| b'a' + (i % 23) as u8).collect();
+        fs::write(root.join(name), bytes).expect("a file in the temporary directory");
+        let file = fs::File::open(root.join(name)).expect("the file that was written");
+        let modified = std::time::UNIX_EPOCH + Duration::from_secs(UNIX - 1000);
+        file.set_modified(modified).expect("the time of a file of ours");
+    }
+    root
+}
+
+impl Rig {
+    fn new() -> Self {
+        let root = tree();
+        let date = DateText::new(UNIX);
+        let site = Site::read(&root, &SiteOptions::default(), &date).expect("the site");
+        let bytes_of = |body: &Body| match body {
+            Body::Loaded(source) => source.bytes().to_vec(),
+            Body::Streamed(_) => Vec::new(),
+        };
+        let files = site.entries().iter().map(|e| bytes_of(&e.body)).collect();
+        // All of it is in memory now.
+        let _ = fs::remove_dir_all(root);
+        let now = Instant::from_millis(5_000);
+        let server = Server::new(site, ServerOptions::default(), now, Duration::from_secs(UNIX));
+        Self { server, files, now, generation: 0 }
+    }
+
+    /// The whole life of a connection on which the client sends `data` in `pieces` and reads `room` bytes at a time.
+    fn talk(&mut self, data: &[u8], pieces: &mut dyn FnMut() -> usize, room: usize) -> Net {
+        self.generation += 1;
+        let conn = Conn::new(0, self.generation);
+        let mut net = Net { files: core::mem::take(&mut self.files), room, ..Net::default() };
+        self.server.accepted(self.now, conn);
+        let mut unread = Vec::new();
+        let mut rest = data;
+        while !net.ended() {
+            if unread.is_empty() && rest.is_empty() {
+                break;
+            }
+            let n = pieces().clamp(1, rest.len().max(1)).min(rest.len());
+            unread.extend_from_slice(&rest[..n]);
+            rest = &rest[n..];
+            self.show(conn, &mut unread, &mut net, room);
+        }
+        if !net.ended() && unread.is_empty() {
+            self.server.peer_closed(conn, &mut net);
+        }
+        while !net.ended() && net.room == 0 {
+            self.make_room(conn, &mut unread, &mut net, room);
+        }
+        self.server.closed(conn);
+        self.files = core::mem::take(&mut net.files);
+        net
+    }
+
+    /// Shows the server what it has not taken, and reads its answers, until nothing moves.
+    fn show(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Net, room: usize) {
+        for _ in 0..100_000 {
+            net.resumed = false;
+            let taken = self.server.data(self.now, conn, unread, net);
+            assert!(taken <= unread.len(), "more was taken than there is");
+            unread.drain(..taken);
+            if net.ended() || unread.is_empty() {
+                return;
+            }
+            if net.room == 0 {
+                self.make_room(conn, unread, net, room);
+            } else if !net.resumed {
+                return;
+            }
+        }
+        panic!("the server takes no notice of {} bytes", unread.len());
+    }
+
+    fn make_room(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Net, room: usize) {
+        net.room = room;
+        self.server.writable(self.now, conn, net);
+        self.server.read_disk(self.now, net);
+        if net.resumed && !unread.is_empty() && !net.ended() {
+            net.resumed = false;
+            let taken = self.server.data(self.now, conn, unread, net);
+            unread.drain(..taken);
+        }
+    }
+}
+
+/// Runs one input. Its first byte chooses: requests for the server (even) or responses for the generator (odd); the second how the rest is cut into
+/// pieces.
+///
+/// # Panics
+/// If pieces change what is said, or a response has no end.
+pub fn run(data: &[u8]) {
+    let [choice, cut, rest @ ..] = &data[..data.len().min(INPUT_BYTES_MAX)] else { return };
+    if choice & 1 == 0 { requests(rest, *cut, *choice) } else { responses(rest, *cut) }
+}
+
+/// Lengths of pieces that follow from a byte of the input.
+fn pieces(cut: u8) -> impl FnMut() -> usize {
+    let mut state = u32::from(cut);
+    move || {
+        state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+        1 + (state >> 16) as usize % (usize::from(cut) + 1)
+    }
+}
+
+fn requests(data: &[u8], cut: u8, choice: u8) {
+    RIG.with_borrow_mut(|rig| {
+        let rig = rig.get_or_insert_with(Rig::new);
+        let whole = rig.talk(data, &mut || usize::MAX, usize::MAX);
+        let room = if choice & 2 == 0 { usize::MAX } else { 1 + usize::from(choice) * 3 };
+        let cut = rig.talk(data, &mut pieces(cut), room);
+        check_framing(&whole, data);
+        check_framing(&cut, data);
+        let statuses = |net: &Net| statuses(&net.output);
+        // A head that is both too long and malformed is refused for what is seen first, which depends on how it comes.
+        if !statuses(&whole).contains(&400) && !statuses(&cut).contains(&400) && data.len() < 8 << 10 {
+            assert_eq!(text(&whole.output), text(&cut.output), "pieces change the answer to {}", text(data));
+            assert_eq!(whole.ended(), cut.ended(), "pieces change how it ends");
+        }
+    });
+}
+
+fn text(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}
+
+/// Every status line in the output, as far as it can be told from content: no file of the site contains one.
+fn statuses(output: &[u8]) -> Vec<u16> {
+    let mut found = Vec::new();
+    for (at, _) in output.windows(9).enumerate().filter(|(_, w)| *w == b"HTTP/1.1 ") {
+        let digits = output.get(at + 9..at + 12).and_then(|d| core::str::from_utf8(d).ok());
+        found.push(digits.and_then(|d| d.parse().ok()).expect("a status is a number"));
+    }
+    found
+}
+
+/// A client can tell where each response ends.
+fn check_framing(net: &Net, data: &[u8]) {
+    const KNOWN: [u16; 19] =
+        [100, 200, 206, 301, 304, 400, 404, 405, 408, 412, 413, 414, 416, 417, 431, 500, 501, 503, 505];
+    let statuses = statuses(&net.output);
+    if let Some(odd) = statuses.iter().find(|s| !KNOWN.contains(s)) {
+        panic!("status {odd} in answer to {}", text(data));
+    }
+    let head_requested = data.windows(4).any(|w| w == b"HEAD");
+    if head_requested || net.aborted {
+        return;
+    }
+    let (mut parser, mut records) = (Parser::default(), Records::default());
+    let mut rest = &net.output[..];
+    while !rest.is_empty() {
+        match parser.read(rest, false, &mut records) {
+            Ok(Progress::Complete(used, response)) => {
+                rest = &rest[used..];
+                assert!(!response.close || rest.is_empty(), "a response after the last one");
+                assert!(!response.close || net.ended(), "a last response without an end");
+            }
+            Ok(Progress::More) => break,
+            Err(_) => panic!("an unreadable response to {}: {}", text(data), text(rest)),
+        }
+    }
+    assert!(
+        parser.is_at_start() || parser.end().is_some() || rest.is_empty() && statuses == [100],
+        "a response without end to {}: {}",
+        text(data),
+        text(&net.output)
+    );
+}
+
+/// What a parser made of a stream: statuses and lengths, and whether it was understood.
+fn read_all(data: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<(u16, bool)>, bool) {
+    let (mut parser, mut records) = (Parser::default(), Records::default());
+    let mut seen = Vec::new();
+    let mut rest = data;
+    while !rest.is_empty() {
+        let n = pieces().min(rest.len());
+        let mut piece = &rest[..n];
+        rest = &rest[n..];
+        while !piece.is_empty() {
+            match parser.read(piece, false, &mut records) {
+                Ok(Progress::More) => break,
+                Ok(Progress::Complete(used, response)) => {
+                    assert!(used <= piece.len(), "more was read than there is");
+                    seen.push((response.status, response.close));
+                    piece = &piece[used..];
+                }
+                Err(_) => {
+                    parser.reset(&mut records);
+                    assert_eq!(records.in_use(), 0, "records are kept");
+                    return (seen, false);
+                }
+            }
+        }
+    }
+    seen.extend(parser.end().map(|r| (r.status, r.close)));
+    parser.reset(&mut records);
+    assert_eq!(records.in_use(), 0, "records are kept");
+    (seen, true)
+}
+
+fn responses(data: &[u8], cut: u8) {
+    let whole = read_all(data, || usize::MAX);
+    let cut = read_all(data, pieces(cut));
+    if data.len() < 8 << 10 {
+        assert_eq!(whole, cut, "pieces change what {} says", text(data));
+    }
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let requests = [
+        ("get", "GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (
+            "pipelined",
+            "GET / HTTP/1.1\r\nHost: a\r\n\r\nGET /a%20b/ HTTP/1.1\r\nHost: a\r\n\r\nGET /none HTTP/1.1\r\nHost: a\r\n\r\n",
+        ),
+        ("old", "GET /empty.txt HTTP/1.0\r\nConnection: keep-alive\r\n\r\nGET / HTTP/1.0\r\n\r\n"),
+        ("range", "GET /large.bin HTTP/1.1\r\nHost: a\r\nRange: bytes=10-19\r\n\r\n"),
+        (
+            "ranges",
+            "GET /large.bin HTTP/1.1\r\nHost: a\r\nRange: bytes=0-1,-5\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nRange: bytes=99-\r\n\r\n",
+        ),
+        (
+            "conditional",
+            "GET / HTTP/1.1\r\nHost: a\r\nIf-None-Match: *\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\nIf-Modified-Since: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n",
+        ),
+        (
+            "body",
+            "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nhelloGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        ),
+        (
+            "chunked",
+            "GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5;x=1\r\nhello\r\n0\r\nA: b\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        ),
+        ("expect", "POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nok"),
+        (
+            "smuggle",
+            "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        ),
+        ("head", "HEAD /large.bin HTTP/1.1\r\nHost: a\r\n\r\nOPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (
+            "dots",
+            "GET /../../etc/passwd HTTP/1.1\r\nHost: a\r\n\r\nGET /a%2e%2e/%00 HTTP/1.1\r\nHost: a\r\n\r\n",
+        ),
+        ("version", "GET / HTTP/9.9\r\n\r\n"),
+        ("close", "GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\nGET / HTTP/1.1\r\n\r\n"),
+        ("directory", "GET /a%20b HTTP/1.1\r\nHost: a\r\n\r\n"),
+        ("bare-lf", "GET / HTTP/1.1\nHost: a\n\n"),
+    ];
+    let responses = [
+        (
+            "length",
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+        ),
+        ("chunks", "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
+        ("until-close", "HTTP/1.0 200 OK\r\n\r\nall of this"),
+        ("interim", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n"),
+        ("closing", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"),
+        ("nonsense", "HTTP/1.1 2x0\r\n\r\n"),
+    ];
+    let with = |choice: u8, text: &str| [&[choice, 7], text.as_bytes()].concat();
+    let requests = requests.iter().enumerate().map(|(i, (name, text))| (*name, with(i as u8 * 2, text)));
+    requests.chain(responses.iter().map(|(name, text)| (*name, with(1, text)))).collect()
+}

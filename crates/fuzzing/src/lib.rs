@@ -1,0 +1,30 @@
+//! What the fuzz targets in `fuzz/` do with their input. It lives in the workspace so that the same code runs under `cargo test`: over
+//! the committed corpus, and over seeded random inputs.
+
+pub mod config;
+pub mod frames;
+pub mod http;
+pub mod inputs;
+pub mod link_spec;
+pub mod reassembly;
+pub mod tcp_options;
+
+/// A fuzz target.
+pub struct Target {
+    /// Its name: of the target, and of its folder in the corpus.
+    pub name: &'static str,
+    /// Runs one input, and panics if something is wrong.
+    pub run: fn(&[u8]),
+    /// Inputs written by hand: the committed corpus.
+    pub seeds: fn() -> Vec<(&'static str, Vec<u8>)>,
+}
+
+/// All of them.
+pub const TARGETS: [Target; 6] = [
+    Target { name: "frames", run: |data| drop(frames::run(data)), seeds: frames::scenarios },
+    Target { name: "tcp_options", run: tcp_options::run, seeds: tcp_options::seeds },
+    Target { name: "ip_reassembly", run: reassembly::run, seeds: reassembly::seeds },
+    Target { name: "http", run: http::run, seeds: http::seeds },
+    Target { name: "config", run: config::run, seeds: config::seeds },
+    Target { name: "link_spec", run: link_spec::run, seeds: link_spec::seeds },
+];

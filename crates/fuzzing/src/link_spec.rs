@@ -1,0 +1,44 @@
+//! Link specifications (`delay=20ms loss=1%`): what is accepted prints as something that means the same.
+
+use ginnel_devices::faults::LinkSpec;
+
+/// Runs one input: the text of a specification.
+///
+/// # Panics
+/// If the printed form of a specification means something else, or is not the same when printed again.
+pub fn run(data: &[u8]) {
+    let Ok(text) = core::str::from_utf8(data) else { return };
+    match LinkSpec::parse(text) {
+        Ok(spec) => {
+            let printed = spec.to_string();
+            let again = LinkSpec::parse(&printed);
+            assert_eq!(again.as_ref(), Ok(&spec), "{text:?} prints as {printed:?}");
+            assert!(spec.up.loss.share() <= 1.0 && spec.down.corrupt.share() <= 1.0);
+            assert!(spec.up.jitter <= spec.up.delay, "{printed}");
+        }
+        Err(error) => {
+            let message = error.to_string();
+            assert!(!message.is_empty(), "an error that says nothing about {text:?}");
+        }
+    }
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let texts = [
+        ("empty", ""),
+        (
+            "manual",
+            "delay=20ms loss=1% rate=1gbit jitter=2ms duplicate=0.1% reorder=1% corrupt=0.01% limit=1000 loss-burst=2.5",
+        ),
+        ("directions", "loss=1% up.loss=2%,down.delay=1.5s\tup.rate=10mbit"),
+        ("limits", "rate=56kbit limit-bytes=64kib memory=1gib corrupt-from=14 reorder-delay=250us"),
+        ("bad-unit", "delay=20"),
+        ("bad-number", "loss=1.%"),
+        ("unknown", "colour=red"),
+        ("too-much", "loss=101%"),
+        ("repeated", "loss=1% loss=2%"),
+        ("no-value", "loss"),
+    ];
+    texts.map(|(name, text)| (name, text.as_bytes().to_vec())).to_vec()
+}

@@ -1,0 +1,333 @@
+//! Fragments against a byte array.
+//!
+//! Every byte of a datagram is a function of its key and place, so whatever fragments come in whatever order, a datagram that is put together
+//! has one right content. Which datagrams those are, a model says that knows nothing but intervals: a piece inside another is a
+//! duplicate, any other overlap or contradiction ends the datagram, and it is complete when the pieces cover it.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
+use ginnel_stack::device::{Capabilities, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::handle::PortId;
+use ginnel_stack::ip::{Input, Network, NetworkConfig, Parsed};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::ethernet::{EtherType, Header};
+use ginnel_stack::wire::ipv6::FragmentHeader;
+use ginnel_stack::wire::{MacAddr, ipv4, ipv6, protocol};
+
+const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+/// Protocol of all datagrams: UDP, which reaches the transport whatever is in it if its checksum is right. It is not, so a datagram
+/// put together is recognised and dropped, and what it held is looked at in between.
+const PROTOCOL: u8 = protocol::UDP;
+/// Bytes that describe one fragment.
+const STEP_BYTES: usize = 6;
+/// Fragments per input at the most.
+const STEPS_MAX: usize = 512;
+
+/// Of a device that nothing matters to.
+struct Sink(Vec<u8>);
+
+impl TxQueue for Sink {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { mac: OUR_MAC.0, mtu: 9000, tx_checksum: false, gso_bytes_max: 0, uso: false }
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.0.resize(len, 0);
+        Some(&mut self.0)
+    }
+
+    fn commit(&mut self, _len: usize, _meta: TxMeta) {}
+
+    fn flush(&mut self, _now: Instant) {}
+}
+
+/// What a datagram is known by: IPv6 or not, and its identification.
+type Key = (bool, u8);
+
+/// A datagram in the making, as the model sees it.
+#[derive(Clone, Debug)]
+struct Model {
+    /// Pieces: first byte and end.
+    pieces: Vec<(usize, usize)>,
+    total: Option<usize>,
+    until: Instant,
+    /// ECN fields seen, a bit each.
+    ecn: u8,
+}
+
+/// What the model says about a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Waits,
+    Given,
+    Complete(usize),
+}
+
+impl Model {
+    fn add(&mut self, start: usize, end: usize, more: bool) -> Verdict {
+        let reach = self.pieces.iter().map(|p| p.1).max().unwrap_or(0);
+        let contradiction = match (self.total, more) {
+            (Some(total), true) => end > total,
+            (Some(total), false) => end != total,
+            (None, false) => end < reach,
+            (None, true) => false,
+        };
+        if contradiction {
+            return Verdict::Given;
+        }
+        if self.pieces.iter().any(|p| p.0 <= start && end <= p.1) {
+            return Verdict::Waits;
+        }
+        if self.pieces.iter().any(|p| start < p.1 && p.0 < end) {
+            return Verdict::Given;
+        }
+        self.pieces.push((start, end));
+        if !more {
+            self.total = Some(end);
+        }
+        let covered: usize = self.pieces.iter().map(|p| p.1 - p.0).sum();
+        if self.total == Some(covered) { Verdict::Complete(covered) } else { Verdict::Waits }
+    }
+}
+
+/// The byte at a place of a datagram.
+fn byte(key: Key, at: usize) -> u8 {
+    let n = (at as u32).wrapping_mul(0x9e37_79b1) ^ (u32::from(key.1) << 24) ^ (u32::from(key.0) << 23);
+    (n.wrapping_mul(0x85eb_ca6b) >> 24) as u8
+}
+
+fn packet(key: Key, start: usize, end: usize, more: bool, ecn: u8) -> Vec<u8> {
+    let payload: Vec<u8> = (start..end).map(|at| byte(key, at)).collect();
+    if key.0 {
+        let header = ipv6::Header {
+            dscp: 0,
+            ecn,
+            flow_label: 0,
+            payload_len: (8 + payload.len()) as u16,
+            next_header: protocol::FRAGMENT,
+            hop_limit: 64,
+            src: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2),
+            dst: Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1),
+        };
+        let fragment =
+            FragmentHeader { next_header: PROTOCOL, offset: start as u16, more, ident: key.1.into() };
+        let mut out = vec![0; 48];
+        header.emit(&mut out);
+        fragment.emit(&mut out[40..]);
+        return [out, payload].concat();
+    }
+    let header = ipv4::Header {
+        dscp: 0,
+        ecn,
+        total_len: (20 + payload.len()) as u16,
+        ident: key.1.into(),
+        dont_fragment: false,
+        more_fragments: more,
+        fragment_offset: start as u16,
+        ttl: 64,
+        protocol: PROTOCOL,
+        src: Ipv4Addr::new(10, 0, 0, 2),
+        dst: Ipv4Addr::new(10, 0, 0, 1),
+        header_len: 20,
+    };
+    let mut out = vec![0; 20];
+    header.emit(&mut out);
+    [out, payload].concat()
+}
+
+struct Rig {
+    network: Network,
+    port: PortId,
+    now: Instant,
+    /// In the order in which they began.
+    models: Vec<(Key, Model)>,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let config = NetworkConfig { dad_transmits: 0, router_solicitations: 0, ..NetworkConfig::default() };
+        let mut network = Network::new(config, &[1; 32]).expect("the configuration is valid");
+        let port = network.add_port(Box::new(Sink(Vec::new())));
+        let addresses: Vec<(IpAddr, u8)> = vec![
+            (Ipv4Addr::new(10, 0, 0, 1).into(), 24),
+            (Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).into(), 64),
+        ];
+        let link = LinkConfig { name: "fuzz".into(), addresses, ..LinkConfig::default() };
+        network.add_link(port, &link).expect("the link is valid");
+        let mut rig = Self { network, port, now: Instant::from_millis(1000), models: Vec::new() };
+        rig.network.timers(rig.now);
+        rig
+    }
+
+    fn step(&mut self, s: &[u8; STEP_BYTES]) {
+        if s[0] & 0x80 != 0 {
+            self.now += Duration::from_millis(u64::from(u16::from_le_bytes([s[1], s[2]])));
+            self.expire();
+        }
+        let key = (s[0] & 1 != 0, s[0] >> 1 & 3);
+        // Mostly a few units, so that pieces meet; now and then anywhere up to the end of what an offset can say.
+        let scale = if s[0] & 0x40 != 0 { 256 } else { 8 };
+        let start = usize::from(s[3]) * scale;
+        let more = s[0] & 8 == 0;
+        let units = usize::from(s[4] % 24) * if s[0] & 0x20 != 0 { 8 } else { 1 };
+        let len = units * 8 + if more && s[5] & 0x80 == 0 { 0 } else { usize::from(s[5] & 7) };
+        let ecn = if s[5] & 0x40 != 0 { s[5] >> 4 & 3 } else { 0 };
+        self.fragment(key, start, start + len, more, ecn);
+    }
+
+    fn expire(&mut self) {
+        let before = self.network.stats().reassembly_timeouts;
+        let count = self.models.len();
+        self.network.timers(self.now);
+        self.models.retain(|(_, m)| m.until > self.now);
+        let expired = self.network.stats().reassembly_timeouts - before;
+        assert_eq!(expired, (count - self.models.len()) as u64, "datagrams given up for their age");
+    }
+
+    fn fragment(&mut self, key: Key, start: usize, end: usize, more: bool, ecn: u8) {
+        let packet = packet(key, start, end, more, ecn);
+        let ethertype = if key.0 { EtherType::IPV6 } else { EtherType::IPV4 };
+        let mut frame = vec![0; 14];
+        Header::new(OUR_MAC, MacAddr([2; 6]), None, ethertype).emit(&mut frame);
+        frame.extend_from_slice(&packet);
+        let refused_before = self.refused();
+        let content = self.deliver(&frame);
+        let refused = self.refused() - refused_before;
+        let expected = self.expect(key, start, end, more, ecn, refused);
+        match (content, expected) {
+            (Some(content), Verdict::Complete(total)) => {
+                assert_eq!(content.len(), total, "length of {key:?}");
+                let wrong = content.iter().enumerate().position(|(at, b)| *b != byte(key, at));
+                assert_eq!(wrong, None, "place of the first wrong byte of {key:?}");
+            }
+            (None, Verdict::Waits | Verdict::Given) => {}
+            (content, expected) => {
+                panic!(
+                    "{start}..{end} of {key:?}: {expected:?}, and {:?} bytes came",
+                    content.map(|c| c.len())
+                )
+            }
+        }
+    }
+
+    /// Datagrams or fragments that the network layer refused, in whatever way.
+    fn refused(&self) -> u64 {
+        let (stats, drops) = (self.network.stats(), self.network.drops());
+        stats.reassembly_malformed + stats.reassembly_overlaps + drops.entries().map(|(_, n)| n).sum::<u64>()
+    }
+
+    /// The payload of a datagram that was put together by this frame.
+    fn deliver(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
+        let rx = RxFrame { bytes: frame, checksum: RxChecksum::Unverified, gso: None };
+        let parsed = self.network.parse(self.port, &rx);
+        self.network.account(&parsed);
+        let Parsed::Other(other) = parsed else { return None };
+        let Input::Reassembled(reassembled) = self.network.input(self.now, &other) else { return None };
+        let packet = reassembled.bytes();
+        let content = if packet[0] >> 4 == 6 {
+            let header = ipv6::Header::parse(packet).expect("header of a whole");
+            assert_eq!(usize::from(header.payload_len) + 40, packet.len());
+            packet[40..].to_vec()
+        } else {
+            let header = ipv4::Header::parse(packet).expect("header of a whole");
+            assert!(header.checksum_ok(packet) && !header.is_fragment());
+            assert_eq!(usize::from(header.total_len), packet.len());
+            packet[20..].to_vec()
+        };
+        let _ = self.network.parse_reassembled(&reassembled);
+        self.network.recycle(reassembled);
+        Some(content)
+    }
+
+    /// What the model says. `refused` counts what the network layer refused for this fragment; for reasons beyond the order of pieces (lengths,
+    /// ECN, a whole that is too long) the model follows it.
+    fn expect(&mut self, key: Key, start: usize, end: usize, more: bool, ecn: u8, refused: u64) -> Verdict {
+        let len = end - start;
+        let header = if key.0 { 0 } else { 20 };
+        let impossible = len == 0 || more && !len.is_multiple_of(8) || end + header > 65_535;
+        if impossible {
+            assert!(refused > 0, "an impossible fragment {start}..{end} of {key:?} was taken");
+            return Verdict::Given;
+        }
+        if start == 0 && !more {
+            // A whole packet, or an atomic fragment (RFC 6946): never meets others.
+            return Verdict::Waits;
+        }
+        if key.0 && start == 0 && len < 8 {
+            // RFC 7112: the first fragment must hold all headers.
+            return Verdict::Given;
+        }
+        let at = self.models.iter().position(|(k, _)| *k == key).unwrap_or_else(|| {
+            let until = self.now + Duration::from_secs(if key.0 { 60 } else { 30 });
+            self.models.push((key, Model { pieces: Vec::new(), total: None, until, ecn: 0 }));
+            self.models.len() - 1
+        });
+        let model = &mut self.models[at].1;
+        let pieces = model.pieces.len();
+        let verdict = model.add(start, end, more);
+        if model.pieces.len() > pieces {
+            model.ecn |= 1 << ecn;
+        }
+        let mixed = model.ecn & 1 != 0 && model.ecn != 1;
+        match verdict {
+            Verdict::Waits => {}
+            Verdict::Given => {
+                assert!(refused > 0, "{start}..{end} of {key:?} was taken");
+                self.models.remove(at);
+            }
+            Verdict::Complete(_) => {
+                self.models.remove(at);
+                if mixed {
+                    // RFC 3168 §5.3: ECN-capable and not ECN-capable fragments of one datagram cannot be.
+                    assert!(refused > 0, "fragments of {key:?} disagree about ECN");
+                    return Verdict::Given;
+                }
+            }
+        }
+        verdict
+    }
+}
+
+/// Runs one input: six bytes for each fragment.
+///
+/// # Panics
+/// If network layer and model differ.
+pub fn run(data: &[u8]) {
+    let mut rig = Rig::new();
+    for step in data.as_chunks::<STEP_BYTES>().0.iter().take(STEPS_MAX) {
+        rig.step(step);
+    }
+    // All that is left goes with its time.
+    rig.now += Duration::from_secs(61);
+    rig.expire();
+    assert_eq!(rig.models.len(), 0, "time goes on for the model too");
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let f = |flags: u8, offset: u8, units: u8, rest: u8| [flags, 0, 0, offset, units, rest];
+    let in_order = [f(0, 0, 4, 0), f(0, 4, 4, 0), f(8, 8, 1, 3)].concat();
+    let backwards = [f(9, 8, 1, 3), f(1, 4, 4, 0), f(1, 0, 4, 0)].concat();
+    let overlap = [f(0, 0, 4, 0), f(0, 3, 4, 0), f(8, 8, 1, 0)].concat();
+    let duplicate = [f(0, 0, 4, 0), f(0, 1, 2, 0), f(8, 4, 1, 0)].concat();
+    let contradiction = [f(8, 8, 1, 0), f(0, 12, 1, 0), f(8, 4, 1, 0)].concat();
+    let late = [f(0, 0, 4, 0), [0x88, 0xff, 0xff, 4, 1, 0], f(0, 0, 4, 0)].concat();
+    let several =
+        [f(0, 0, 4, 0), f(2, 0, 4, 0), f(5, 0, 4, 0), f(8, 4, 1, 0), f(10, 4, 1, 1), f(13, 4, 0, 5)].concat();
+    let long = [f(0x60, 0, 23, 0), f(0x68, 174, 10, 0), f(0x20, 23, 23, 0)].concat();
+    let ecn = [f(0, 0, 4, 0x70), f(8, 4, 1, 0x60), f(0, 0, 4, 0), f(8, 4, 1, 0x50)].concat();
+    let odd = [f(0, 0, 4, 0x83), f(1, 0, 0, 0), f(9, 0, 0, 5)].concat();
+    vec![
+        ("in-order", in_order),
+        ("backwards-v6", backwards),
+        ("overlap", overlap),
+        ("duplicate", duplicate),
+        ("contradiction", contradiction),
+        ("late", late),
+        ("several", several),
+        ("long", long),
+        ("ecn", ecn),
+        ("odd-lengths", odd),
+    ]
+}

@@ -1,0 +1,88 @@
+//! The committed corpus: it is what the code says, it passes, and it reaches what it is there to reach.
+
+use ginnel_fuzzing::{TARGETS, Target, frames};
+use ginnel_stack::tcp::state::State;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+fn folder(target: &Target) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus")).join(target.name)
+}
+
+/// Name and content of each committed input.
+fn committed(target: &Target) -> Vec<(String, Vec<u8>)> {
+    let entries = fs::read_dir(folder(target)).expect("the corpus of the target");
+    let mut found: Vec<_> = entries
+        .map(|entry| {
+            let entry = entry.expect("an entry of the corpus");
+            let name = entry.file_name().to_string_lossy().into_owned();
+            (name, fs::read(entry.path()).expect("an input"))
+        })
+        .collect();
+    found.sort();
+    assert!(!found.is_empty(), "no corpus for {}", target.name);
+    found
+}
+
+/// Inputs found by fuzzing may stand beside those that are written in the code.
+#[test]
+fn what_is_written_by_hand_is_committed() {
+    for target in &TARGETS {
+        let folder = folder(target);
+        for (name, data) in (target.seeds)() {
+            let path = folder.join(name);
+            if std::env::var_os("GINNEL_WRITE_CORPUS").is_some() {
+                fs::create_dir_all(&folder).expect("the folder of the corpus");
+                fs::write(&path, &data).expect("an input");
+            }
+            let hint = "GINNEL_WRITE_CORPUS=1 writes the corpus anew";
+            assert!(
+                fs::read(&path).is_ok_and(|d| d == data),
+                "{}/{name} is not as in the code: {hint}",
+                target.name
+            );
+        }
+    }
+}
+
+#[test]
+fn every_committed_input_passes() {
+    for target in &TARGETS {
+        for (name, data) in committed(target) {
+            println!("{}/{name}", target.name);
+            (target.run)(&data);
+        }
+    }
+}
+
+#[test]
+fn the_corpus_reaches_every_state_of_a_connection() {
+    let mut states = BTreeSet::new();
+    for (_, data) in committed(&TARGETS[0]) {
+        states.extend(frames::run(&data).states);
+    }
+    use State::*;
+    let all = [
+        Closed,
+        Listen,
+        SynSent,
+        SynReceived,
+        Established,
+        FinWait1,
+        FinWait2,
+        CloseWait,
+        Closing,
+        LastAck,
+        TimeWait,
+    ];
+    assert_eq!(states, BTreeSet::from(all));
+}
+
+#[test]
+fn the_same_input_does_the_same_twice() {
+    for (name, data) in committed(&TARGETS[0]) {
+        let (first, second) = (frames::run(&data), frames::run(&data));
+        assert_eq!((first.events, first.frames), (second.events, second.frames), "{name}");
+    }
+}

@@ -1,0 +1,68 @@
+//! Seeded random inputs for every target. `GINNEL_SEED=n` runs one; `cargo test -p ginnel-fuzzing --test random -- --ignored` many.
+
+use ginnel_fuzzing::{TARGETS, Target, inputs};
+use std::panic::catch_unwind;
+
+fn run(target: &Target, seeds: core::ops::Range<u64>) {
+    let one = std::env::var("GINNEL_SEED").ok().and_then(|s| s.parse().ok());
+    let seeds = one.map_or(seeds, |seed| seed..seed + 1);
+    for seed in seeds {
+        let data = inputs::random(target, seed);
+        if catch_unwind(|| (target.run)(&data)).is_err() {
+            let file = std::env::temp_dir().join(format!("ginnel-{}-{seed}", target.name));
+            std::fs::write(&file, &data).expect("the temporary directory can be written to");
+            panic!(
+                "{} fails on seed {seed} (GINNEL_SEED={seed} repeats it); to see it in its smallest form:\n\
+                 cargo run -p ginnel-fuzzing --example replay -- {} {}",
+                target.name,
+                target.name,
+                file.display()
+            );
+        }
+    }
+}
+
+/// The target of this name, with so many seeds.
+fn target(name: &str, seeds: u64) {
+    let target = TARGETS.iter().find(|t| t.name == name).expect("a target");
+    run(target, 0..seeds);
+}
+
+#[test]
+fn random_operations_on_a_stack() {
+    target("frames", 3000);
+}
+
+#[test]
+fn random_tcp_options() {
+    target("tcp_options", 20_000);
+}
+
+#[test]
+fn random_fragments() {
+    target("ip_reassembly", 5000);
+}
+
+#[test]
+fn random_http() {
+    target("http", 2000);
+}
+
+#[test]
+fn random_configuration() {
+    target("config", 3000);
+}
+
+#[test]
+fn random_link_specifications() {
+    target("link_spec", 20_000);
+}
+
+#[test]
+#[ignore = "long: many seeds of every target"]
+fn random_inputs_for_long() {
+    for target in &TARGETS {
+        let seeds = if target.name == "frames" { 1_000_000 } else { 200_000 };
+        run(target, 100_000..100_000 + seeds);
+    }
+}
