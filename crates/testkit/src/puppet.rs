@@ -93,6 +93,22 @@ impl Puppet {
         puppet
     }
 
+    /// A stack that has accepted a connection whose SYN carried `options`.
+    pub fn established(config: StackConfig, options: &TcpOptions) -> Self {
+        let mut puppet = Self::new(config);
+        puppet.listen();
+        puppet.open(options);
+        puppet
+    }
+
+    /// The peer connects with a SYN that carries `options`, and is accepted.
+    pub fn open(&mut self, options: &TcpOptions) -> Conn {
+        let syn = self.segment(TcpFlags::SYN, 0, 0, &[], options);
+        self.deliver_frame(&syn);
+        self.deliver(TcpFlags::ACK, 1, 1, &[]);
+        self.conn.expect("it was accepted")
+    }
+
     /// Listens on [`PORT`].
     pub fn listen(&mut self) -> Listener {
         let addr = SocketAddr::new(STACK.into(), PORT);
@@ -120,7 +136,26 @@ impl Puppet {
         payload: &[u8],
         options: &TcpOptions,
     ) -> Vec<u8> {
-        let header = TcpHeader {
+        let header = self.header(flags, seq, ack);
+        frame(&header, options, payload)
+    }
+
+    /// A segment of the peer with a window and an urgent pointer of its own.
+    pub fn special(
+        &self,
+        flags: TcpFlags,
+        seq: i64,
+        ack: i64,
+        window: u16,
+        urgent: u16,
+        payload: &[u8],
+    ) -> Vec<u8> {
+        let header = TcpHeader { window, urgent, ..self.header(flags, seq, ack) };
+        frame(&header, &TcpOptions::default(), payload)
+    }
+
+    fn header(&self, flags: TcpFlags, seq: i64, ack: i64) -> TcpHeader {
+        TcpHeader {
             src_port: self.ports.1,
             dst_port: self.ports.0,
             seq: SeqNumber(PEER_ISS.wrapping_add(seq as u32)),
@@ -133,8 +168,7 @@ impl Puppet {
             window: 60_000,
             urgent: 0,
             header_len: 0,
-        };
-        frame(&header, options, payload)
+        }
     }
 
     /// Delivers a segment without options and gives the stack a turn. Returns what it sent.

@@ -5,14 +5,14 @@ use core::time::Duration;
 use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
 use ginnel_stack::error::SendError;
 use ginnel_stack::events::{CloseReason, Event};
-use ginnel_stack::handle::{Conn, PortId};
+use ginnel_stack::handle::PortId;
 use ginnel_stack::options::{ListenOptions, SocketOptions, TcpOption};
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::config::SynCookies;
 use ginnel_stack::tcp::source::Source;
 use ginnel_stack::tcp::state::State;
-use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
-use ginnel_testkit::puppet::{PEER_ISS, PORT, Puppet, STACK, Sent, frame};
+use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
+use ginnel_testkit::puppet::{PORT, Puppet, STACK, Sent};
 
 const ACK: TcpFlags = TcpFlags::ACK;
 const SYN: TcpFlags = TcpFlags::SYN;
@@ -22,42 +22,8 @@ fn config() -> StackConfig {
     StackConfig::default()
 }
 
-/// Accepts a connection whose SYN carries `options`.
-fn open(p: &mut Puppet, options: &TcpOptions) -> Conn {
-    let syn = p.segment(SYN, 0, 0, &[], options);
-    p.deliver_frame(&syn);
-    p.deliver(ACK, 1, 1, &[]);
-    p.conn.expect("it was accepted")
-}
-
 fn established(config: StackConfig) -> Puppet {
-    let mut p = Puppet::new(config);
-    p.listen();
-    open(&mut p, &TcpOptions { mss: Some(1000), ..TcpOptions::default() });
-    p
-}
-
-/// A segment with a window and an urgent pointer of its own.
-fn special(
-    p: &Puppet,
-    flags: TcpFlags,
-    seq: i64,
-    ack: i64,
-    window: u16,
-    urgent: u16,
-    payload: &[u8],
-) -> Vec<u8> {
-    let header = TcpHeader {
-        src_port: p.ports.1,
-        dst_port: p.ports.0,
-        seq: SeqNumber(PEER_ISS.wrapping_add(seq as u32)),
-        ack: SeqNumber(p.iss.wrapping_add(ack as u32)),
-        flags,
-        window,
-        urgent,
-        header_len: 0,
-    };
-    frame(&header, &TcpOptions::default(), payload)
+    Puppet::established(config, &TcpOptions { mss: Some(1000), ..TcpOptions::default() })
 }
 
 fn payload_bytes(sent: &[Sent]) -> usize {
@@ -93,7 +59,7 @@ fn reading_up_to_an_urgent_last_byte_ends_a_finished_connection() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.lazy = true;
-    let urgent = special(&p, ACK | TcpFlags::URG, 1, 1, 60_000, 4, b"last");
+    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 4, b"last");
     p.deliver_frame(&urgent);
     p.deliver(FIN | ACK, 5, 1, &[]);
     p.stack.shutdown_write(conn).unwrap();
@@ -111,7 +77,7 @@ fn the_urgent_byte_is_found_behind_a_fin() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
     p.lazy = true;
-    let urgent = special(&p, ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcd");
+    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcd");
     p.deliver_frame(&urgent);
     p.deliver(FIN | ACK, 5, 1, &[]);
     let mut stream = Vec::new();
@@ -150,7 +116,7 @@ fn a_sender_that_found_no_memory_learns_when_there_is_some() {
     let mut p = established(tight);
     let (first, first_iss) = (p.conn.unwrap(), p.iss);
     p.ports.1 = 40_001;
-    let second = open(&mut p, &TcpOptions { mss: Some(1000), ..TcpOptions::default() });
+    let second = p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
     let taken = p.stack.send(first, &[1; 1 << 17]).unwrap();
     assert_eq!(p.stack.send(second, &[2; 100]), Ok(0), "there is no memory");
     p.ports.1 = 40_000;
@@ -226,7 +192,7 @@ fn a_connection_from_a_cookie_is_kept_alive() {
     cookies.tcp.keepalive_time_seconds = 10;
     let mut p = Puppet::new(cookies);
     listen_with(&mut p, SocketOptions { keepalive: true, ..SocketOptions::default() });
-    open(&mut p, &TcpOptions { mss: Some(1000), ..TcpOptions::default() });
+    p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
     assert_eq!(p.wait(Duration::from_secs(15)).len(), 1, "a probe");
 }
 
@@ -288,7 +254,7 @@ fn a_peer_that_closed_its_window_over_data_in_flight_and_answers_is_not_given_up
     p.flush();
     for _ in 0..1800 {
         if !p.wait(Duration::from_secs(1)).is_empty() {
-            let answer = special(&p, ACK, 1, 1, 0, 0, &[]);
+            let answer = p.special(ACK, 1, 1, 0, 0, &[]);
             p.deliver_frame(&answer);
         }
     }
@@ -335,7 +301,7 @@ fn a_syn_ack_that_was_sent_twice_is_no_measure_of_the_round_trip_time() {
 fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
     let mut p = Puppet::new(config());
     p.listen();
-    let conn = open(&mut p, &TcpOptions { mss: Some(1000), sack_permitted: true, ..TcpOptions::default() });
+    let conn = p.open(&TcpOptions { mss: Some(1000), sack_permitted: true, ..TcpOptions::default() });
     p.stack.send(conn, &[1; 4000]).unwrap();
     assert_eq!(p.flush().len(), 4);
     for end in [2500, 3001] {
@@ -352,14 +318,14 @@ fn a_segment_that_is_acknowledged_selectively_in_two_steps_counts() {
 fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    let shut = special(&p, ACK, 1, 1, 0, 0, &[]);
+    let shut = p.special(ACK, 1, 1, 0, 0, &[]);
     p.deliver_frame(&shut);
     p.stack.send(conn, &[1; 500]).unwrap();
     p.stack.close(conn).unwrap();
     p.flush();
     for _ in 0..7200 {
         if !p.wait(Duration::from_secs(1)).is_empty() {
-            let answer = special(&p, ACK, 1, 1, 0, 0, &[]);
+            let answer = p.special(ACK, 1, 1, 0, 0, &[]);
             p.deliver_frame(&answer);
         }
     }
@@ -370,7 +336,7 @@ fn an_orphan_does_not_wait_for_ever_at_a_closed_window() {
 fn a_fin_that_just_does_not_fit_the_window_follows() {
     let mut p = established(config());
     let conn = p.conn.unwrap();
-    let narrow = special(&p, ACK, 1, 1, 500, 0, &[]);
+    let narrow = p.special(ACK, 1, 1, 500, 0, &[]);
     p.deliver_frame(&narrow);
     p.stack.send(conn, &[1; 500]).unwrap();
     p.stack.close(conn).unwrap();

@@ -2,7 +2,7 @@
 
 use super::Tcp;
 use super::ack::AckOutcome;
-use super::conn::{Flags, NONE};
+use super::conn::{Flags, Life, NONE};
 use super::demux::TIME_WAIT_BIT;
 use super::input::Arrived;
 use super::state::State;
@@ -31,9 +31,6 @@ impl Tcp {
             }
             State::LastAck => {
                 self.forget_flow(idx);
-                let c = &self.conns[idx];
-                let (v6, ip) = (c.has(Flags::V6), c.remote_ip);
-                self.addresses.release(v6, ip);
                 self.conclude(idx);
                 AckOutcome::Gone
             }
@@ -41,7 +38,7 @@ impl Tcp {
         }
     }
 
-    /// Both directions are closed and the addresses belong to somebody else now. The connection ends when the owner has read everything.
+    /// Both directions are closed and the flow table knows the connection no more. The connection ends when the owner has read everything.
     fn conclude(&mut self, idx: u32) {
         let c = &self.conns[idx];
         if c.has(Flags::ORPHAN) || !c.has(Flags::ACCEPTED) || self.unread(idx) == 0 {
@@ -55,7 +52,7 @@ impl Tcp {
         }
         let c = &mut self.conns[idx];
         c.state = State::Closed;
-        c.flags.set(Flags::DETACHED);
+        c.life = Life::Unread;
     }
 
     /// Nobody holds the connection any more: the peer has a limited time to send its FIN (Linux's tcp_fin_timeout).
@@ -74,7 +71,8 @@ impl Tcp {
             self.stats.time_wait_overflows += 1;
         }
         let key = self.key(idx);
-        let entry = TimeWait::from_tcb(&self.conns[idx]);
+        let (remote_ip, ..) = self.addresses.store(&key);
+        let entry = TimeWait::from_tcb(&self.conns[idx], remote_ip);
         let index = self.time_wait.insert(entry, self.now);
         let hash = self.secrets.flow_hash(&key);
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
@@ -171,7 +169,7 @@ impl Tcp {
             State::Closing | State::LastAck => !self.everything_acknowledged(idx),
             _ => true,
         };
-        if self.conns[idx].has(Flags::DETACHED) {
+        if self.conns[idx].life == Life::Unread {
             self.conns[idx].flags.set(Flags::ORPHAN);
             self.finish(idx, CloseReason::Aborted);
             return;

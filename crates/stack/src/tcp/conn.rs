@@ -77,14 +77,12 @@ impl Flags {
     pub const INLINE: Self = Self(1 << 26);
     /// Waits in an accept queue.
     pub const IN_ACCEPT_QUEUE: Self = Self(1 << 27);
-    /// Its end was reported or is queued; the slot goes when the event was taken.
-    pub const ZOMBIE: Self = Self(1 << 28);
+    /// The path asked for less than the smallest MTU we accept: packets may be fragmented on the way.
+    pub const MTU_LOCKED: Self = Self(1 << 28);
     /// ICMP or a soft error was noted while it tried.
     pub const SOFT_ERROR: Self = Self(1 << 29);
-    /// Both directions are closed and another entry owns the addresses; only unread data keep it.
-    pub const DETACHED: Self = Self(1 << 30);
     /// An urgent byte is expected or held.
-    pub const URGENT: Self = Self(1 << 31);
+    pub const URGENT: Self = Self(1 << 30);
 
     pub const NONE: Self = Self(0);
 
@@ -124,6 +122,21 @@ impl BitOrAssign for Flags {
     fn bitor_assign(&mut self, rhs: Self) {
         self.0 |= rhs.0;
     }
+}
+
+/// What a slot of the table holds. The wire knows a connection only while it is `Open`, and [`State`] speaks of that time; what comes
+/// afterwards is between the engine and the owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// No connection.
+    #[default]
+    Vacant,
+    /// A connection: segments and timers reach it.
+    Open,
+    /// Both directions are closed; only bytes that the owner has not read keep it.
+    Unread,
+    /// Its end is reported: the slot goes when the owner asks for the event after that.
+    Reported,
 }
 
 /// Transmission control block: the whole of an idle connection, in two cache lines.
@@ -182,8 +195,7 @@ pub(crate) struct Tcb {
     pub profile: ProfileId,
     /// The receive window may grow to 64 KiB << this.
     pub rcv_grow: u8,
-    /// The path asked for less than the smallest MTU we accept: packets may be fragmented on the way.
-    pub mtu_locked: bool,
+    pub life: Life,
     /// Largest payload the peer takes in a segment, from its MSS option.
     pub peer_mss: u16,
     /// Path MTU in bytes.
@@ -232,7 +244,7 @@ impl Tcb {
             token: NONE,
             profile: ProfileId::DEFAULT,
             rcv_grow: 0,
-            mtu_locked: false,
+            life: Life::Vacant,
             peer_mss: 536,
             pmtu: 576,
             rcv_mss: 536,
@@ -329,6 +341,7 @@ impl ConnTable {
         debug_assert!(slot.busy == NONE && slot.state == State::Closed);
         slot.generation = slot.generation.wrapping_add(1);
         slot.flags = Flags::NONE;
+        slot.life = Life::Vacant;
         slot.token = self.free;
         self.free = index;
         self.live -= 1;

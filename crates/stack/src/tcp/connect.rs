@@ -49,7 +49,7 @@ impl Tcp {
         c.state = State::SynSent;
         c.hop = route.hop;
         c.pmtu = route.mtu;
-        c.mtu_locked = route.mtu_locked;
+        c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
         c.ts_offset = ts_offset;
         c.snd_una = iss;
         c.snd_nxt = iss + 1;

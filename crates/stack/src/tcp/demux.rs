@@ -63,6 +63,11 @@ impl AddressPool {
         }
     }
 
+    /// Pairs stored and not released, for invariant checks.
+    pub fn in_use(&self) -> usize {
+        self.pairs.len() - self.free.len()
+    }
+
     #[inline]
     pub fn matches(&self, v6: bool, remote_ip: u32, local_ip: u32, key: &FlowKey) -> bool {
         match (key.remote, key.local) {

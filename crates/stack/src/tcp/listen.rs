@@ -1,6 +1,6 @@
 //! Listeners: lookup, half-open connections, accept queues.
 
-use super::conn::{Flags, Tcb};
+use super::conn::{Flags, Life, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::input::Arrived;
@@ -308,7 +308,7 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.hop = route.hop;
         c.pmtu = route.mtu;
-        c.mtu_locked = route.mtu_locked;
+        c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
         c.ts_offset = ts_offset;
         c.rcv_nxt = seg.header.seq + 1;
         c.rcv_acked = c.rcv_nxt;
@@ -353,6 +353,7 @@ impl Tcp {
             min_rtt: 0,
             token: 0,
             profile,
+            life: Life::Open,
             ..Tcb::vacant()
         };
         slot.flags.assign(Flags::V6, v6);

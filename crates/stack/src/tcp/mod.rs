@@ -49,7 +49,7 @@ use crate::time::Instant;
 use crate::timer_wheel::TimerWheel;
 use busy::Busy;
 use config::TcpConfig;
-use conn::{BusyPool, ConnTable, Flags, NONE, Tcb};
+use conn::{BusyPool, ConnTable, Flags, Life, NONE, Tcb};
 use core::time::Duration;
 use demux::AddressPool;
 pub(crate) use demux::FlowKey;
@@ -304,9 +304,6 @@ impl Tcp {
     /// might still read keeps its receive buffer until the report was taken.
     pub fn destroy(&mut self, idx: u32, reason: CloseReason) {
         self.forget_flow(idx);
-        let c = &self.conns[idx];
-        let (v6, ip) = (c.has(Flags::V6), c.remote_ip);
-        self.addresses.release(v6, ip);
         self.finish(idx, reason);
     }
 
@@ -356,11 +353,8 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.profile = ProfileId::DEFAULT;
         c.state = State::Closed;
-        c.flags.clear(Flags::DETACHED);
-        if known {
-            // The slot has no new tenant before its owner has seen the end of the old one.
-            c.flags.set(Flags::ZOMBIE);
-        }
+        // The slot has no new tenant before its owner has seen the end of the old one.
+        c.life = Life::Reported;
         if !readable {
             self.release_busy(idx);
         }
@@ -372,6 +366,8 @@ impl Tcp {
     /// The last step of a connection's life: its handle is stale from here on.
     pub fn free_slot(&mut self, idx: u32) {
         self.release_busy(idx);
+        let c = &self.conns[idx];
+        self.addresses.release(c.has(Flags::V6), c.remote_ip);
         self.conns.free(idx);
     }
 
@@ -399,12 +395,19 @@ impl Tcp {
     pub fn check_invariants(&self) {
         let mut live = 0;
         let mut half_open = 0;
+        let mut v6 = self.time_wait.iter().filter(|e| e.v6).count();
         for (idx, c) in self.conns.iter() {
-            if c.state == State::Closed && !c.has(Flags::ZOMBIE | Flags::DETACHED) {
+            if c.life == Life::Vacant {
                 assert!(c.busy == NONE, "a vacant slot has a busy part");
                 continue;
             }
             live += 1;
+            v6 += usize::from(c.has(Flags::V6));
+            assert_eq!(
+                c.life == Life::Open,
+                c.state != State::Closed,
+                "state and life contradict each other"
+            );
             half_open += u32::from(c.state == State::SynReceived && !c.has(Flags::ACTIVE));
             assert!(c.snd_una.le(c.snd_nxt), "snd_una is beyond snd_nxt");
             assert!(c.rcv_acked.le(c.rcv_nxt), "more was acknowledged than received");
@@ -422,12 +425,14 @@ impl Tcp {
                 assert!(b.sent.front().is_some_and(|s| s.start == c.snd_una), "it begins at snd_una");
                 assert!(
                     b.timer_kind != busy::RetransmitTimer::Off
-                        || c.has(Flags::TX_LISTED | Flags::ZOMBIE | Flags::DETACHED),
+                        || c.has(Flags::TX_LISTED)
+                        || c.life != Life::Open,
                     "data are in flight and no timer is set"
                 );
             }
         }
         assert_eq!(live, self.conns.live());
+        assert_eq!(v6, self.addresses.in_use(), "IPv6 addresses belong to connections and TIME_WAIT");
         assert_eq!(half_open, self.half_open);
         assert!(half_open <= self.config.half_open_max.max(1) + 1);
         assert!(self.time_wait.len() <= self.config.time_wait_max as usize);

@@ -508,7 +508,7 @@ impl Tcp {
             protocol: protocol::TCP,
             tos: if segment.ect { ECT0 } else { 0 },
             hop_limit: self.config.hop_limit,
-            dont_fragment: !c.mtu_locked,
+            dont_fragment: !c.has(Flags::MTU_LOCKED),
         };
         let mut flags = segment.flags;
         if c.has(Flags::ECN_ECHO) && !syn {
@@ -669,7 +669,7 @@ impl Tcp {
             Ok(route) => {
                 let c = &mut self.conns[idx];
                 c.hop = route.hop;
-                c.mtu_locked = route.mtu_locked;
+                c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
                 if route.mtu < c.pmtu {
                     self.on_smaller_mtu(idx, route.mtu);
                 } else {

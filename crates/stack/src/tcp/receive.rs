@@ -1,7 +1,7 @@
 //! What a segment carries: payload in and out of order, urgent data, FIN; and when it is acknowledged.
 
 use super::busy::Urgent;
-use super::conn::{Flags, NONE};
+use super::conn::{Flags, Life, NONE};
 use super::input::Arrived;
 use super::state::State;
 use super::{Pending, Tcp};
@@ -342,7 +342,7 @@ impl Tcp {
         let window = self.window_to_offer(idx);
         let c = &self.conns[idx];
         if !c.state.may_receive() {
-            if c.has(Flags::DETACHED) && self.unread(idx) == 0 {
+            if c.life == Life::Unread && self.unread(idx) == 0 {
                 self.finish(idx, CloseReason::Normal);
             }
             return;

@@ -2,7 +2,7 @@
 
 use super::Tcp;
 use super::busy::Urgent;
-use super::conn::{Flags, NONE};
+use super::conn::{Flags, Life, NONE};
 use super::profile::{checked_buffer, checked_mss};
 use super::receive::chunks_for;
 use super::rtt;
@@ -66,7 +66,10 @@ impl Tcp {
                 b.starved = false;
             }
             let c = &mut self.conns[idx];
-            if c.has(Flags::WANT_WRITABLE) && !c.has(Flags::ORPHAN | Flags::ZOMBIE | Flags::FIN_QUEUED) {
+            if c.life == Life::Open
+                && c.has(Flags::WANT_WRITABLE)
+                && !c.has(Flags::ORPHAN | Flags::FIN_QUEUED)
+            {
                 c.flags.clear(Flags::WANT_WRITABLE);
                 self.events.push_back(Event::Writable { conn });
             }
@@ -288,12 +291,12 @@ impl Tcp {
     pub fn close(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
         let c = &self.conns[idx];
-        if c.has(Flags::ZOMBIE | Flags::ORPHAN) {
+        if c.life == Life::Reported || c.has(Flags::ORPHAN) {
             return Ok(());
         }
         let unread = self.unread(idx) > 0;
         let c = &mut self.conns[idx];
-        if c.has(Flags::DETACHED) {
+        if c.life == Life::Unread {
             c.flags.set(Flags::ORPHAN);
             self.finish(idx, CloseReason::Normal);
             return Ok(());
@@ -316,7 +319,7 @@ impl Tcp {
     /// Ends the connection with RST.
     pub fn abort_conn(&mut self, net: &mut Network, conn: Conn) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
-        if self.conns[idx].has(Flags::ZOMBIE) {
+        if self.conns[idx].life == Life::Reported {
             return Ok(());
         }
         self.conns[idx].flags.set(Flags::ORPHAN);
@@ -326,8 +329,10 @@ impl Tcp {
 
     /// Sets an option.
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        let idx =
-            self.index(conn).filter(|idx| !self.conns[*idx].has(Flags::ZOMBIE)).ok_or(OptionError::Stale)?;
+        let idx = self
+            .index(conn)
+            .filter(|idx| self.conns[*idx].life != Life::Reported)
+            .ok_or(OptionError::Stale)?;
         let c = &mut self.conns[idx];
         match option {
             TcpOption::NoDelay(on) => {

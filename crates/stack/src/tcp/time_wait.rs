@@ -45,11 +45,11 @@ impl TimeWait {
         addresses.key(self.v6, self.remote_ip, self.local_ip, self.remote_port, self.local_port)
     }
 
-    /// The entry for a connection. Takes over its reference into the address pool.
-    pub fn from_tcb(c: &Tcb) -> Self {
+    /// The entry for a connection. `remote_ip` is a reference of its own into the address pool.
+    pub fn from_tcb(c: &Tcb, remote_ip: u32) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         Self {
-            remote_ip: c.remote_ip,
+            remote_ip,
             local_ip: c.local_ip,
             remote_port: c.remote_port,
             local_port: c.local_port,
@@ -107,6 +107,12 @@ impl TimeWaitTable {
 
     pub fn get_mut(&mut self, index: u32) -> &mut TimeWait {
         &mut self.entries[index as usize]
+    }
+
+    /// All entries, for invariant checks.
+    pub fn iter(&self) -> impl Iterator<Item = &TimeWait> {
+        let next = |e: &&TimeWait| (e.next != NONE).then(|| self.get(e.next));
+        core::iter::successors(self.oldest().map(|i| self.get(i)), next)
     }
 
     /// The entry that ends first.

@@ -1,7 +1,7 @@
 //! Timers of connections. One node in the wheel stands for all timers of a connection; it is set for the earliest.
 
 use super::busy::RetransmitTimer;
-use super::conn::{Flags, NONE};
+use super::conn::{Flags, Life, NONE};
 use super::recovery;
 use super::state::State;
 use super::{Tcp, rtt};
@@ -53,7 +53,7 @@ impl Tcp {
     /// The earliest timer of a connection.
     fn earliest(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
-        if c.has(Flags::ZOMBIE | Flags::DETACHED) {
+        if c.life != Life::Open {
             return None;
         }
         match c.state {
@@ -128,7 +128,7 @@ impl Tcp {
     /// The wheel says that one of the timers may be due.
     fn on_timer(&mut self, net: &mut Network, idx: u32) {
         let c = &self.conns[idx];
-        if c.has(Flags::ZOMBIE | Flags::DETACHED) || c.state == State::Closed {
+        if c.life != Life::Open {
             return;
         }
         if !c.state.is_synchronized() {
