@@ -34,8 +34,8 @@ pub struct ChunkPool {
     free: Vec<u32>,
     /// Chunks at most.
     chunks_max: usize,
-    /// Chunks at most for [`ChunkPool::alloc_spare`].
-    spare_max: usize,
+    /// The last chunks of the budget, for streams that hold hardly any.
+    kept: usize,
     in_use: usize,
     /// Free chunks that are promised to somebody.
     reserved: usize,
@@ -51,7 +51,7 @@ impl ChunkPool {
             slots: Vec::with_capacity(chunks_max),
             free: Vec::with_capacity(chunks_max),
             chunks_max,
-            spare_max: chunks_max - chunks_max / 8,
+            kept: chunks_max / 4,
             in_use: 0,
             reserved: 0,
             high_water: 0,
@@ -92,12 +92,12 @@ impl ChunkPool {
         Some(ChunkId(index))
     }
 
-    /// As [`ChunkPool::alloc`], but leaves the last eighth of the budget alone.
+    /// As [`ChunkPool::alloc`], but leaves the last quarter of the budget alone.
     ///
     /// For bytes that nobody can read yet (out of order). If they could fill the pool, the bytes that would make them
     /// readable would find no room, and nothing would ever be freed.
     pub fn alloc_spare(&mut self) -> Option<ChunkId> {
-        if self.in_use < self.spare_max { self.alloc() } else { None }
+        if self.spare() > 0 { self.alloc() } else { None }
     }
 
     /// Gives a chunk back.
@@ -168,6 +168,12 @@ impl ChunkPool {
         self.chunks_max.saturating_sub(self.in_use + self.reserved)
     }
 
+    /// Chunks that can still be given without touching the last quarter of the budget. That is for streams that hold hardly any: those
+    /// that hold much, and whose reader is gone or whose peer does not acknowledge, must not stop the others.
+    pub fn spare(&self) -> usize {
+        self.available().saturating_sub(self.kept)
+    }
+
     /// Chunks the budget allows.
     pub fn capacity(&self) -> usize {
         self.chunks_max
@@ -198,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn speculative_use_leaves_an_eighth_for_bytes_in_order() {
+    fn speculative_use_leaves_a_quarter_for_bytes_in_order() {
         let mut pool = ChunkPool::new(16 * CHUNK_BYTES);
         let speculative = core::iter::from_fn(|| pool.alloc_spare()).count();
-        assert_eq!((speculative, pool.available()), (14, 2));
+        assert_eq!((speculative, pool.available(), pool.spare()), (12, 4, 0));
         assert!(pool.alloc().is_some());
     }
 

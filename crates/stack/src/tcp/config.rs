@@ -53,7 +53,8 @@ pub struct TcpConfig {
     pub half_open_max: u32,
     /// Entries in TIME_WAIT at the most; beyond it the oldest goes and is counted. Default 1,000,000.
     pub time_wait_max: u32,
-    /// Bytes in receive and send buffers of all connections together. Default 1 GiB.
+    /// Bytes in receive and send buffers of all connections together; the last quarter is for connections that hold no more than
+    /// 8 KiB each way. Default 1 GiB.
     pub buffer_pool_bytes: u64,
     /// Receive buffer of a connection in bytes. Default 6 MiB.
     pub recv_buffer_bytes: u32,

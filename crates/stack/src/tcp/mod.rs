@@ -28,6 +28,7 @@ pub mod send_buffer;
 mod sent_queue;
 mod socket;
 pub mod source;
+mod starved;
 pub mod state;
 mod stats;
 mod syn_sent;
@@ -57,6 +58,7 @@ use listen::ListenTable;
 use profile::{Profile, ProfileId, ProfileTable};
 use secrets::Secrets;
 use source::SourceTable;
+use starved::Starved;
 use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
@@ -88,7 +90,7 @@ pub(crate) struct Tcp {
     /// Data of the current burst whose events were not taken, or not dealt with, yet.
     pub pending: VecDeque<Pending>,
     /// Senders that found no memory: they are told when there is some.
-    pub starved: VecDeque<Conn>,
+    pub starved: Starved,
     /// Connections that have something to send.
     pub tx_list: VecDeque<u32>,
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
@@ -123,7 +125,7 @@ impl Tcp {
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
             pending: VecDeque::new(),
-            starved: VecDeque::new(),
+            starved: Starved::default(),
             tx_list: VecDeque::new(),
             reap: None,
             half_open: 0,

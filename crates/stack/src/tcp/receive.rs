@@ -3,6 +3,7 @@
 use super::busy::Urgent;
 use super::conn::{Flags, Life, NONE};
 use super::input::Arrived;
+use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
 use super::{Pending, Tcp};
 use crate::chunk_pool::CHUNK_BYTES;
@@ -86,6 +87,13 @@ impl Tcp {
             && !seg.header.flags.contains(TcpFlags::URG)
             && (c.busy == NONE || self.busy[c.busy].recv.is_empty())
             && self.chunks.available() >= chunks_for(seg.payload.len())
+            && self.is_fair(idx, seg.payload.len())
+    }
+
+    /// Whether a connection may take memory for so many bytes more: the last quarter of the pool is for those that hold hardly anything, so
+    /// that connections nobody reads do not stop those that are read.
+    fn is_fair(&self, idx: u32, bytes: usize) -> bool {
+        self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= HELD_WHEN_SCARCE
     }
 
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
@@ -100,6 +108,10 @@ impl Tcp {
             c.flags.set(Flags::INLINE);
             c.rcv_nxt += data.len;
             return data.len();
+        }
+        if !self.is_fair(idx, data.len()) {
+            self.stats.pool_exhausted += 1;
+            return 0;
         }
         let capacity = self.profile(idx).recv_buffer_bytes as usize + 65_535;
         let busy = self.ensure_busy(idx);
@@ -357,15 +369,16 @@ impl Tcp {
     pub fn window_to_offer(&self, idx: u32) -> u32 {
         let limit = self.profile(idx).recv_buffer_bytes;
         let c = &self.conns[idx];
-        let unread = self.unread(idx) as u32;
+        let unread = self.unread(idx);
         // The window grows by a byte with each byte that arrives, so that it doubles in a round trip like that of a sender in slow start,
         // and without steps, which would make the sender burst.
         let step = WINDOW_FIRST << c.rcv_grow;
         let grown = u64::from((c.rcv_nxt - c.grow_mark) as u32).min(step);
         let capacity = (step + grown).min(limit.into()) as u32;
         // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
-        let pool = u32::try_from(self.chunks.available() * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
-        let free = capacity.saturating_sub(unread).min(pool);
+        let chunks = if unread > HELD_WHEN_SCARCE { self.chunks.spare() } else { self.chunks.available() };
+        let pool = u32::try_from(chunks * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
+        let free = capacity.saturating_sub(unread as u32).min(pool);
         let left = c.rcv_wnd();
         let step = u32::from(c.rcv_mss).min(capacity / 2);
         if free < left + step && free < capacity { left } else { free.max(left) }

@@ -8,10 +8,12 @@ use super::receive::chunks_for;
 use super::rtt;
 use super::send_buffer::PushSourceError;
 use super::source::SourceId;
+use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
+use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::RxBurst;
 use crate::error::{OptionError, RecvError, SendError, Stale};
-use crate::events::{CloseReason, Event, InlineData};
+use crate::events::{CloseReason, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
 use crate::options::{CaState, TcpInfo, TcpOption, UrgentMark};
@@ -42,12 +44,14 @@ impl Tcp {
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
         let busy = self.ensure_busy(idx);
         let b = &mut self.busy[busy];
-        let taken = b.send.push_bytes(&mut self.chunks, bytes, limit);
+        let spare = self.chunks.spare() * CHUNK_BYTES;
+        let fair = (b.send.len() + spare as u64).max(HELD_WHEN_SCARCE as u64);
+        let taken = b.send.push_bytes(&mut self.chunks, bytes, limit.min(fair));
         if taken < bytes.len() {
-            if b.send.len() < limit && !b.starved {
+            let queued = b.send.len();
+            if queued < limit {
                 // It is the pool that is used up, and perhaps nothing of ours will be acknowledged to free some of it.
-                b.starved = true;
-                self.starved.push_back(conn);
+                self.starve(idx, queued);
             }
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
         }
@@ -55,25 +59,6 @@ impl Tcp {
             self.want_transmit(idx);
         }
         Ok(taken)
-    }
-
-    /// Tells senders that found no memory that there is some, no more of them than can have a chunk.
-    pub fn wake_starved(&mut self) {
-        for _ in 0..self.chunks.available() {
-            let Some(conn) = self.starved.pop_front() else { break };
-            let Some(idx) = self.index(conn) else { continue };
-            if let Some((_, b)) = self.both(idx) {
-                b.starved = false;
-            }
-            let c = &mut self.conns[idx];
-            if c.life == Life::Open
-                && c.has(Flags::WANT_WRITABLE)
-                && !c.has(Flags::ORPHAN | Flags::FIN_QUEUED)
-            {
-                c.flags.clear(Flags::WANT_WRITABLE);
-                self.events.push_back(Event::Writable { conn });
-            }
-        }
     }
 
     /// Queues a slice of a source. It is taken whole, whatever the send buffer's size, as long as the queue is not over it already.

@@ -29,15 +29,12 @@ impl Tcp {
             let Some(index) = self.time_wait.expired(self.now) else { break };
             self.end_time_wait(index);
         }
-        if !self.starved.is_empty() {
-            self.wake_starved();
-        }
+        self.wake_starved();
     }
 
     /// When `advance` has to be called next.
     pub fn next_deadline(&self) -> Option<Instant> {
-        let memory_came = !self.starved.is_empty() && self.chunks.available() > 0;
-        if !self.tx_list.is_empty() || memory_came {
+        if !self.tx_list.is_empty() || self.starved.can_be_woken(&self.chunks) {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);

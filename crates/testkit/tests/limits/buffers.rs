@@ -1,0 +1,195 @@
+//! `tcp.buffer_pool_bytes`, `tcp.recv_buffer_bytes` and `tcp.send_buffer_bytes`.
+
+use super::common::{
+    CLIENT, SECOND, SERVER, assert_nothing_left, client_with, close, connect, pattern, read, send, served,
+    server_with,
+};
+use core::time::Duration;
+use ginnel_stack::handle::Conn;
+use ginnel_testkit::sim::Sim;
+
+const POOL: u64 = 1 << 17;
+/// Of this a quarter is more than six connections can get when memory is scarce.
+const LARGER_POOL: u64 = 1 << 19;
+
+/// Lets the server read a little of a connection.
+fn read_some(sim: &mut Sim, conn: Conn, bytes: usize) -> usize {
+    let now = sim.now;
+    let n = sim.hosts[SERVER].read(conn, bytes);
+    sim.hosts[SERVER].stack.transmit(now);
+    sim.collect(SERVER);
+    n
+}
+
+#[test]
+fn receivers_that_compete_for_memory_all_get_their_bytes() {
+    let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].lazy_reader = true;
+    let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
+    for (i, conn) in conns.iter().enumerate() {
+        send(&mut sim, CLIENT, *conn, &pattern(i as u8, 100_000), true);
+    }
+    sim.run(SECOND * 5);
+    let usage = sim.hosts[SERVER].stack.usage();
+    assert!(usage.chunks * 2048 > POOL as usize / 2, "they compete: {usage:?}");
+    for _ in 0..3000 {
+        for conn in &there {
+            read_some(&mut sim, *conn, 4000);
+        }
+        sim.run(Duration::from_millis(100));
+    }
+    for (i, conn) in there.iter().enumerate() {
+        assert!(read(&sim, SERVER, *conn) == pattern(i as u8, 100_000), "connection {i}");
+        close(&mut sim, SERVER, *conn);
+    }
+    for conn in conns {
+        let _ = sim.hosts[CLIENT].stack.close(conn);
+    }
+    sim.run(SECOND * 120);
+    assert_nothing_left(&sim.hosts[SERVER]);
+    assert!(sim.hosts[SERVER].stack.usage().chunks_high_water * 2048 <= POOL as usize);
+}
+
+#[test]
+fn senders_that_compete_for_memory_all_get_their_bytes_out() {
+    let mut sim = client_with(|c| c.tcp.buffer_pool_bytes = POOL);
+    sim.hosts[SERVER].listen(80);
+    let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
+    for (i, conn) in conns.iter().enumerate() {
+        send(&mut sim, CLIENT, *conn, &pattern(i as u8, 300_000), true);
+    }
+    assert!(sim.hosts[CLIENT].stack.usage().chunks * 2048 > POOL as usize / 2, "they compete");
+    sim.run(SECOND * 60);
+    for (i, conn) in there.iter().enumerate() {
+        assert!(read(&sim, SERVER, *conn) == pattern(i as u8, 300_000), "connection {i}");
+        close(&mut sim, SERVER, *conn);
+    }
+    for conn in conns {
+        let _ = sim.hosts[CLIENT].stack.close(conn);
+    }
+    sim.run(SECOND * 120);
+    assert_nothing_left(&sim.hosts[CLIENT]);
+}
+
+/// Requests and answers of 500 bytes one after the other, for a second. Returns how many.
+fn exchanges(sim: &mut Sim, conn: Conn, there: Conn) -> usize {
+    let until = sim.now + SECOND;
+    let mut count = 0;
+    while sim.now < until {
+        let before = read(sim, CLIENT, conn).len();
+        send(sim, CLIENT, conn, &[1; 500], false);
+        if !sim.run_until(SECOND, |s| s.hosts[SERVER].stack.readable(there) >= 500) {
+            break;
+        }
+        read_some(sim, there, 500);
+        send(sim, SERVER, there, &[2; 500], false);
+        if !sim.run_until(SECOND, |s| read(s, CLIENT, conn).len() == before + 500) {
+            break;
+        }
+        count += 1;
+    }
+    count
+}
+
+#[test]
+fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
+    let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].lazy_reader = true;
+    let good = connect(&mut sim);
+    let hogs: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    let there = served(&sim, good);
+    let alone = exchanges(&mut sim, good, there);
+    for hog in &hogs {
+        send(&mut sim, CLIENT, *hog, &[9; 1 << 20], false);
+    }
+    sim.run(SECOND * 5);
+    let beside = exchanges(&mut sim, good, there);
+    assert!(beside * 10 >= alone * 9, "{beside} exchanges beside them, {alone} without");
+}
+
+#[test]
+fn connections_whose_peers_do_not_read_do_not_hurt_those_whose_peers_do() {
+    let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].lazy_reader = true;
+    sim.hosts[CLIENT].lazy_reader = true;
+    let good = connect(&mut sim);
+    let hogs: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    for hog in &hogs {
+        let there = served(&sim, *hog);
+        send(&mut sim, SERVER, there, &[9; 10 << 20], false);
+    }
+    sim.run(SECOND * 5);
+    let there = served(&sim, good);
+    sim.hosts[CLIENT].lazy_reader = false;
+    let count = exchanges(&mut sim, good, there);
+    assert!(count > 100, "{count} exchanges");
+}
+
+#[test]
+fn bytes_out_of_order_leave_room_for_those_in_front_of_them() {
+    let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
+    sim.hosts[SERVER].listen(80);
+    let conns: Vec<_> = (0..8).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    let there: Vec<_> = conns.iter().map(|c| served(&sim, *c)).collect();
+    // Every third frame is lost for a while: the rest piles up behind the holes.
+    sim.set_link_from(CLIENT, &ginnel_testkit::sim::LinkModel { loss: 0.3, ..Default::default() });
+    for (i, conn) in conns.iter().enumerate() {
+        send(&mut sim, CLIENT, *conn, &pattern(i as u8, 200_000), false);
+    }
+    sim.run(SECOND * 20);
+    sim.set_link_from(CLIENT, &Default::default());
+    sim.run(SECOND * 300);
+    for (i, conn) in there.iter().enumerate() {
+        assert!(read(&sim, SERVER, *conn) == pattern(i as u8, 200_000), "connection {i}");
+    }
+    assert_eq!(sim.hosts[SERVER].stack.usage().chunks, 0);
+}
+
+#[test]
+fn a_full_send_buffer_takes_no_more_than_its_limit_and_tells_when_there_is_room() {
+    let mut sim = client_with(|c| c.tcp.send_buffer_bytes = 10_000);
+    sim.hosts[SERVER].listen(80);
+    let conn = connect(&mut sim);
+    sim.run(SECOND / 10);
+    let stack = &mut sim.hosts[CLIENT].stack;
+    assert_eq!(stack.send(conn, &[1; 30_000]), Ok(10_000));
+    assert_eq!(stack.send(conn, &[1; 1]), Ok(0));
+    let now = sim.now;
+    sim.hosts[CLIENT].stack.transmit(now);
+    sim.collect(CLIENT);
+    sim.run(SECOND);
+    use ginnel_stack::events::Event;
+    let writable = sim.hosts[CLIENT].events.iter().filter(|e| **e == Event::Writable { conn }).count();
+    assert_eq!(writable, 1);
+    assert_eq!(sim.hosts[CLIENT].stack.send(conn, &[1; 30_000]), Ok(10_000));
+}
+
+#[test]
+fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
+    let mut sim = server_with(|c| c.tcp.recv_buffer_bytes = 30_000);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].lazy_reader = true;
+    let conn = connect(&mut sim);
+    sim.run(SECOND / 10);
+    let there = served(&sim, conn);
+    send(&mut sim, CLIENT, conn, &pattern(3, 100_000), false);
+    sim.run(SECOND * 30);
+    let waiting = sim.hosts[SERVER].stack.readable(there);
+    assert!((28_000..=30_000).contains(&waiting), "{waiting} bytes");
+    while read(&sim, SERVER, there).len() < 100_000 {
+        read_some(&mut sim, there, 50_000);
+        assert!(sim.run_until(SECOND * 70, |s| s.hosts[SERVER].stack.readable(there) > 0
+            || read(s, SERVER, there).len() == 100_000));
+    }
+    assert!(read(&sim, SERVER, there) == pattern(3, 100_000));
+}

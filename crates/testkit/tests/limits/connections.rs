@@ -1,0 +1,133 @@
+//! `tcp.connections_max`, and the range of local ports.
+
+use super::common::{
+    CLIENT, SECOND, SERVER, assert_nothing_left, client_with, close, connect, is_connected, read, reset,
+    send, served, server, server_with,
+};
+use core::time::Duration;
+use ginnel_stack::error::ConnectError;
+use ginnel_stack::options::ConnectOptions;
+use ginnel_stack::tcp::config::SynCookies;
+
+#[test]
+fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
+    let mut sim = server_with(|c| c.tcp.connections_max = 4);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].close_on_peer_close = true;
+    let conns: Vec<_> = (0..6).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 2);
+    let connected = conns.iter().filter(|c| is_connected(&sim.hosts[CLIENT], **c)).count();
+    assert_eq!((connected, sim.hosts[SERVER].stack.usage().connections), (4, 4));
+    assert_eq!(sim.hosts[SERVER].stack.tcp_stats().connection_overflows, 2);
+    // Those that are there are not hurt.
+    for (i, conn) in conns[..4].iter().enumerate() {
+        send(&mut sim, CLIENT, *conn, &[i as u8; 5000], false);
+    }
+    sim.run(SECOND / 4);
+    for (i, conn) in conns[..4].iter().enumerate() {
+        assert_eq!(read(&sim, SERVER, served(&sim, *conn)), [i as u8; 5000]);
+    }
+    for conn in &conns[..2] {
+        close(&mut sim, CLIENT, *conn);
+    }
+    sim.run(SECOND * 20);
+    for conn in &conns[2..] {
+        assert!(is_connected(&sim.hosts[CLIENT], *conn), "its SYN was sent again");
+    }
+    assert_eq!(sim.hosts[SERVER].stack.usage().connections, 4);
+    for conn in &conns[2..] {
+        close(&mut sim, CLIENT, *conn);
+    }
+    sim.run(SECOND * 120);
+    assert_nothing_left(&sim.hosts[SERVER]);
+    assert_nothing_left(&sim.hosts[CLIENT]);
+}
+
+#[test]
+fn connect_at_the_limit_is_refused_until_a_connection_has_ended() {
+    for v6 in [false, true] {
+        let mut sim = client_with(|c| c.tcp.connections_max = 2);
+        // IPv6 addresses are checked for duplicates first.
+        sim.run(SECOND * 5);
+        let to = server(&sim, v6, 80);
+        sim.hosts[SERVER].stack.listen(to, Default::default()).unwrap();
+        let open = |sim: &mut ginnel_testkit::sim::Sim| {
+            let now = sim.now;
+            let result = sim.hosts[CLIENT].stack.connect(now, to, &ConnectOptions::default());
+            sim.hosts[CLIENT].stack.transmit(now);
+            sim.collect(CLIENT);
+            sim.run(Duration::from_millis(20));
+            result
+        };
+        let mut held = vec![open(&mut sim).unwrap(), open(&mut sim).unwrap()];
+        for _ in 0..50 {
+            assert_eq!(open(&mut sim), Err(ConnectError::TooMany));
+            let oldest = held.remove(0);
+            assert!(is_connected(&sim.hosts[CLIENT], oldest));
+            reset(&mut sim, oldest);
+            held.push(open(&mut sim).expect("one has ended"));
+        }
+        assert_eq!(sim.hosts[CLIENT].stack.tcp_stats().active_opens, 52);
+        assert_eq!(sim.hosts[CLIENT].stack.usage().connections, 2);
+    }
+}
+
+#[test]
+fn entries_in_time_wait_do_not_count() {
+    let mut sim = server_with(|c| c.tcp.connections_max = 1);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[CLIENT].close_on_peer_close = true;
+    for round in 1..=30 {
+        let conn = connect(&mut sim);
+        sim.run(SECOND / 10);
+        assert!(is_connected(&sim.hosts[CLIENT], conn), "round {round}");
+        let there = served(&sim, conn);
+        close(&mut sim, SERVER, there);
+        sim.run(SECOND / 10);
+        let usage = sim.hosts[SERVER].stack.usage();
+        assert_eq!((usage.connections, usage.time_wait), (0, round));
+    }
+    assert_eq!(sim.hosts[SERVER].stack.tcp_stats().connection_overflows, 0);
+}
+
+#[test]
+fn who_holds_a_cookie_waits_for_room_and_is_served_then() {
+    let mut sim = server_with(|c| {
+        c.tcp.connections_max = 1;
+        c.tcp.syn_cookies = SynCookies::Always;
+    });
+    sim.hosts[SERVER].listen(80);
+    let first = connect(&mut sim);
+    sim.run(SECOND / 10);
+    let second = connect(&mut sim);
+    sim.run(SECOND / 10);
+    assert!(is_connected(&sim.hosts[CLIENT], second), "the cookie was its SYN+ACK");
+    send(&mut sim, CLIENT, second, b"anybody there?", false);
+    sim.run(SECOND);
+    assert_eq!(sim.hosts[SERVER].stack.usage().connections, 1);
+    assert!(sim.hosts[SERVER].stack.tcp_stats().connection_overflows >= 2);
+    reset(&mut sim, first);
+    sim.run(SECOND * 10);
+    assert_eq!(read(&sim, SERVER, served(&sim, second)), b"anybody there?");
+}
+
+#[test]
+fn local_ports_run_out_towards_one_destination_and_come_back() {
+    let mut sim = client_with(|c| (c.tcp.local_port_first, c.tcp.local_port_last) = (40_000, 40_003));
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].listen(81);
+    let conns: Vec<_> = (0..4).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    let (now, full, other) = (sim.now, server(&sim, false, 80), server(&sim, false, 81));
+    let stack = &mut sim.hosts[CLIENT].stack;
+    assert_eq!(stack.connect(now, full, &ConnectOptions::default()), Err(ConnectError::PortsExhausted));
+    assert!(stack.connect(now, other, &ConnectOptions::default()).is_ok(), "towards others they are free");
+    let mut ports: Vec<u16> =
+        conns.iter().map(|c| sim.hosts[CLIENT].stack.info(*c).unwrap().local.port()).collect();
+    ports.sort_unstable();
+    assert_eq!(ports, [40_000, 40_001, 40_002, 40_003]);
+    reset(&mut sim, conns[2]);
+    let again = connect(&mut sim);
+    sim.run(SECOND / 10);
+    assert!(is_connected(&sim.hosts[CLIENT], again));
+}

@@ -1,0 +1,67 @@
+//! `tcp.listeners_max`.
+
+use core::net::{Ipv4Addr, SocketAddr};
+use ginnel_stack::error::ListenError;
+use ginnel_stack::options::ListenOptions;
+use ginnel_stack::stack::StackConfig;
+use ginnel_stack::wire::tcp::TcpFlags;
+use ginnel_testkit::puppet::{Puppet, STACK};
+
+fn puppet(max: u32) -> Puppet {
+    let mut config = StackConfig::default();
+    config.tcp.listeners_max = max;
+    Puppet::new(config)
+}
+
+fn at(port: u16) -> SocketAddr {
+    SocketAddr::new(STACK.into(), port)
+}
+
+/// Whether a SYN to `port` is answered with SYN+ACK and not with RST.
+fn is_open(p: &mut Puppet, port: u16) -> bool {
+    p.ports = (port, p.ports.1 + 1);
+    let answers = p.deliver(TcpFlags::SYN, 0, 0, &[]);
+    answers.len() == 1 && answers[0].header.flags.contains(TcpFlags::SYN)
+}
+
+#[test]
+fn one_more_than_the_limit_is_refused_until_another_closes() {
+    let mut p = puppet(3);
+    let options = ListenOptions::default();
+    let mut listeners: Vec<_> = (1..=3).map(|port| p.stack.listen(at(port), options).unwrap()).collect();
+    assert_eq!(p.stack.listen(at(4), options), Err(ListenError::TooMany));
+    assert_eq!(p.stack.listen(at(3), options), Err(ListenError::AddressInUse), "the better reason");
+    assert!(is_open(&mut p, 1) && is_open(&mut p, 2) && is_open(&mut p, 3) && !is_open(&mut p, 4));
+    for port in 4..200 {
+        let oldest = listeners.remove(0);
+        assert!(p.stack.unlisten(oldest));
+        assert!(!p.stack.unlisten(oldest), "its handle is stale");
+        assert!(!is_open(&mut p, port - 3));
+        listeners.push(p.stack.listen(at(port), options).unwrap());
+        assert_eq!(p.stack.listen(at(1000), options), Err(ListenError::TooMany));
+        assert!(is_open(&mut p, port));
+    }
+}
+
+#[test]
+fn what_was_half_open_at_a_closed_listener_is_not_taken_for_the_next_ones() {
+    let mut p = puppet(1);
+    for round in 0..20 {
+        let first = p.stack.listen(at(80), ListenOptions::default()).unwrap();
+        assert!(is_open(&mut p, 80));
+        assert!(p.stack.unlisten(first));
+        let second = p.stack.listen(at(80), ListenOptions::default()).unwrap();
+        let answers = p.deliver(TcpFlags::ACK, 1, 1, &[]);
+        assert!(answers[0].header.flags.contains(TcpFlags::RST), "round {round}");
+        assert_eq!((p.conn, p.stack.usage().half_open), (None, 0));
+        assert!(p.stack.unlisten(second));
+    }
+}
+
+#[test]
+fn an_address_that_is_not_ours_takes_no_place() {
+    let mut p = puppet(1);
+    let foreign = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 80);
+    assert_eq!(p.stack.listen(foreign, ListenOptions::default()), Err(ListenError::AddressNotAvailable));
+    assert!(p.stack.listen(at(80), ListenOptions::default()).is_ok());
+}

@@ -1,0 +1,110 @@
+//! `tcp.time_wait_max`: the oldest entry goes, and is counted.
+
+use super::common::{
+    CLIENT, SECOND, SERVER, assert_nothing_left, close, is_connected, served, server, server_with,
+};
+use ginnel_stack::stack::StackConfig;
+use ginnel_stack::wire::tcp::TcpFlags;
+use ginnel_testkit::puppet::Puppet;
+
+const SYN: TcpFlags = TcpFlags::SYN;
+const ACK: TcpFlags = TcpFlags::ACK;
+const FIN: TcpFlags = TcpFlags::FIN;
+
+/// Opens a connection from `port` and lets the stack close first. Returns its initial sequence number.
+fn through_time_wait(p: &mut Puppet, port: u16) -> u32 {
+    p.ports.1 = port;
+    p.deliver(SYN, 0, 0, &[]);
+    p.deliver(ACK, 1, 1, &[]);
+    let conn = p.conn.take().expect("accepted");
+    p.stack.close(conn).unwrap();
+    p.flush();
+    let iss = p.iss;
+    p.deliver(FIN | ACK, 1, 2, &[]);
+    iss
+}
+
+/// Whether the peer's FIN, sent again, finds the entry of its connection. This starts the entry's time again.
+fn is_there(p: &mut Puppet, port: u16, iss: u32) -> bool {
+    (p.ports.1, p.iss) = (port, iss);
+    let answers = p.deliver(FIN | ACK, 1, 2, &[]);
+    assert_eq!(answers.len(), 1);
+    !answers[0].header.flags.contains(TcpFlags::RST)
+}
+
+fn puppet(max: u32) -> Puppet {
+    let mut config = StackConfig::default();
+    config.tcp.time_wait_max = max;
+    let mut p = Puppet::new(config);
+    p.listen();
+    p
+}
+
+#[test]
+fn the_oldest_entry_goes_and_is_counted() {
+    let mut p = puppet(4);
+    let iss: Vec<u32> = (0..6).map(|i| through_time_wait(&mut p, 1000 + i)).collect();
+    assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (4, 2));
+    let there: Vec<bool> = (0..6).map(|i| is_there(&mut p, 1000 + i, iss[usize::from(i)])).collect();
+    assert_eq!(there, [false, false, true, true, true, true]);
+    p.wait(SECOND * 61);
+    assert_eq!(p.stack.usage().time_wait, 0);
+    through_time_wait(&mut p, 2000);
+    assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (1, 2));
+}
+
+#[test]
+fn an_entry_that_began_again_is_no_longer_the_oldest() {
+    let mut p = puppet(3);
+    let iss: Vec<u32> = (0..3)
+        .map(|i| {
+            p.wait(SECOND);
+            through_time_wait(&mut p, 1000 + i)
+        })
+        .collect();
+    assert!(is_there(&mut p, 1000, iss[0]));
+    through_time_wait(&mut p, 1003);
+    assert!(is_there(&mut p, 1000, iss[0]));
+    assert!(!is_there(&mut p, 1001, iss[1]), "this one went");
+    assert!(is_there(&mut p, 1002, iss[2]));
+    p.wait(SECOND * 61);
+    assert_eq!(p.stack.usage().time_wait, 0);
+}
+
+#[test]
+fn a_limit_of_one_works_too() {
+    let mut p = puppet(1);
+    for i in 0..100 {
+        through_time_wait(&mut p, 1000 + i);
+    }
+    assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_overflows), (1, 99));
+    // The same addresses again, while their entry is there.
+    p.ports.1 = 1099;
+    let syn = p.segment(SYN, 100_000, 0, &[], &Default::default());
+    assert!(p.deliver_frame(&syn)[0].header.flags.contains(SYN | ACK));
+    assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_reused), (0, 1));
+}
+
+#[test]
+fn ipv6_entries_make_room_in_the_same_way() {
+    let mut sim = server_with(|c| c.tcp.time_wait_max = 3);
+    sim.hosts[CLIENT].close_on_peer_close = true;
+    // The addresses are checked for duplicates first.
+    sim.run(SECOND * 5);
+    let to = server(&sim, true, 80);
+    sim.hosts[SERVER].stack.listen(to, Default::default()).unwrap();
+    for round in 0..50 {
+        let now = sim.now;
+        let conn = sim.hosts[CLIENT].connect(now, to);
+        sim.collect(CLIENT);
+        sim.run(SECOND / 20);
+        assert!(is_connected(&sim.hosts[CLIENT], conn), "round {round}");
+        let there = served(&sim, conn);
+        close(&mut sim, SERVER, there);
+        sim.run(SECOND / 20);
+        assert_eq!(sim.hosts[SERVER].stack.usage().time_wait, 3.min(round + 1));
+    }
+    assert_eq!(sim.hosts[SERVER].stack.tcp_stats().time_wait_overflows, 47);
+    sim.run(SECOND * 61);
+    assert_nothing_left(&sim.hosts[SERVER]);
+}
