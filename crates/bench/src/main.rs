@@ -4,6 +4,7 @@
 //! benches/   one file per kind of question
 //! duel       a server and the client on two CPUs, joined by memory
 //! solo       both on one thread, step by step
+//! generator  the same with `ginnel load http` as the client, which is then what is measured
 //! server/    the servers: the engine, the runtime on top of it, smoltcp
 //! client     a TCP client that is cheaper than any of them
 //! harness/   the machine, A B A B, results
@@ -14,6 +15,7 @@ mod bulk;
 mod client;
 mod duel;
 mod frames;
+mod generator;
 mod harness;
 mod host;
 mod http;

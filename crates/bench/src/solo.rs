@@ -7,7 +7,7 @@ use ginnel_stack::device::Device;
 use ginnel_stack::time::Instant;
 
 /// How much time passes in a turn of both.
-const TURN: Duration = Duration::from_millis(1);
+pub const TURN: Duration = Duration::from_millis(1);
 
 /// A server and its client.
 pub struct Solo<S> {

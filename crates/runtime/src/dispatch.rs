@@ -57,7 +57,7 @@ impl Dispatch {
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
                 let Some(burst) = burst else { return };
-                if self.has_buffered(core, conn) {
+                if core.stack.buffered(conn) > 0 {
                     // What was left over comes first.
                     core.stack.consume(conn, data, 0, burst);
                     self.show(core, handler, conn);
@@ -72,14 +72,14 @@ impl Dispatch {
             Event::Acked { conn, bytes } => handler.acked(&mut Context::new(core), conn, bytes),
             Event::Urgent { conn } => handler.urgent(&mut Context::new(core), conn),
             Event::PeerClosed { conn } => {
-                if self.has_buffered(core, conn) {
+                if core.stack.buffered(conn) > 0 {
                     self.fin_waits.insert(conn);
                 } else {
                     handler.peer_closed(&mut Context::new(core), conn);
                 }
             }
             Event::Closed { conn, token, reason } => {
-                self.fin_waits.remove(&conn);
+                self.take_fin(conn);
                 core.closing = Some((conn, token));
                 handler.closed(&mut Context::new(core), conn, reason);
                 core.closing = None;
@@ -113,9 +113,14 @@ impl Dispatch {
                 return;
             }
         }
-        if self.fin_waits.remove(&conn) {
+        if self.take_fin(conn) {
             handler.peer_closed(&mut Context::new(core), conn);
         }
+    }
+
+    /// Whether a FIN waited behind unread bytes. Nearly always none does on any connection, and then nothing is looked up.
+    fn take_fin(&mut self, conn: Conn) -> bool {
+        !self.fin_waits.is_empty() && self.fin_waits.remove(&conn)
     }
 
     /// Shows the handler all datagrams and errors of a socket. The socket's queue bounds how many there are.
@@ -130,9 +135,5 @@ impl Dispatch {
                 Err(error) => handler.datagram_error(&mut Context::new(core), socket, error),
             }
         }
-    }
-
-    fn has_buffered(&mut self, core: &Core, conn: Conn) -> bool {
-        core.stack.peek(conn, &mut self.shown[..1]).is_ok_and(|n| n > 0)
     }
 }

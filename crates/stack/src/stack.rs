@@ -339,6 +339,11 @@ impl Stack {
         self.tcp.peek(conn, out)
     }
 
+    /// Bytes in the receive buffer that can be read; none of a stale handle.
+    pub fn buffered(&self, conn: Conn) -> usize {
+        self.tcp.buffered(conn)
+    }
+
     /// Consumes `count` buffered bytes, or as many as there are.
     ///
     /// # Errors

@@ -40,9 +40,6 @@ pub struct LoadHandler {
 struct Links {
     conn_of: Vec<Option<Conn>>,
     slot_of: Vec<u32>,
-    /// To be closed at the next call: while a connection's data are being shown they count as unread, and closing it with unread data would
-    /// be a reset.
-    to_close: Vec<Conn>,
 }
 
 impl Links {
@@ -83,9 +80,6 @@ impl LoadHandler {
     /// Lets the session act, and sees to it that it is called when it is due next.
     fn act(&mut self, cx: &mut Context<'_>, act: impl FnOnce(&mut Session, Instant, &mut ShardNet<'_, '_>)) {
         let Some(session) = &mut self.session else { return };
-        for conn in self.links.to_close.drain(..) {
-            let _ = cx.close(conn); // gone already: nothing to close
-        }
         let now = cx.now();
         act(session, now, &mut ShardNet { cx, links: &mut self.links });
         // What the session does of its own accord it does when the timer calls; only a request that is due earlier needs another one.
@@ -112,7 +106,6 @@ impl LoadHandler {
             Some(at) => self.arm(cx, at),
             None if !self.ended => {
                 self.ended = true;
-                self.act(cx, |_, _, _| {}); // closes what the end of the run left to be closed
                 if let (Some(session), Ok(mut outcome)) = (&self.session, self.outcome.lock()) {
                     *outcome = Some(session.stats().clone());
                 }
@@ -156,12 +149,9 @@ impl Handler for LoadHandler {
     }
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        match self.links.slot(conn) {
-            Some(slot) => self.act(cx, |session, now, net| session.peer_closed(slot, now, net)),
-            // The session has done with it; its close may still wait.
-            None => {
-                let _ = cx.close(conn);
-            }
+        // Without a slot the session has done with it, and it is closed already.
+        if let Some(slot) = self.links.slot(conn) {
+            self.act(cx, |session, now, net| session.peer_closed(slot, now, net));
         }
     }
 
@@ -227,8 +217,9 @@ impl Network for ShardNet<'_, '_> {
     }
 
     fn close(&mut self, slot: u32) {
-        let conn = self.links.unlink(slot);
-        self.links.to_close.extend(conn);
+        if let Some(conn) = self.links.unlink(slot) {
+            let _ = self.cx.close(conn); // gone already: nothing to close
+        }
     }
 
     fn abort(&mut self, slot: u32) {

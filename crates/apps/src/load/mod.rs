@@ -15,6 +15,7 @@
 pub mod arrivals;
 mod handler;
 mod kernel;
+pub mod latency;
 pub mod options;
 pub mod plan;
 pub mod report;

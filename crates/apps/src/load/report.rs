@@ -1,7 +1,8 @@
 //! What a run came to, for people and for programs.
 
+use super::latency::Latency;
 use super::options::{Options, StackKind};
-use super::stats::{Failure, Latency, Stats};
+use super::stats::{Failure, Stats};
 use crate::units::show_nanos;
 use core::fmt::{self, Write as _};
 use serde::Serialize;

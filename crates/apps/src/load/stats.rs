@@ -1,14 +1,8 @@
 //! What a run measured.
 
+use super::latency::Latency;
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use ginnel::Instant;
-use hdrhistogram::Histogram;
-
-/// Longest latency told apart; longer ones count as this.
-const LATENCY_MAX: Duration = Duration::from_secs(3600);
-/// Significant decimal digits of a latency.
-const DIGITS: u8 = 3;
 
 /// Why a request or a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,29 +109,6 @@ impl Counters {
     }
 }
 
-/// Latencies in nanoseconds.
-#[derive(Clone, Debug)]
-pub struct Latency(Histogram<u64>);
-
-impl Default for Latency {
-    fn default() -> Self {
-        let max = LATENCY_MAX.as_nanos() as u64;
-        Self(Histogram::new_with_bounds(1, max, DIGITS).expect("constant bounds are valid"))
-    }
-}
-
-impl Latency {
-    /// Adds the time between two instants.
-    pub fn record(&mut self, from: Instant, to: Instant) {
-        self.0.saturating_record(to.as_nanos().saturating_sub(from.as_nanos()));
-    }
-
-    /// The histogram.
-    pub const fn histogram(&self) -> &Histogram<u64> {
-        &self.0
-    }
-}
-
 /// Everything one worker measured.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
@@ -167,7 +138,7 @@ impl Stats {
             (&mut self.total, &other.total),
             (&mut self.lag, &other.lag),
         ] {
-            mine.0.add(&theirs.0).expect("all latencies have the same bounds");
+            mine.add(theirs);
         }
     }
 }

@@ -1,9 +1,10 @@
-//! Instructions that the server executes per connection, request and megabyte, counted by valgrind: the same in every run on any machine
-//! of the architecture, however busy, so that a regression of a few percent is seen.
+//! Instructions that the server, or the load generator, executes per connection, request and megabyte, counted by valgrind: the same in every
+//! run on any machine of the architecture, however busy, so that a regression of a few percent is seen.
 //!
 //! `bench/instructions.json` holds what is accepted. `GINNEL_BLESS=1` writes it anew.
 
 use crate::client::{ClientConfig, Mode};
+use crate::generator;
 use crate::harness::result::{BenchResult, number};
 use crate::harness::{Failure, Options};
 use crate::http;
@@ -32,6 +33,8 @@ const CASES: &[(&str, &str)] = &[
     ("bulk-megabyte-software", "instructions per MB"),
     ("runtime-short-connection", "instructions per connection"),
     ("runtime-keep-alive-request", "instructions per request"),
+    ("load-short-connection", "instructions per connection"),
+    ("load-keep-alive-request", "instructions per request"),
     ("smoltcp-short-connection", "instructions per connection"),
     ("smoltcp-keep-alive-request", "instructions per request"),
 ];
@@ -39,6 +42,8 @@ const CASES: &[(&str, &str)] = &[
 const THEIRS: &str = "smoltcp-";
 /// Cases that go through the runtime; the others use the engine alone.
 const RUNTIME: &str = "runtime-";
+/// Cases in which the load generator is measured and not the server.
+const LOAD: &str = "load-";
 
 /// Counts all cases and compares them with what is accepted.
 pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
@@ -120,12 +125,14 @@ fn operations(case: &str) -> (u64, u64) {
     if case.contains("bulk") { (5, 15) } else { (6_000, 10_000) }
 }
 
-/// Instructions that the server executes in a run of one case under valgrind.
+/// Instructions that the measured side executes in a run of one case under valgrind.
 fn total(case: &str, operations: u64) -> Result<f64, Failure> {
     let out = out_file(case);
     let program = std::env::current_exe()?;
+    let counted = if case.starts_with(LOAD) { "*generator_turn*" } else { "*server_turn*" };
     let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "--collect-atstart=no", "--toggle-collect=*server_turn*"])
+        .args(["--tool=callgrind", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect={counted}"))
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(program)
         .args(["--count-case", case, "--operations", &operations.to_string()])
@@ -153,6 +160,11 @@ fn instructions_in(profile: &str) -> Option<f64> {
 
 /// What runs under valgrind.
 pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
+    // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
+    let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
+    if let Some(case) = case.strip_prefix(LOAD) {
+        return generator::run(case == "keep-alive-request", CONNECTIONS, operations, tcp);
+    }
     let (mode, bulk_bytes, checksums) = match case.trim_start_matches(THEIRS).trim_start_matches(RUNTIME) {
         "short-connection" => (Mode::Short, None, Checksums::Device),
         "keep-alive-request" => (Mode::KeepAlive, None, Checksums::Device),
@@ -175,8 +187,6 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
         Solo::new(server, client_end, &client).run(operations);
         return Ok(());
     }
-    // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
-    let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
     if case.starts_with(RUNTIME) {
         let server = ShardServer::new(server_end, Responder::new(keep_alive), tcp, START);
         let server = server.map_err(|e| Failure::Failed(e.to_string()))?;

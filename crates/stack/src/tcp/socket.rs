@@ -207,6 +207,12 @@ impl Tcp {
         Ok(n)
     }
 
+    /// Bytes in the receive buffer that can be read; none of a connection that is gone.
+    pub fn buffered(&self, conn: Conn) -> usize {
+        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
+        if busy == NONE { 0 } else { self.busy[busy].recv.readable() }
+    }
+
     /// Consumes buffered bytes that `peek` showed.
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;

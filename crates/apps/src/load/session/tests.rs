@@ -244,7 +244,7 @@ fn failures(session: &Session) -> u64 {
     session.stats().counters.failures.iter().sum()
 }
 
-fn at(latency: &crate::load::stats::Latency, quantile: f64) -> u64 {
+fn at(latency: &crate::load::latency::Latency, quantile: f64) -> u64 {
     latency.histogram().value_at_quantile(quantile)
 }
 
