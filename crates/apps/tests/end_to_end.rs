@@ -171,6 +171,22 @@ fn an_open_loop_from_many_addresses_keeps_its_rate() {
 }
 
 #[test]
+fn an_open_loop_begins_each_request_when_it_is_due_and_not_a_tick_later() {
+    let root = small_site();
+    // 142,857.14 ns apart: no two of them equally far from a tick of the timer wheel.
+    let table: [&[&str]; 3] = [&["-c", "50"], &["-k", "-c", "50"], &["-c", "50", "--poisson"]];
+    for kind in table {
+        let words = [&[URL, "--rate", "7000", "-d", "500ms", "-w", "50ms"], kind].concat();
+        let (report, pair) = measure(httpd(root.path(), &[]), &words, None, ONE);
+        assert!(report.requests.started > 3_300 && report.requests.not_started == 0, "{kind:?} {report}");
+        let lag = report.latency_ns.lag.as_ref().unwrap();
+        // Simulated time goes on by a microsecond at the least.
+        assert!(lag.max <= 1_000, "{kind:?}: up to {} ns late", lag.max);
+        assert!(pair.client.handler().is_done());
+    }
+}
+
+#[test]
 fn loss_costs_time_and_nothing_else() {
     let root = small_site();
     let words = [URL, "-n", "1000", "-c", "20", "--timeout", "60s"];

@@ -179,6 +179,12 @@ impl<'a> Context<'a> {
         self.core.timers.set(self.core.now + after, token)
     }
 
+    /// Calls [`timer`](crate::Handler::timer) with `token` once, in the first turn that begins at `at` or later, without rounding. For what
+    /// must happen at a given moment: shortly before it the shard polls instead of sleeping. Costs O(log n) in the number of such timers.
+    pub fn set_exact_timer(&mut self, at: Instant, token: u64) -> Option<Timer> {
+        self.core.timers.set_exact(at, token)
+    }
+
     /// Takes a timer back. False if it has run out already.
     pub fn cancel_timer(&mut self, timer: Timer) -> bool {
         self.core.timers.cancel(timer)

@@ -31,6 +31,9 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 /// A shard whose device cannot wake it looks this often.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
+/// The kernel wakes a sleeper so much too late at the most, usually: what must be exact is awaited by polling from then on.
+const WAKE_EARLY: Duration = Duration::from_micros(150);
+
 /// A receiving device and its number in the engine.
 pub(crate) struct Port {
     pub(crate) id: PortId,
@@ -90,7 +93,7 @@ impl<H: Handler> Shard<H> {
             }
             if work > 0 {
                 worked = now;
-            } else if now - worked < spin {
+            } else if now - worked < spin || self.wake_for_exact().is_some_and(|at| at <= now) {
                 core::hint::spin_loop();
             } else {
                 self.sleep(stop, leave_by)?;
@@ -201,11 +204,17 @@ impl<H: Handler> Shard<H> {
             .min()
     }
 
+    /// When polling for the next exact timer begins.
+    fn wake_for_exact(&self) -> Option<Instant> {
+        let at = self.core.timers.next_exact()?;
+        Some(Instant::ZERO + (at - Instant::ZERO).saturating_sub(WAKE_EARLY))
+    }
+
     /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
         let armed = self.mailbox.before_sleep() && self.ports.iter_mut().all(|p| p.rx.arm());
         let now = clock::now();
-        let mut until = [self.next_deadline(), leave_by].into_iter().flatten().min();
+        let mut until = [self.next_deadline(), self.wake_for_exact(), leave_by].into_iter().flatten().min();
         if self.ports.iter().any(|p| p.rx.wake_fd().is_none()) {
             until = Some(until.unwrap_or(Instant::MAX).min(now + LOOK_EVERY));
         }

@@ -1,8 +1,11 @@
-//! The application's timers, on a wheel of their own: setting, cancelling and firing are O(1).
+//! The application's timers, on a wheel of their own: setting, cancelling and firing are O(1). The few that must be exact to the
+//! nanosecond and not to a tick lie in a heap.
 
+use core::cmp::Reverse;
 use core::time::Duration;
 use ginnel_stack::time::Instant;
 use ginnel_stack::timer_wheel::{TimerNode, TimerStore, TimerWheel};
+use std::collections::BinaryHeap;
 
 /// A timer that was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +37,11 @@ const NO_ENTRY: u64 = u64::MAX;
 pub(crate) struct Timers {
     wheel: TimerWheel,
     entries: Entries,
+    /// Exact timers, the earliest on top: when, entry, its generation. Those that were cancelled are left in and have another
+    /// generation.
+    exact: BinaryHeap<Reverse<(Instant, u32, u32)>>,
+    /// How many of them were cancelled.
+    exact_stale: usize,
     /// The free entry to use next, or `NO_ENTRY`.
     free: u64,
     max: usize,
@@ -43,12 +51,33 @@ pub(crate) struct Timers {
 
 impl Timers {
     pub(crate) fn new(now: Instant, max: u32) -> Self {
-        let (wheel, entries) = (TimerWheel::new(now), Entries(Vec::new()));
-        Self { wheel, entries, free: NO_ENTRY, max: max as usize, refused: 0 }
+        Self {
+            wheel: TimerWheel::new(now),
+            entries: Entries(Vec::new()),
+            exact: BinaryHeap::new(),
+            exact_stale: 0,
+            free: NO_ENTRY,
+            max: max as usize,
+            refused: 0,
+        }
     }
 
     /// Sets a timer for `at`, or nothing if as many as permitted are set.
     pub(crate) fn set(&mut self, at: Instant, token: u64) -> Option<Timer> {
+        let timer = self.take(token)?;
+        self.wheel.schedule(&mut self.entries, timer.index, at);
+        Some(timer)
+    }
+
+    /// The same for a timer that does not wait for the end of its tick. O(log n) in the number of such timers.
+    pub(crate) fn set_exact(&mut self, at: Instant, token: u64) -> Option<Timer> {
+        let timer = self.take(token)?;
+        self.exact.push(Reverse((at, timer.index, timer.generation)));
+        Some(timer)
+    }
+
+    /// An entry for a timer, if fewer than permitted are set.
+    fn take(&mut self, token: u64) -> Option<Timer> {
         let index = if self.free != NO_ENTRY {
             let index = self.free as u32;
             self.free = self.entries.0[index as usize].token;
@@ -62,31 +91,63 @@ impl Timers {
         };
         let entry = &mut self.entries.0[index as usize];
         entry.token = token;
-        let generation = entry.generation;
-        self.wheel.schedule(&mut self.entries, index, at);
-        Some(Timer { index, generation })
+        Some(Timer { index, generation: entry.generation })
     }
 
     pub(crate) fn cancel(&mut self, timer: Timer) -> bool {
-        let current =
-            self.entries.0.get(timer.index as usize).is_some_and(|e| e.generation == timer.generation);
-        let armed = current && self.wheel.cancel(&mut self.entries, timer.index);
+        // An entry that is given back gets another generation, so a current one is set.
+        let armed = self.is_set(timer.index, timer.generation);
         if armed {
+            if !self.wheel.cancel(&mut self.entries, timer.index) {
+                self.exact_stale += 1;
+            }
             self.release(timer.index);
+            self.sweep();
         }
         armed
     }
 
-    /// The token of a timer that has run out, earliest first.
+    fn is_set(&self, index: u32, generation: u32) -> bool {
+        self.entries.0.get(index as usize).is_some_and(|e| e.generation == generation)
+    }
+
+    /// Keeps cancelled timers from being more than half of the heap, and off its top.
+    fn sweep(&mut self) {
+        let Self { exact, entries, .. } = self;
+        let is_set = |index: u32, generation: u32| entries.0[index as usize].generation == generation;
+        if self.exact_stale > exact.len() / 2 {
+            exact.retain(|Reverse((_, index, generation))| is_set(*index, *generation));
+            self.exact_stale = 0;
+        }
+        while exact.peek().is_some_and(|Reverse((_, index, generation))| !is_set(*index, *generation)) {
+            exact.pop();
+            self.exact_stale -= 1;
+        }
+    }
+
+    /// The token of a timer that has run out: first the exact ones, then the others, each kind earliest first.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<u64> {
-        let index = self.wheel.pop_expired(&mut self.entries, now)?;
+        let index = match self.exact.peek() {
+            Some(Reverse((at, index, _))) if *at <= now => {
+                let index = *index;
+                self.exact.pop();
+                index
+            }
+            _ => self.wheel.pop_expired(&mut self.entries, now)?,
+        };
         let token = self.entries.0[index as usize].token;
         self.release(index);
+        self.sweep();
         Some(token)
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.wheel.next_deadline()
+        [self.wheel.next_deadline(), self.next_exact()].into_iter().flatten().min()
+    }
+
+    /// When the earliest of the exact timers runs out.
+    pub(crate) fn next_exact(&self) -> Option<Instant> {
+        self.exact.peek().map(|Reverse((at, ..))| *at)
     }
 
     fn release(&mut self, index: u32) {
@@ -119,6 +180,45 @@ mod tests {
             assert_eq!(timers.pop(due + TIMER_TICK), Some(ms));
         }
         assert_eq!(timers.next_deadline(), None);
+    }
+
+    #[test]
+    fn an_exact_timer_fires_at_its_nanosecond() {
+        let start = Instant::from_millis(1000);
+        let mut timers = Timers::new(start, 100);
+        let due = |n: u64| start + Duration::from_nanos(10_000_001 + n * 7);
+        for n in [2, 0, 1] {
+            timers.set_exact(due(n), n).unwrap();
+        }
+        timers.set(start + Duration::from_millis(30), 9).unwrap();
+        for n in 0..3 {
+            assert_eq!(timers.next_deadline(), Some(due(n)));
+            assert_eq!(timers.pop(Instant::from_nanos(due(n).as_nanos() - 1)), None);
+            assert_eq!(timers.pop(due(n)), Some(n));
+        }
+        assert_eq!(timers.next_exact(), None);
+        assert_eq!(timers.pop(start + Duration::from_millis(30) + TIMER_TICK), Some(9));
+    }
+
+    #[test]
+    fn cancelled_exact_timers_neither_fire_nor_pile_up() {
+        let start = Instant::from_millis(1000);
+        let mut timers = Timers::new(start, 3);
+        let late = timers.set_exact(start + Duration::from_secs(9), 1).unwrap();
+        for n in 0..1000 {
+            let other = timers.set_exact(start + Duration::from_millis(n), 2).unwrap();
+            assert!(timers.cancel(other) && !timers.cancel(other));
+            assert_eq!(timers.next_deadline(), Some(start + Duration::from_secs(9)));
+            assert!(timers.exact.len() <= 2);
+        }
+        // Far ones, of which none comes to the top.
+        for n in 0..1000 {
+            let other = timers.set_exact(start + Duration::from_secs(10 + n), 2).unwrap();
+            assert!(timers.cancel(other));
+            assert!(timers.exact.len() <= 3);
+        }
+        assert!(timers.cancel(late));
+        assert_eq!((timers.next_deadline(), timers.exact.len()), (None, 0));
     }
 
     #[test]

@@ -94,8 +94,13 @@ impl LoadHandler {
         if let Some((timer, _)) = self.timer.take() {
             cx.cancel_timer(timer);
         }
-        let wait = at.saturating_since(cx.now());
-        self.timer = cx.set_timer(wait, POLL).map(|timer| (timer, at));
+        // Only requests that are due at times of their own must be exact.
+        let is_exact = self.session.as_ref().and_then(Session::next_arrival).is_some();
+        let timer = match is_exact {
+            true => cx.set_exact_timer(at, POLL),
+            false => cx.set_timer(at.saturating_since(cx.now()), POLL),
+        };
+        self.timer = timer.map(|timer| (timer, at));
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) {
