@@ -67,6 +67,36 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
         (&["echo", "--config", "no/such.toml"], "no/such.toml: No such file"),
         (&["load", "http", "--device", "memory", "http://10.0.0.1/"], "--device memory needs --serve ROOT"),
         (
+            &[
+                "load",
+                "http",
+                "--device",
+                "tap:t0",
+                "--address",
+                "10.0.0.2/24",
+                "--workers",
+                "2",
+                "http://10.0.0.1/",
+            ],
+            "--workers 2 needs a --config FILE with 2 [[link]] tables",
+        ),
+        (
+            &[
+                "load",
+                "http",
+                "--device",
+                "memory",
+                "--serve",
+                root,
+                "--source",
+                "10.0.0.2",
+                "--workers",
+                "2",
+                "http://10.0.0.1/",
+            ],
+            "--source does not go with --serve and --workers 2",
+        ),
+        (
             &["load", "http", "--stack", "kernel", "--mtu", "1500", "http://10.0.0.1/"],
             "--mtu is for --stack ginnel",
         ),
@@ -99,7 +129,7 @@ fn help_and_version_succeed() {
 fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
     let site = Site::new("memory");
     let serve = format!("--serve={}", site.path());
-    let loads: [&[&str]; 4] = [
+    let loads: [&[&str]; 6] = [
         &["--requests=2000", "--connections=20", "http://10.0.0.1/index.html"],
         &["--requests=20", "--keep-alive", "--connections=3", "http://10.0.0.1:8080/large.bin"],
         &["--requests=200", "--address=fd00::2/64", "http://[fd00::1]/index.html"],
@@ -109,6 +139,8 @@ fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
             "--link=delay=1ms loss=2% reorder=1%",
             "http://10.0.0.1/large.bin",
         ],
+        &["--requests=3001", "--workers=3", "--connections=20", "http://10.0.0.1/index.html"],
+        &["--requests=300", "--workers=2", "--keep-alive", "http://[fd00::1]/index.html"],
     ];
     for load in loads {
         let arguments =
@@ -120,6 +152,8 @@ fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
         let compact: String = text.split_whitespace().collect();
         assert!(compact.contains("\"failures\":{}"), "{load:?}: {text}");
         assert!(compact.contains("\"statuses\":{\"2xx\":"), "{load:?}: {text}");
+        let requests = load.iter().find_map(|a| a.strip_prefix("--requests=")).unwrap();
+        assert!(compact.contains(&format!("\"completed\":{requests},")), "{load:?}: {text}");
     }
 }
 

@@ -118,29 +118,19 @@ const fn failure(error: Errno) -> Failure {
     }
 }
 
-/// Runs a job on `threads` threads and returns what all of them measured. `progress` has one entry per thread.
-pub fn run(job: &Job, threads: u32, progress: &[Arc<Progress>], stop: &StopFlag) -> Result<Stats, Error> {
-    raise_descriptors(u64::from(job.plan.connections))?;
-    let results: Vec<Result<Stats, Error>> = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads)
-            .zip(progress)
-            .map(|(worker, progress)| {
-                let progress = Arc::clone(progress);
-                scope.spawn(move || Worker::new(job, worker, threads, progress)?.run(stop))
-            })
-            .collect();
-        let panicked = |_| Err(Error::application("a thread of the generator panicked"));
-        workers.into_iter().map(|w| w.join().unwrap_or_else(panicked)).collect()
-    });
-    let mut total = Stats::default();
-    for stats in results {
-        total.add(&stats?);
-    }
-    Ok(total)
+/// Runs the share of worker `worker` of `workers` on this thread and returns what it measured.
+pub fn run(
+    job: &Job,
+    worker: u32,
+    workers: u32,
+    progress: Arc<Progress>,
+    stop: &StopFlag,
+) -> Result<Stats, Error> {
+    Worker::new(job, worker, workers, progress)?.run(stop)
 }
 
 /// Raises the limit on descriptors as far as it goes, and says so if that is not enough.
-fn raise_descriptors(connections: u64) -> Result<(), Error> {
+pub fn raise_descriptors(connections: u64) -> Result<(), Error> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };

@@ -9,7 +9,8 @@
 //!                        └─► stats ─► report
 //! ```
 //!
-//! Both stacks are driven by the same session, so what differs between two runs is the stack. A connection takes 48 bytes, 16 for each
+//! Both stacks are driven by the same session, so what differs between two runs is the stack. Workers share nothing: each has a thread, a
+//! session, its part of the plan, and with Ginnel's TCP a stack and a device of its own; only what they measured is added up. A connection takes 48 bytes, 16 for each
 //! request it may have in flight and 8–20 of the network's; requests are written once, and in steady state nothing is allocated.
 
 pub mod arrivals;
@@ -31,38 +32,91 @@ pub use report::Report;
 
 use crate::Run;
 use core::time::Duration;
-use ginnel::{Error, StopFlag};
+use ginnel::{Error, Handler, StopFlag};
 use stats::{Progress, ProgressNow, Stats};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Runs the program and prints its report. `stack` is only used if the options ask for Ginnel's TCP. A run that `stop` ends early reports
-/// what it has.
-pub fn run(options: &Options, stop: &StopFlag, stack: impl Run) -> Result<(), Error> {
-    let report = measure(options, stop, stack)?;
-    if options.json {
-        println!("{}", report.to_json());
-    } else {
-        print!("{report}");
-    }
-    Ok(())
-}
-
-/// Runs the program and returns its report.
-pub fn measure(options: &Options, stop: &StopFlag, stack: impl Run) -> Result<Report, Error> {
+/// Runs the program and returns its report. Ginnel's TCP needs a stack for each of [`Options::workers`]; the kernel has its own. A run that
+/// `stop` ends early reports what it has.
+///
+/// # Errors
+/// What is wrong with the options, or the first worker that failed; the others are stopped then.
+pub fn measure<S: Run + Send>(options: &Options, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
     let job = options.job()?;
-    let threads =
-        if options.stack == StackKind::Kernel { options.threads.min(options.connections) } else { 1 };
-    let progress: Vec<Arc<Progress>> = (0..threads).map(|_| Arc::default()).collect();
-    let stats = watched(options, &progress, || match options.stack {
-        StackKind::Kernel => kernel::run(&job, threads, &progress, stop),
-        StackKind::Ginnel => on_shard(&job, &progress[0], stack),
+    let workers = options.workers();
+    let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
+    if options.stack == StackKind::Kernel {
+        kernel::raise_descriptors(job.plan.connections.into())?;
+    } else if stacks.len() != workers as usize {
+        return Err(Error::application(format!("{} stacks for {workers} workers", stacks.len())));
+    }
+    let mut stacks: Vec<Option<S>> = stacks.into_iter().map(Some).collect();
+    stacks.resize_with(workers as usize, || None);
+    let stats = watched(options, &progress, || {
+        let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
+            let (job, progress) = (&job, Arc::clone(progress));
+            move || match stack {
+                Some(stack) => on_shard(job, worker, workers, progress, stack),
+                None => kernel::run(job, worker, workers, progress, stop),
+            }
+        });
+        in_parallel(works.collect(), stop)
     })?;
     Ok(Report::new(options, &stats))
 }
 
-fn on_shard(job: &Job, progress: &Arc<Progress>, stack: impl Run) -> Result<Stats, Error> {
+/// [`measure`] with the kernel's TCP, for options that ask for it.
+///
+/// # Errors
+/// As there.
+pub fn measure_on_kernel(options: &Options, stop: &StopFlag) -> Result<Report, Error> {
+    enum NoStack {}
+    impl Run for NoStack {
+        fn run<H: Handler + Send + 'static>(self, _: H) -> Result<(), Error> {
+            match self {}
+        }
+    }
+    measure::<NoStack>(options, stop, Vec::new())
+}
+
+/// Does all the work at the same time, each on a thread of its own, and adds up what came of it. Fails with the error that came first.
+fn in_parallel<W>(works: Vec<W>, stop: &StopFlag) -> Result<Stats, Error>
+where
+    W: FnOnce() -> Result<Stats, Error> + Send,
+{
+    let first_error = Mutex::new(None);
+    let fail = |error: Error| {
+        if let Ok(mut first) = first_error.lock() {
+            first.get_or_insert(error);
+        }
+        // There will be no report, so nobody need finish.
+        stop.stop();
+        Stats::default()
+    };
+    let mut total = Stats::default();
+    std::thread::scope(|scope| {
+        let work = |work: W| scope.spawn(|| work().unwrap_or_else(fail));
+        let threads: Vec<_> = works.into_iter().map(work).collect();
+        for thread in threads {
+            let panicked = |_| fail(Error::application("a thread of the generator panicked"));
+            total.add(&thread.join().unwrap_or_else(panicked));
+        }
+    });
+    match first_error.into_inner() {
+        Ok(Some(error)) => Err(error),
+        _ => Ok(total),
+    }
+}
+
+fn on_shard(
+    job: &Job,
+    worker: u32,
+    workers: u32,
+    progress: Arc<Progress>,
+    stack: impl Run,
+) -> Result<Stats, Error> {
     let outcome = Outcome::default();
-    stack.run(LoadHandler::new(job.clone(), 0, 1, Arc::clone(progress), Arc::clone(&outcome)))?;
+    stack.run(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
     let stats = outcome.lock().ok().and_then(|mut o| o.take());
     stats.ok_or_else(|| Error::application("the run ended before anything was measured"))
 }

@@ -111,9 +111,10 @@ pub struct Options {
     #[arg(short = 'H', long = "header", value_name = "FIELD")]
     pub headers: Vec<String>,
 
-    /// Threads of the generator (with --stack kernel).
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
-    pub threads: u32,
+    /// Threads of the generator, each with its share of connections, rate, requests and source addresses. With --stack ginnel each has a
+    /// stack of its own: with --serve on a cable of its own to the server, otherwise on one of N [[link]] tables of --config and its device.
+    #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub workers: u32,
 
     /// Seed of all random choices.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -164,6 +165,16 @@ impl Options {
     /// The measured time, if a time ends the run.
     pub fn duration(&self) -> Option<Duration> {
         self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
+    }
+
+    /// Workers that have something to do: no more than connections.
+    pub fn workers(&self) -> u32 {
+        self.workers.min(self.connections)
+    }
+
+    /// The source addresses of one worker.
+    pub fn sources(&self, worker: u32) -> Sources {
+        Sources::new(&self.source, worker.into(), self.workers().into())
     }
 
     /// Checks what clap cannot, reads the list of URLs, and resolves the server's name.

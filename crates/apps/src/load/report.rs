@@ -1,7 +1,7 @@
 //! What a run came to, for people and for programs.
 
 use super::latency::Latency;
-use super::options::{Options, StackKind};
+use super::options::Options;
 use super::stats::{Failure, Stats};
 use crate::units::show_nanos;
 use core::fmt::{self, Write as _};
@@ -54,7 +54,7 @@ pub struct Requested {
     /// In flight on each.
     pub pipeline: u16,
     /// Threads of the generator.
-    pub threads: u32,
+    pub workers: u32,
 }
 
 /// What was reached.
@@ -165,7 +165,7 @@ impl Report {
                 connections: options.connections,
                 keep_alive: options.keep_alive,
                 pipeline: options.pipeline,
-                threads: if options.stack == StackKind::Kernel { options.threads } else { 1 },
+                workers: options.workers(),
             },
             measured_seconds: seconds,
             achieved: Achieved {
@@ -240,6 +240,9 @@ impl fmt::Display for Report {
         }
         if r.pipeline > 1 {
             write!(f, ", {} requests in flight on each", r.pipeline)?;
+        }
+        if r.workers > 1 {
+            write!(f, ", {} workers", r.workers)?;
         }
         writeln!(f, ", {:.2} s", self.measured_seconds)?;
         let a = &self.achieved;

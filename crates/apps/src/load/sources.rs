@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::ops::Range;
 use core::str::FromStr;
 
 /// Most addresses in all ranges of one run.
@@ -98,34 +99,42 @@ impl fmt::Display for SourceRange {
     }
 }
 
-/// Gives out the addresses of several ranges in turn. Of several workers each takes its share.
+/// Gives out the addresses of several ranges in turn. Of several workers each takes its share: consecutive addresses, so that ranges of
+/// equal length can be one worker's each.
 #[derive(Clone, Debug)]
 pub struct Sources {
     ranges: Vec<SourceRange>,
-    total: u64,
+    /// Of all addresses, those that are ours.
+    share: Range<u64>,
     next: u64,
-    step: u64,
 }
 
 impl Sources {
     /// The share of worker `worker` of `workers`. With fewer addresses than workers some are shared.
     pub fn new(ranges: &[SourceRange], worker: u64, workers: u64) -> Self {
         let total: u64 = ranges.iter().map(SourceRange::count).sum();
-        Self {
-            ranges: ranges.to_vec(),
-            total,
-            next: if total == 0 { 0 } else { worker % total },
-            step: workers,
-        }
+        let share = match total {
+            0 => 0..0,
+            few if few < workers => worker % few..worker % few + 1,
+            _ => worker * total / workers..(worker + 1) * total / workers,
+        };
+        Self { ranges: ranges.to_vec(), next: share.start, share }
     }
 
     /// The next address; `None` if none was given, so that the stack chooses.
     pub fn next_address(&mut self) -> Option<IpAddr> {
-        if self.total == 0 {
-            return None;
-        }
-        let mut n = self.next;
-        self.next = (self.next + self.step) % self.total;
+        let n = self.next;
+        self.next = if n + 1 < self.share.end { n + 1 } else { self.share.start };
+        self.nth(n)
+    }
+
+    /// All addresses of the share, once each.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.share.clone().filter_map(|n| self.nth(n))
+    }
+
+    /// The `n`-th of all addresses.
+    fn nth(&self, mut n: u64) -> Option<IpAddr> {
         for range in &self.ranges {
             if n < range.count {
                 return Some(range.nth(n));
@@ -184,18 +193,32 @@ mod tests {
     #[test]
     fn workers_share_the_addresses_without_overlap() {
         let ranges: Vec<SourceRange> =
-            ["10.0.0.1-4", "10.0.1.1-2"].iter().map(|t| t.parse().unwrap()).collect();
+            ["10.0.0.1-4", "10.0.1.1-3"].iter().map(|t| t.parse().unwrap()).collect();
         let mut all = Vec::new();
         for worker in 0..2 {
             let mut sources = Sources::new(&ranges, worker, 2);
-            let mine: Vec<IpAddr> = (0..3).map(|_| sources.next_address().unwrap()).collect();
-            assert_eq!(sources.next_address(), Some(mine[0]), "it begins again");
+            let mine: Vec<IpAddr> = sources.all().collect();
+            for round in 0..3 {
+                let given: Vec<IpAddr> = mine.iter().map(|_| sources.next_address().unwrap()).collect();
+                assert_eq!(given, mine, "round {round}");
+            }
             all.extend(mine);
         }
-        all.sort_unstable();
-        all.dedup();
-        assert_eq!(all.len(), 6);
+        let expected: Vec<IpAddr> =
+            ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.1.1", "10.0.1.2", "10.0.1.3"]
+                .iter()
+                .map(|t| t.parse().unwrap())
+                .collect();
+        assert_eq!(all, expected);
         assert_eq!(Sources::new(&[], 0, 1).next_address(), None);
-        assert!(Sources::new(&ranges[..1], 7, 9).next_address().is_some());
+    }
+
+    #[test]
+    fn with_fewer_addresses_than_workers_each_has_one() {
+        let ranges = ["10.0.0.1-2".parse().unwrap()];
+        for worker in 0..5 {
+            let sources = Sources::new(&ranges, worker, 5);
+            assert_eq!(sources.all().collect::<Vec<_>>(), [ranges[0].nth(worker % 2)]);
+        }
     }
 }

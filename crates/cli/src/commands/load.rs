@@ -1,13 +1,16 @@
 //! `ginnel load http`.
 
+mod workers;
+
+use self::workers::End;
 use super::serve;
 use crate::failure::Failure;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
 use clap::{Args, Subcommand};
-use core::net::{IpAddr, SocketAddr};
-use ginnel::config::{DeviceConfig, DeviceKind, Prefix};
+use core::net::SocketAddr;
+use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Prefix};
 use ginnel::{Config, Error, Handler, Shard, StopFlag};
 use ginnel_apps::Run;
 use ginnel_apps::httpd::Httpd;
@@ -24,6 +27,11 @@ const SOURCES_MAX: u64 = 16_384;
 #[derive(Debug, Subcommand)]
 pub enum LoadCommand {
     /// Ask a web server for pages, and measure how it answers
+    ///
+    /// A measurement says something about the server only if the server was what limited it. One worker on Ginnel's TCP runs a whole TCP for
+    /// each connection, as the server does, so one core of it makes about as many short connections per second as one core of Ginnel can
+    /// serve, and not more: give it two or more cores (--workers) for each core of the server, and look at the server's idle time, which the
+    /// report shows with --serve. With --stack kernel a core makes some ten thousands.
     Http(Box<HttpOptions>),
 }
 
@@ -80,7 +88,7 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
         if let Some(option) = options.stack.first_given() {
             return Err(Failure::usage(format!("{option} is for --stack ginnel")));
         }
-        return Ok((load::measure(&options.load, stop, NoStack)?, None));
+        return Ok((load::measure_on_kernel(&options.load, stop)?, None));
     }
     let Some(root) = &options.serve else {
         if options.stack.device == Some(DeviceName::Memory) {
@@ -88,8 +96,10 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
                 "--device memory needs --serve ROOT: a server at the other end of the cable",
             ));
         }
-        let config = with_sources(options.stack.to_config()?, &options.load)?;
-        return Ok((load::measure(&options.load, stop, OnStack { config, device: None, stop })?, None));
+        let shares = workers::split(&options.stack.to_config()?, options.load.workers())?;
+        let configs = with_sources(shares, &options.load)?;
+        let stacks = configs.into_iter().map(|config| OnStack { config, cable: None, stop }).collect();
+        return Ok((load::measure(&options.load, stop, stacks)?, None));
     };
     if options.stack.device != Some(DeviceName::Memory) {
         return Err(Failure::usage("--serve needs --device memory"));
@@ -97,20 +107,27 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
     with_server(options, root, stop)
 }
 
-/// The generator on this thread, the server on another, a cable between them.
+/// The generator's workers and the server, each on a thread, and a cable from each worker to the server.
 fn with_server(
     options: &HttpOptions,
     root: &Path,
     stop: &StopFlag,
 ) -> Result<(Report, Option<ServerSide>), Failure> {
     let target = options.load.url.resolve().map_err(Failure::usage)?;
-    let mut stack = options.stack.clone();
-    if stack.address.is_empty() && stack.config.is_none() {
-        stack.address.push(neighbour_of(target.ip()));
-    }
-    let config = with_sources(stack.to_config()?, &options.load)?;
-    let (near, far) = pair(cable(config.devices.first()));
-    let mut server = server_on_cable(&config, target, root, far, options.serve_cpu)?;
+    let mut load = options.load.clone();
+    let ends = match load.workers() {
+        1 => vec![workers::sole_end(&options.stack, target.ip())?],
+        _ => workers::ends(&options.stack, &mut load, target.ip())?,
+    };
+    let (near, far): (Vec<_>, Vec<_>) =
+        ends.iter().map(|end| pair(cable(end.worker.devices.first()))).unzip();
+    let mut server = server_on_cables(&ends, target, root, far, options.serve_cpu)?;
+    let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), &load)?;
+    let stacks = configs
+        .into_iter()
+        .zip(near)
+        .map(|(config, cable)| OnStack { config, cable: Some(cable), stop })
+        .collect();
 
     let server_stop = StopFlag::new()?;
     let flag = server_stop.clone();
@@ -118,7 +135,7 @@ fn with_server(
         let result = server.run(&flag);
         (server, result)
     })?;
-    let measured = load::measure(&options.load, stop, OnStack { config, device: Some(near), stop });
+    let measured = load::measure(&load, stop, stacks);
     server_stop.stop();
     let (server, result) = thread.join().map_err(|_| Failure::running("the server's thread panicked"))?;
     result?;
@@ -127,25 +144,28 @@ fn with_server(
     Ok((measured?, Some(ServerSide { responses, idle_percent })))
 }
 
-fn server_on_cable(
-    client: &Config,
+/// One shard that serves `root` on a link for each cable.
+fn server_on_cables(
+    ends: &[End],
     address: SocketAddr,
     root: &Path,
-    device: Device,
+    cables: Vec<Device>,
     cpu: Option<u32>,
 ) -> Result<Shard<Httpd>, Failure> {
     let httpd = serve::httpd_options(root, &address.to_string())?;
-    let same_link =
-        client.links.iter().flat_map(|l| &l.addresses).find(|p| p.address.is_ipv4() == address.is_ipv4());
-    let Some(near) = same_link else {
-        return Err(Failure::usage(format!("--address: none of the family of {}", address.ip())));
-    };
-    let own = Prefix { address: address.ip(), len: near.len };
-    let mut config = Config::single(DeviceConfig::new("memory", DeviceKind::Memory), &[own], &[]);
-    (config.network, config.tcp, config.shard) =
-        (client.network.clone(), client.tcp.clone(), client.shard.clone());
+    let mut config = Config::default();
+    if let Some(End { worker, .. }) = ends.first() {
+        (config.network, config.tcp, config.shard) =
+            (worker.network.clone(), worker.tcp.clone(), worker.shard.clone());
+    }
     config.shard.cpu = cpu;
-    Ok(Shard::builder(config).handler(Httpd::new(&httpd)?).device("memory", device).build()?)
+    let names: Vec<String> = (0..ends.len()).map(|n| format!("memory{n}")).collect();
+    for (end, name) in ends.iter().zip(&names) {
+        config.devices.push(DeviceConfig::new(name, DeviceKind::Memory));
+        config.links.push(LinkConfig::new(name, name, vec![end.server]));
+    }
+    let builder = Shard::builder(config).handler(Httpd::new(&httpd)?);
+    Ok(names.into_iter().zip(cables).fold(builder, |b, (name, cable)| b.device(name, cable)).build()?)
 }
 
 /// The cable as the device's configuration describes it.
@@ -160,62 +180,47 @@ fn cable(device: Option<&DeviceConfig>) -> MemoryConfig {
     cable
 }
 
-/// An address beside this one, in a network that holds both.
-fn neighbour_of(address: IpAddr) -> Prefix {
-    match address {
-        IpAddr::V4(v4) => {
-            let [a, b, c, d] = v4.octets();
-            Prefix { address: [a, b, c, if d < 254 { d + 1 } else { d - 1 }].into(), len: 8 }
-        }
-        IpAddr::V6(v6) => {
-            let mut octets = v6.octets();
-            octets[15] ^= 0x80;
-            Prefix { address: octets.into(), len: 64 }
-        }
-    }
-}
-
-/// Gives the generator's source addresses to its stack.
-fn with_sources(mut config: Config, options: &load::Options) -> Result<Config, Failure> {
+/// Gives each worker's stack its share of the source addresses.
+fn with_sources(mut configs: Vec<Config>, options: &load::Options) -> Result<Vec<Config>, Failure> {
     let count: u64 = options.source.iter().map(|range| range.count()).sum();
     if count > SOURCES_MAX {
         return Err(Failure::usage(format!(
             "--source: {count} addresses, at most {SOURCES_MAX} with --stack ginnel"
         )));
     }
-    let Some(link) = config.links.first_mut() else { return Ok(config) };
-    for source in options.source.iter().flat_map(|range| (0..range.count()).map(|n| range.nth(n))) {
-        let same = link.addresses.iter().find(|p| p.address.is_ipv4() == source.is_ipv4());
-        let len = same.map_or(if source.is_ipv4() { 32 } else { 128 }, |p| p.len);
-        if !link.addresses.iter().any(|p| p.address == source) {
-            link.addresses.push(Prefix { address: source, len });
+    if (1..u64::from(options.workers())).contains(&count) {
+        return Err(Failure::usage(format!(
+            "--source: {count} addresses for {} workers, and two stacks cannot have the same",
+            options.workers()
+        )));
+    }
+    for (worker, config) in (0..).zip(&mut configs) {
+        let Some(link) = config.links.first_mut() else { continue };
+        for source in options.sources(worker).all() {
+            let same = link.addresses.iter().find(|p| p.address.is_ipv4() == source.is_ipv4());
+            let len = same.map_or(if source.is_ipv4() { 32 } else { 128 }, |p| p.len);
+            if !link.addresses.iter().any(|p| p.address == source) {
+                link.addresses.push(Prefix { address: source, len });
+            }
         }
     }
-    Ok(config)
+    Ok(configs)
 }
 
-/// Ginnel's stack for the generator.
+/// Ginnel's stack for one worker.
 struct OnStack<'a> {
     config: Config,
-    device: Option<Device>,
+    cable: Option<Device>,
     stop: &'a StopFlag,
 }
 
 impl Run for OnStack<'_> {
     fn run<H: Handler + Send + 'static>(self, handler: H) -> Result<(), Error> {
+        let name = self.config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
         let mut builder = Shard::builder(self.config).handler(handler);
-        if let Some(device) = self.device {
-            builder = builder.device("memory", device);
+        if let Some(cable) = self.cable {
+            builder = builder.device(name, cable);
         }
         builder.build()?.run(self.stop)
-    }
-}
-
-/// The kernel has its own.
-struct NoStack;
-
-impl Run for NoStack {
-    fn run<H: Handler + Send + 'static>(self, _: H) -> Result<(), Error> {
-        Err(Error::application("no stack was set up"))
     }
 }

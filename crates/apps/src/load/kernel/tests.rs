@@ -1,11 +1,10 @@
 //! Runs against a small server on the kernel's own sockets, over loopback.
 
 use super::super::options::tests::parse;
-use super::super::{Report, measure};
-use crate::Run;
+use super::super::{Report, measure_on_kernel};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
-use ginnel::{Error, Handler, StopFlag};
+use ginnel::StopFlag;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
@@ -63,18 +62,9 @@ fn answer(stream: &mut TcpStream, head: &[u8]) -> bool {
     stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello").is_ok() && !close
 }
 
-/// No test here needs a stack.
-struct NoStack;
-
-impl Run for NoStack {
-    fn run<H: Handler + Send + 'static>(self, _: H) -> Result<(), Error> {
-        Err(Error::application("not needed"))
-    }
-}
-
 fn load(address: SocketAddr, options: &str) -> Report {
     let options = parse(&format!("http://{address}/x --stack kernel -q {options}")).unwrap();
-    measure(&options, &StopFlag::new().unwrap(), NoStack).unwrap()
+    measure_on_kernel(&options, &StopFlag::new().unwrap()).unwrap()
 }
 
 #[test]
@@ -178,13 +168,13 @@ fn a_run_that_is_told_to_stop_reports_what_it_has() {
         }
         flag.stop();
     });
-    let report = measure(&options, &stop, NoStack).unwrap();
+    let report = measure_on_kernel(&options, &stop).unwrap();
     assert!(report.requests.completed >= 98 && report.measured_seconds < 3600.0);
 }
 
 #[test]
 fn more_connections_than_descriptors_are_refused_by_name() {
     let options = parse("http://127.0.0.1:1/ --stack kernel -q -c 268435456").unwrap();
-    let error = measure(&options, &StopFlag::new().unwrap(), NoStack).unwrap_err().to_string();
+    let error = measure_on_kernel(&options, &StopFlag::new().unwrap()).unwrap_err().to_string();
     assert!(error.contains("RLIMIT_NOFILE"), "{error}");
 }

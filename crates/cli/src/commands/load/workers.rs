@@ -1,0 +1,184 @@
+//! What each of the generator's workers runs on.
+//!
+//! A worker is a thread with a stack, so it needs a device and addresses of its own. With a server in the same process it gets a cable to
+//! it, in a network of its own; otherwise the configuration has a link for each.
+
+use crate::failure::Failure;
+use crate::stack_options::StackOptions;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ginnel::Config;
+use ginnel::config::Prefix;
+use ginnel_apps::load;
+
+/// Connections for which a worker takes one address: fewer than there are local ports.
+const PER_ADDRESS: u32 = 20_000;
+
+/// The two ends of one worker's cable.
+#[derive(Debug)]
+pub struct End {
+    /// Configuration of the worker.
+    pub worker: Config,
+    /// The server's address on this cable.
+    pub server: Prefix,
+}
+
+/// The parts of a configuration: one link with its device for each worker.
+pub fn split(config: &Config, workers: u32) -> Result<Vec<Config>, Failure> {
+    if workers == 1 {
+        return Ok(vec![config.clone()]);
+    }
+    let apart = |i: usize| config.links[..i].iter().all(|other| other.device != config.links[i].device);
+    if config.links.len() != workers as usize || !(0..config.links.len()).all(apart) {
+        return Err(Failure::usage(format!(
+            "--workers {workers} needs a --config FILE with {workers} [[link]] tables, each on a [[device]] of its own, or --serve"
+        )));
+    }
+    let parts = config.links.iter().zip(0..).map(|(link, worker)| {
+        let mut part = config.clone();
+        part.devices.retain(|device| device.name == link.device);
+        part.links = vec![link.clone()];
+        part.routes.retain(|route| route.link == link.name);
+        part.shard.cpu = part.shard.cpu.map(|cpu| cpu + worker);
+        part
+    });
+    Ok(parts.collect())
+}
+
+/// The only worker's cable to a server with the address `server`.
+pub fn sole_end(stack: &StackOptions, server: IpAddr) -> Result<End, Failure> {
+    let mut stack = stack.clone();
+    if stack.address.is_empty() && stack.config.is_none() {
+        stack.address.push(neighbour_of(server));
+    }
+    let worker = stack.to_config()?;
+    let known = worker.links.iter().flat_map(|l| &l.addresses);
+    let Some(near) = known.clone().find(|p| p.address.is_ipv4() == server.is_ipv4()) else {
+        return Err(Failure::usage(format!("--address: none of the family of {server}")));
+    };
+    let server = Prefix { address: server, len: near.len };
+    Ok(End { worker, server })
+}
+
+/// A cable for each of several workers, in a network of its own each; all reach the server by the address `server`. Source addresses are
+/// chosen here, as many as the connections need.
+pub fn ends(stack: &StackOptions, load: &mut load::Options, server: IpAddr) -> Result<Vec<End>, Failure> {
+    let given = [
+        ("--config", stack.config.is_some()),
+        ("--address", !stack.address.is_empty()),
+        ("--gateway", !stack.gateway.is_empty()),
+        ("--capture", stack.capture.is_some()),
+        ("--source", !load.source.is_empty()),
+    ];
+    if let Some((option, _)) = given.into_iter().find(|(_, given)| *given) {
+        return Err(Failure::usage(format!(
+            "{option} does not go with --serve and --workers {}, whose cables and addresses are chosen",
+            load.workers()
+        )));
+    }
+    let addresses = load.connections.div_ceil(load.workers()).div_ceil(PER_ADDRESS);
+    let mut ends = Vec::new();
+    for worker in 0..load.workers() {
+        let near =
+            Prefix { address: in_network(server, worker), len: if server.is_ipv4() { 16 } else { 64 } };
+        let mut own = stack.clone();
+        own.address.push(Prefix { address: beside(near.address, 0), len: near.len });
+        if worker > 0 {
+            own.gateway.push(near.address);
+        }
+        own.cpu = stack.cpu.map(|cpu| cpu + worker);
+        own.link_seed = stack.link_seed.map(|seed| seed.wrapping_add(worker.into()));
+        let (first, last) = (beside(near.address, 0), beside(near.address, addresses - 1));
+        load.source.push(format!("{first}-{last}").parse().map_err(Failure::usage)?);
+        ends.push(End { worker: own.to_config()?, server: near });
+    }
+    Ok(ends)
+}
+
+/// The same address in the `n`-th network after its own (/16 or /64).
+fn in_network(address: IpAddr, n: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            [a, b.wrapping_add(n as u8), c, d].into()
+        }
+        IpAddr::V6(v6) => {
+            let mut segments = v6.segments();
+            segments[3] = segments[3].wrapping_add(n as u16);
+            segments.into()
+        }
+    }
+}
+
+/// The `n`-th address (below 32,000) of the half of the network in which `address` is not.
+fn beside(address: IpAddr, n: u32) -> IpAddr {
+    const HALF: u32 = 1 << 15;
+    match address {
+        IpAddr::V4(v4) => Ipv4Addr::from_bits(((v4.to_bits() ^ HALF) & !(HALF - 1)) + 1 + n).into(),
+        IpAddr::V6(v6) => {
+            let half = u128::from(HALF);
+            Ipv6Addr::from_bits(((v6.to_bits() ^ half) & !(half - 1)) + 1 + u128::from(n)).into()
+        }
+    }
+}
+
+/// An address beside this one, in a network that holds both.
+fn neighbour_of(address: IpAddr) -> Prefix {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, d] = v4.octets();
+            Prefix { address: [a, b, c, if d < 254 { d + 1 } else { d - 1 }].into(), len: 8 }
+        }
+        IpAddr::V6(v6) => {
+            let mut octets = v6.octets();
+            octets[15] ^= 0x80;
+            Prefix { address: octets.into(), len: 64 }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{beside, in_network, split};
+    use ginnel::Config;
+    use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, RouteConfig};
+
+    #[test]
+    fn workers_of_a_server_have_networks_of_their_own() {
+        let table = [
+            ("10.0.0.1", 1, "10.1.0.1", "10.1.128.1", "10.1.128.3"),
+            ("10.255.200.9", 2, "10.1.200.9", "10.1.0.1", "10.1.0.3"),
+            ("fd00::1", 3, "fd00:0:0:3::1", "fd00:0:0:3::8001", "fd00:0:0:3::8003"),
+        ];
+        for (server, worker, near, first, third) in table {
+            let address = in_network(server.parse().unwrap(), worker);
+            assert_eq!(address.to_string(), near);
+            assert_eq!([0, 2].map(|n| beside(address, n).to_string()), [first, third]);
+        }
+    }
+
+    #[test]
+    fn each_worker_gets_a_link_its_device_and_its_routes() {
+        let mut config = Config::default();
+        config.shard.cpu = Some(2);
+        for name in ["a", "b"] {
+            config.devices.push(DeviceConfig::new(name, DeviceKind::Tap));
+            config.links.push(LinkConfig::new(format!("on-{name}"), name, Vec::new()));
+            config.routes.push(RouteConfig {
+                destination: "10.0.0.0/8".parse().unwrap(),
+                gateway: None,
+                link: format!("on-{name}"),
+                metric: 0,
+            });
+        }
+        let parts = split(&config, 2).unwrap();
+        for (part, (name, cpu)) in parts.iter().zip([("a", 2), ("b", 3)]) {
+            assert_eq!((part.devices.len(), part.links.len(), part.routes.len()), (1, 1, 1));
+            assert_eq!((part.devices[0].name.as_str(), part.links[0].device.as_str()), (name, name));
+            assert_eq!((&part.routes[0].link, part.shard.cpu), (&part.links[0].name, Some(cpu)));
+        }
+        assert_eq!(split(&config, 1).unwrap(), [config.clone()]);
+        assert!(split(&config, 3).is_err());
+        config.links[1].device = "a".into();
+        assert!(split(&config, 2).is_err(), "two stacks cannot have one device");
+    }
+}
