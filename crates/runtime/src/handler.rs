@@ -24,7 +24,7 @@ pub trait Handler {
     /// duplicates first): listen, connect and set timers here. An error ends the shard.
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error>;
 
-    /// A peer's connection to `listener` is established.
+    /// A peer's connection to `listener` was established. If the peer has reset it since, [`closed`](Handler::closed) follows.
     fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, listener: Listener) {
         let _ = (cx, conn, listener);
     }

@@ -264,7 +264,8 @@ impl Stack {
         self.tcp.unlisten(&mut self.net, listener)
     }
 
-    /// Takes the first connection from the accept queue.
+    /// Takes the first connection from the accept queue. If it has ended since it came there, as by a reset, what it received can be read until
+    /// its [`Event::Closed`], which follows.
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         self.tcp.accept(listener)
     }

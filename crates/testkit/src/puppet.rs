@@ -184,6 +184,25 @@ impl Puppet {
         self.sent.clone()
     }
 
+    /// Delivers frames in one burst and gives the stack a turn. Returns what it sent.
+    pub fn deliver_frames(&mut self, frames: &[Vec<u8>]) -> Vec<Sent> {
+        self.sent.clear();
+        let frames: Vec<&[u8]> = frames.iter().map(Vec::as_slice).collect();
+        self.turn(&frames);
+        self.sent.clone()
+    }
+
+    /// Delivers frames in one burst, of which the application hears nothing yet.
+    pub fn receive_only(&mut self, frames: &[Vec<u8>]) {
+        let mut burst = RxBurst::new();
+        for bytes in frames {
+            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+        }
+        self.stack.receive(self.now, self.port, &burst);
+        self.stack.finish_burst(&burst);
+        self.stack.check_invariants();
+    }
+
     /// Lets the stack do what is due, and returns what it sent.
     pub fn flush(&mut self) -> Vec<Sent> {
         self.sent.clear();

@@ -2,8 +2,29 @@
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::handle::LinkId;
+use ginnel_stack::events::{CloseReason, Event};
+use ginnel_stack::handle::{LinkId, Listener};
+use ginnel_stack::stack::StackConfig;
+use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
+use ginnel_testkit::puppet::{PEER, Puppet};
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
+
+const ACK: TcpFlags = TcpFlags::ACK;
+const RST: TcpFlags = TcpFlags::RST;
+const SYN: TcpFlags = TcpFlags::SYN;
+
+/// A stack that has answered a SYN, and what its peer sends next.
+fn half_open(next: &[(TcpFlags, i64, &[u8])]) -> (Puppet, Listener, Vec<Vec<u8>>) {
+    let mut p = Puppet::new(StackConfig::default());
+    let listener = p.listen();
+    p.deliver(SYN, 0, 0, &[]);
+    let frames = next.iter().map(|(flags, seq, payload)| {
+        let ack = i64::from(!flags.contains(RST));
+        p.segment(*flags, *seq, ack, payload, &TcpOptions::default())
+    });
+    let frames = frames.collect();
+    (p, listener, frames)
+}
 
 fn link_local(sim: &Sim, host: usize) -> IpAddr {
     let mut addresses = sim.hosts[host].stack.network().addresses(LinkId(0)).iter().map(|a| a.address);
@@ -40,4 +61,63 @@ fn a_finished_ipv6_connection_that_is_not_read_out_keeps_its_addresses() {
     assert_eq!(sim.hosts[1].accepted.len(), 2);
     let after = sim.hosts[1].stack.info(served).expect("nobody has read it");
     assert_eq!((after.remote, after.local), (before.remote, before.local));
+}
+
+/// As on Linux, where the first use of such a connection says ECONNRESET.
+#[test]
+fn a_connection_that_was_reset_before_accept_is_accepted_and_closed() {
+    let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
+    p.deliver_frames(&frames);
+    let conn = p.conn.expect("it is in the queue");
+    assert_eq!(p.read, b"bytes");
+    let closed = Event::Closed { conn, token: 0, reason: CloseReason::Reset };
+    assert_eq!(p.events.iter().filter(|e| matches!(e, Event::Closed { .. })).count(), 1);
+    assert_eq!(p.events.last(), Some(&closed), "nothing follows it: {:?}", p.events);
+    p.wait(Duration::from_secs(1));
+    let usage = p.stack.usage();
+    assert_eq!((usage.connections, usage.busy, usage.chunks, usage.timers), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_reset_connection_that_nobody_accepts_goes_with_its_listener() {
+    let (mut p, listener, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (RST, 6, b"")]);
+    p.receive_only(&frames);
+    assert_eq!(p.stack.usage().connections, 1);
+    assert!(p.stack.unlisten(listener));
+    assert!(p.flush().is_empty(), "its peer knows");
+    let usage = p.stack.usage();
+    assert_eq!((usage.connections, usage.busy, usage.chunks, usage.timers), (0, 0, 0, 0));
+}
+
+/// Applications tell connections apart by the token: that of the end must be theirs, though the end was known before they set it.
+#[test]
+fn the_end_of_a_connection_that_was_reset_before_accept_has_its_token() {
+    let (mut p, _, frames) = half_open(&[(ACK, 1, b""), (RST, 1, b"")]);
+    p.receive_only(&frames);
+    let mut accepted = None;
+    while let Some(event) = p.stack.next_event() {
+        match event {
+            Event::Incoming { listener } => {
+                let conn = p.stack.accept(listener).expect("it is in the queue");
+                assert!(p.stack.set_token(conn, 7));
+                accepted = Some(conn);
+            }
+            Event::Closed { conn, token, reason } => {
+                assert_eq!((Some(conn), token, reason), (accepted, 7, CloseReason::Reset));
+                return;
+            }
+            _ => {}
+        }
+    }
+    panic!("it never ended");
+}
+
+#[test]
+fn an_attempt_to_connect_that_is_given_up_at_once_sends_nothing() {
+    let mut p = Puppet::new(StackConfig::default());
+    let to = SocketAddr::new(PEER.into(), 9);
+    let conn = p.stack.connect(p.now, to, &Default::default()).unwrap();
+    p.stack.abort(conn).unwrap();
+    p.stack.transmit(p.now);
+    assert!(p.flush().is_empty());
 }

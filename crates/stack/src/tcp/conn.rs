@@ -7,6 +7,7 @@
 use super::busy::Busy;
 use super::profile::ProfileId;
 use super::state::State;
+use crate::events::CloseReason;
 use crate::handle::Conn;
 use crate::ip::Hop;
 use crate::timer_wheel::{TimerNode, TimerStore};
@@ -135,6 +136,8 @@ pub(crate) enum Life {
     Open,
     /// Both directions are closed; only bytes that the owner has not read keep it.
     Unread,
+    /// It ended in the accept queue: whoever accepts it learns why.
+    Unaccepted(CloseReason),
     /// Its end is reported: the slot goes when the owner asks for the event after that.
     Reported,
 }

@@ -162,10 +162,6 @@ impl ListenTable {
         self.entries[index as usize].open
     }
 
-    pub fn remove_from_queue(&mut self, index: u32, conn: u32) {
-        self.entries[index as usize].queue.retain(|c| *c != conn);
-    }
-
     /// Whether a local address and port belong to a listener: `connect` must not choose it.
     pub fn has_port(&self, port: u16) -> bool {
         let from = self.by_port.partition_point(|e| e.0 < port);
@@ -190,8 +186,13 @@ impl Tcp {
         let Some(index) = self.listeners.index(listener) else { return false };
         let (profile, queue) = self.listeners.remove(index);
         for idx in queue {
-            self.conns[idx].flags.clear(Flags::IN_ACCEPT_QUEUE);
-            self.abort(net, idx);
+            let c = &mut self.conns[idx];
+            c.flags.clear(Flags::IN_ACCEPT_QUEUE);
+            match c.life {
+                // Its peer knows already.
+                Life::Unaccepted(_) => self.free_slot(idx),
+                _ => self.abort(net, idx),
+            }
         }
         self.profiles.release(profile);
         true
@@ -216,6 +217,9 @@ impl Tcp {
         }
         if peer_fin {
             self.events.push_back(Event::PeerClosed { conn });
+        }
+        if let Life::Unaccepted(reason) = self.conns[idx].life {
+            self.report_end(idx, reason);
         }
         Some(conn)
     }

@@ -236,11 +236,10 @@ impl Tcp {
                     pending.delivered = true;
                     return Some(event);
                 }
-                Event::Closed { conn, .. } => {
-                    if let Some(idx) = self.conns.lookup(conn) {
-                        self.reap = Some(idx);
-                    }
-                    return Some(event);
+                Event::Closed { conn, reason, .. } => {
+                    let Some(idx) = self.conns.lookup(conn) else { continue };
+                    self.reap = Some(idx);
+                    return Some(Event::Closed { conn, token: self.conns[idx].token, reason });
                 }
                 Event::Readable { conn } => {
                     if let Some(idx) = self.conns.lookup(conn) {
@@ -325,11 +324,9 @@ impl Tcp {
             self.half_open -= 1;
             self.listeners.on_half_open_end(token);
         }
-        if flags.has(Flags::IN_ACCEPT_QUEUE) {
-            self.listeners.remove_from_queue(token, idx);
-        }
+        let waits = flags.has(Flags::IN_ACCEPT_QUEUE);
         let known = flags.has(Flags::ACCEPTED);
-        let readable = known && !flags.has(Flags::ORPHAN);
+        let readable = waits || known && !flags.has(Flags::ORPHAN);
         if readable && let Some((_, b)) = self.both(idx) {
             b.stop_timer();
             b.cork_at = None;
@@ -345,24 +342,35 @@ impl Tcp {
                 keep
             });
         }
-        if known {
-            let conn = self.conns.handle(idx);
-            self.events.push_back(Event::Closed { conn, token, reason });
-        }
         self.stats.count_close(reason);
         let profile = self.conns[idx].profile;
         self.profiles.release(profile);
         let c = &mut self.conns[idx];
         c.profile = ProfileId::DEFAULT;
         c.state = State::Closed;
-        // The slot has no new tenant before its owner has seen the end of the old one.
-        c.life = Life::Reported;
+        // What it still had to say is said, or never will be.
+        c.flags.clear(Flags::TX_LISTED);
+        if waits {
+            // As on Linux it stays where it is, also in the count: the application learns that there was a connection, and what became of it.
+            c.life = Life::Unaccepted(reason);
+            return;
+        }
         if !readable {
             self.release_busy(idx);
         }
-        if !known {
+        if known {
+            self.report_end(idx, reason);
+        } else {
             self.free_slot(idx);
         }
+    }
+
+    /// The last event of a connection. The slot has no new tenant before its owner has seen it.
+    pub fn report_end(&mut self, idx: u32, reason: CloseReason) {
+        self.conns[idx].life = Life::Reported;
+        let conn = self.conns.handle(idx);
+        // The token is filled in when the event is taken: the owner may set it until then.
+        self.events.push_back(Event::Closed { conn, token: 0, reason });
     }
 
     /// The last step of a connection's life: its handle is stale from here on.
