@@ -141,9 +141,10 @@ impl Handler for Httpd {
             self.disk_timer = false;
             return self.serve(cx, |server, net| server.read_disk(now, net));
         }
+        // Before anything else: its place among the shard's timers has just become free.
+        cx.set_timer(Duration::from_secs(1), TICK);
         self.server.set_clock(now, (self.clock)());
         self.serve(cx, |server, net| server.tick(now, net));
-        cx.set_timer(Duration::from_secs(1), TICK);
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {

@@ -1,0 +1,167 @@
+//! httpd at its limits, over the engine: to the byte what is granted, what is refused, and that the next client is served.
+
+mod common;
+
+use common::{SERVER, UNIX};
+use core::time::Duration;
+use ginnel::config::{DeviceConfig, DeviceKind};
+use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard};
+use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
+use ginnel_apps::load::{LoadHandler, Options as LoadOptions, Outcome, Report};
+use ginnel_devices::memory::{self, MemoryConfig};
+use std::sync::Arc;
+
+#[derive(clap::Parser)]
+struct Parse<T: clap::Args> {
+    #[command(flatten)]
+    options: T,
+}
+
+fn parse<T: clap::Args>(words: &[&str]) -> T {
+    use clap::Parser;
+    Parse::try_parse_from([&["program"], words].concat()).unwrap_or_else(|e| panic!("{e}")).options
+}
+
+/// A server with limits of 100 bytes for the request line, 300 for the head and 50 for the body.
+fn httpd(body_bytes: usize) -> (tempfile::TempDir, Httpd) {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("index.html"), vec![b'x'; body_bytes]).unwrap();
+    let path = root.path().to_str().unwrap();
+    let limits = ["--line-max", "100", "--head-max", "300", "--body-max", "50"];
+    let options: HttpdOptions = parse(&[&[path, "--listen", "0.0.0.0:80"], &limits[..]].concat());
+    (root, Httpd::with_clock(&options, || UNIX).unwrap())
+}
+
+/// Two shards, the server's with `change` in its configuration.
+fn shards<C: Handler>(
+    server: Httpd,
+    client: C,
+    change: impl FnOnce(&mut Config),
+) -> (Shard<Httpd>, Shard<C>, Instant) {
+    let now = Instant::from_millis(1000);
+    let (a, b) = memory::pair(MemoryConfig::default());
+    let config = |address: &str| {
+        let device = DeviceConfig::new("cable", DeviceKind::Memory);
+        Config::single(device, &[address.parse().unwrap()], &[])
+    };
+    let mut short = config(&format!("{SERVER}/16"));
+    change(&mut short);
+    let server = Shard::builder(short).handler(server).device("cable", a).seed([1; 32]).now(now);
+    let client =
+        Shard::builder(config("10.0.0.2/16")).handler(client).device("cable", b).seed([2; 32]).now(now);
+    (server.build().unwrap(), client.build().unwrap(), now)
+}
+
+fn run<C: Handler>(server: &mut Shard<Httpd>, client: &mut Shard<C>, mut now: Instant, limit: Duration) {
+    let end = now + limit;
+    loop {
+        let a = server.poll_once(now).unwrap();
+        let b = client.poll_once(now).unwrap();
+        if b.stopped {
+            return;
+        }
+        assert!(now < end, "not done after {limit:?}");
+        let next = [a.next_deadline, b.next_deadline].into_iter().flatten().min();
+        let soon = now + Duration::from_micros(1);
+        now = if a.work + b.work > 0 { soon } else { next.expect("somebody waits").max(soon) };
+    }
+}
+
+/// Sends each request on a connection of its own, one after the other, and keeps what comes.
+struct Requests {
+    requests: Vec<Vec<u8>>,
+    answers: Vec<String>,
+}
+
+impl Requests {
+    fn next(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        if self.answers.len() == self.requests.len() {
+            cx.stop();
+            return Ok(());
+        }
+        self.answers.push(String::new());
+        cx.connect(format!("{SERVER}:80").parse().unwrap(), ConnectOptions::default()).map(|_| ())
+    }
+}
+
+impl Handler for Requests {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.next(cx)
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let request = &self.requests[self.answers.len() - 1];
+        assert_eq!(cx.send(conn, request).unwrap(), request.len());
+        cx.shutdown_write(conn).unwrap();
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        self.answers.last_mut().unwrap().push_str(core::str::from_utf8(data).unwrap());
+        data.len()
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        assert_eq!(reason, CloseReason::Normal, "{:?}", self.answers.last());
+        self.next(cx).unwrap();
+    }
+}
+
+/// A request with a request line, a head and a body of so many bytes.
+fn request(line: usize, head: usize, body: usize) -> Vec<u8> {
+    let first = format!("GET /?{} HTTP/1.1\r\n", "q".repeat(line - 17));
+    let rest = format!("Host: a\r\nContent-Length: {body}\r\n");
+    let filler = head - first.len() - rest.len() - 7;
+    [first, rest, format!("X: {}\r\n\r\n", "h".repeat(filler)), "b".repeat(body)].concat().into_bytes()
+}
+
+/// A request with so many fields, none of them longer than necessary.
+fn fields(count: usize) -> Vec<u8> {
+    format!("GET / HTTP/1.1\r\nHost:a\r\n{}\r\n", "a:\r\n".repeat(count - 1)).into_bytes()
+}
+
+#[test]
+fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
+    assert_eq!(request(100, 300, 50).len(), 350);
+    let table = [
+        (request(100, 300, 50), "200"),
+        (request(101, 250, 0), "414"),
+        (request(50, 301, 0), "431"),
+        (request(50, 200, 51), "413"),
+        (fields(64), "200"),
+        (fields(65), "431"),
+        (request(100, 300, 50), "200"),
+    ];
+    let (requests, codes): (Vec<_>, Vec<_>) = table.into_iter().unzip();
+    let (_root, server) = httpd(64);
+    let client = Requests { requests, answers: Vec::new() };
+    let (mut server, mut client, now) = shards(server, client, |_| {});
+    run(&mut server, &mut client, now, Duration::from_secs(100));
+    let answers = &client.handler().answers;
+    let got: Vec<_> = answers.iter().map(|a| a.get(9..12).unwrap_or("nothing")).collect();
+    assert_eq!(got, codes);
+    assert_eq!(server.handler().server().counters().errors, 4);
+}
+
+#[test]
+fn a_server_short_of_everything_answers_everybody_in_the_end() {
+    let (_root, server) = httpd(20_000);
+    let words = ["http://10.0.0.1/", "-n", "400", "-c", "32", "--timeout", "10m"];
+    let options: LoadOptions = parse(&words);
+    let outcome = Outcome::default();
+    let client = LoadHandler::new(options.job().unwrap(), 0, 1, Arc::default(), Arc::clone(&outcome));
+    let (mut server, mut client, now) = shards(server, client, |config| {
+        config.tcp.connections_max = 8;
+        config.tcp.half_open_max = 2;
+        config.tcp.time_wait_max = 4;
+        config.tcp.buffer_pool_bytes = 1 << 16;
+        config.tcp.send_buffer_bytes = 4096;
+        config.network.neighbours_max = 16;
+        config.shard.timers_max = 1;
+        config.shard.commands_max = 1;
+    });
+    run(&mut server, &mut client, now, Duration::from_secs(3600));
+    let report = Report::new(&options, &outcome.lock().unwrap().take().unwrap());
+    assert_eq!((report.requests.completed, report.statuses["2xx"]), (400, 400), "{report}");
+    assert!(report.failures.is_empty(), "{report}");
+    assert!(server.handler().server().counters().connections >= 400);
+}

@@ -1,0 +1,108 @@
+//! `shard.commands_max`, `shard.timers_max`, and the engine's limits as a handler sees them.
+
+use crate::common::{A, config};
+use core::time::Duration;
+use ginnel::{Command, CommandError, Conn, Context, Error, Handler, Instant, ListenOptions, Shard};
+use ginnel_devices::memory::{MemoryConfig, pair};
+
+/// Keeps what it is told.
+#[derive(Default)]
+struct Keeper {
+    commands: Vec<u32>,
+    timers: Vec<u64>,
+}
+
+impl Handler for Keeper {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn timer(&mut self, _: &mut Context<'_>, token: u64) {
+        self.timers.push(token);
+    }
+
+    fn command(&mut self, _: &mut Context<'_>, command: Command) {
+        self.commands.extend(command.downcast_ref::<u32>());
+    }
+}
+
+const START: Instant = Instant::from_millis(1000);
+
+fn shard(change: impl FnOnce(&mut ginnel::Config)) -> Shard<Keeper> {
+    let (device, _) = pair(MemoryConfig::default());
+    let mut config = config(A);
+    change(&mut config);
+    let builder = Shard::builder(config).handler(Keeper::default()).device("cable", device);
+    builder.seed([1; 32]).now(START).build().unwrap()
+}
+
+#[test]
+fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked() {
+    let mut shard = shard(|c| c.shard.commands_max = 100);
+    let commander = shard.commander();
+    for round in 0..5u32 {
+        for i in 0..100 {
+            commander.send(Box::new(round * 100 + i)).unwrap();
+        }
+        let Err(CommandError::Full(back)) = commander.send(Box::new(7u32)) else { panic!("there was room") };
+        assert_eq!(back.downcast_ref::<u32>(), Some(&7));
+        // 64 in a turn, so that frames do not wait for commands.
+        shard.poll_once(START).unwrap();
+        assert_eq!(shard.handler().commands.len(), round as usize * 100 + 64);
+        shard.poll_once(START).unwrap();
+    }
+    assert!(shard.handler().commands.iter().copied().eq(0..500), "in order");
+    assert_eq!(shard.stats().commands, 500);
+}
+
+#[test]
+fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
+    let mut shard = shard(|c| c.shard.timers_max = 3000);
+    let set = |shard: &mut Shard<Keeper>, now, token: u64| {
+        shard.with(now, |_, cx| cx.set_timer(Duration::from_millis(10), token)).is_some()
+    };
+    let taken = (0..3100).filter(|token| set(&mut shard, START, *token)).count();
+    assert_eq!(taken, 3000);
+    let late = START + Duration::from_millis(20);
+    let mut turns = 0;
+    while shard.handler().timers.len() < 3000 {
+        let before = shard.handler().timers.len();
+        let turn = shard.poll_once(late).unwrap();
+        assert!(shard.handler().timers.len() - before <= 1024, "so many in a turn");
+        assert!(shard.handler().timers.len() == 3000 || turn.next_deadline.is_some_and(|at| at <= late));
+        turns += 1;
+        assert!(turns < 20);
+    }
+    assert!(shard.handler().timers.iter().copied().eq(0..3000), "in order");
+    assert!(set(&mut shard, late, 5000));
+    shard.poll_once(late + Duration::from_secs(2)).unwrap();
+    assert_eq!(shard.handler().timers.last(), Some(&5000));
+    assert_eq!(shard.stats_reader().snapshot().timers_refused, 100);
+}
+
+#[test]
+fn the_engines_limits_are_errors_that_say_what_was_asked_for() {
+    let mut shard = shard(|c| {
+        c.tcp.listeners_max = 1;
+        c.tcp.connections_max = 1;
+        c.network.udp_sockets_max = 1;
+    });
+    shard.with(START, |_, cx| {
+        let at = |port: u16| format!("10.0.0.1:{port}").parse().unwrap();
+        let listener = cx.listen(at(1), ListenOptions::default()).unwrap();
+        let error = cx.listen(at(2), ListenOptions::default()).unwrap_err();
+        assert_eq!(error.to_string(), "listen on 10.0.0.1:2: too many listeners");
+        cx.unlisten(listener).unwrap();
+        assert!(cx.listen(at(2), ListenOptions::default()).is_ok());
+        let to = "10.0.0.9:80".parse().unwrap();
+        cx.connect(to, Default::default()).unwrap();
+        let error = cx.connect(to, Default::default()).unwrap_err();
+        assert_eq!(error.to_string(), "connect to 10.0.0.9:80: too many connections");
+        cx.udp_bind(at(1), Default::default()).unwrap();
+        assert_eq!(cx.udp_bind(at(2), Default::default()).unwrap_err().to_string(), "too many sockets");
+    });
+}
