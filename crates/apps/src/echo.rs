@@ -20,8 +20,7 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS:PORT", default_values = ["0.0.0.0:7", "[::]:7"])]
     pub listen: Vec<SocketAddr>,
 
-    /// Echo datagrams too, on the same addresses and ports. An answer to one that was sent to a further address of the stack has that
-    /// address as its source only if --listen names it.
+    /// Echo datagrams too, on the same addresses and ports.
     #[arg(long)]
     pub udp: bool,
 }
@@ -74,8 +73,7 @@ impl Handler for Echo {
     fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
         let is_client = datagram.from.port() >= CLIENT_PORT_MIN;
         // `data` is shorter if the datagram was cut; half an answer would be a wrong one.
-        if !is_client || data.len() < datagram.len || cx.udp_send(socket, Some(datagram.from), data).is_err()
-        {
+        if !is_client || data.len() < datagram.len || cx.udp_reply(socket, datagram, data).is_err() {
             self.datagrams_dropped += 1;
         }
     }

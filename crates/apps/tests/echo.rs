@@ -129,6 +129,51 @@ impl Handler for UdpClient {
     }
 }
 
+/// Asks an address of the server that is not its first, by a socket that takes answers from nowhere else.
+struct Asker {
+    answers: usize,
+}
+
+impl Handler for Asker {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        for server in ["10.0.0.1:7", "10.0.0.9:7", "10.0.0.8:7"] {
+            let socket = cx.udp_bind("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+            cx.udp_connect(socket, server.parse().unwrap()).unwrap();
+            cx.udp_send(socket, None, b"anybody?").unwrap();
+        }
+        Ok(())
+    }
+
+    fn datagram(&mut self, cx: &mut Context<'_>, _: UdpHandle, _: &Datagram, data: &[u8]) {
+        assert_eq!(data, b"anybody?");
+        self.answers += 1;
+        if self.answers == 3 {
+            cx.stop();
+        }
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[test]
+fn a_datagram_is_answered_from_the_address_that_was_asked() {
+    let server = Echo::new(&Options { listen: vec!["0.0.0.0:7".parse().unwrap()], udp: true });
+    // The ends change places: it is the client's side that has several addresses.
+    let addresses = ["10.0.0.1/16", "10.0.0.9/16", "10.0.0.8/16"];
+    let mut pair = Pair::at("10.0.0.2/16", Asker { answers: 0 }, server, None, &addresses);
+    for _ in 0..2000 {
+        let asker = pair.server.poll_once(pair.now).unwrap();
+        pair.client.poll_once(pair.now).unwrap();
+        if asker.stopped {
+            return;
+        }
+        pair.now += Duration::from_millis(1);
+    }
+    panic!("{} answers", pair.server.handler().answers);
+}
+
 #[test]
 fn datagrams_of_all_sizes_come_back() {
     // In one frame, in fragments, and the largest there is.

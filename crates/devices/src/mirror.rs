@@ -100,6 +100,10 @@ impl RxQueue for MirrorRx {
     fn wake_fd(&self) -> Option<RawFd> {
         self.inner.wake_fd()
     }
+
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
 }
 
 struct MirrorTx {

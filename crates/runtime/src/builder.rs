@@ -82,7 +82,7 @@ impl<H: Handler> ShardBuilder<H> {
         let mut ports = Vec::new();
         for device in &config.devices {
             let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
-            ports.push(Port { id: stack.add_port(tx), rx });
+            ports.push(Port { id: stack.add_port(tx), name: device.name.clone(), rx, is_gone: false });
         }
         if let Some((name, _)) = self.devices.first() {
             let problem = format!("the configuration has no device named \"{name}\"");

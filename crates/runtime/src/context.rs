@@ -15,7 +15,7 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 
 /// Everything of a shard but its devices and its handler.
 pub(crate) struct Core {
@@ -161,6 +161,16 @@ impl<'a> Context<'a> {
         data: &[u8],
     ) -> Result<(), UdpError> {
         self.core.stack.udp_send_to(self.core.now, socket, to, data)
+    }
+
+    /// Answers a datagram from the address it was sent to, be the socket bound to all of the stack's; what was sent to a group is answered from
+    /// the address that is best for the way back.
+    pub fn udp_reply(&mut self, socket: UdpHandle, to: &Datagram, data: &[u8]) -> Result<(), UdpError> {
+        let Core { stack, now, .. } = &mut *self.core;
+        match stack.network().is_local(to.to) {
+            true => stack.udp_send_from(*now, socket, to.to, to.from, data),
+            false => stack.udp_send_to(*now, socket, Some(to.from), data),
+        }
     }
 
     /// Our end of a UDP socket.

@@ -12,6 +12,10 @@ use std::collections::HashSet;
 /// Bytes of a receive buffer shown to a handler at a time; also the longest datagram.
 const SHOWN_BYTES_MAX: usize = 1 << 16;
 
+/// Events delivered at a time that came only from what the handler did meanwhile: one that opens and aborts a connection in each `closed`
+/// would otherwise never let its shard go on.
+const FOLLOWING_MAX: usize = 4096;
+
 /// What delivering events needs besides the engine.
 pub(crate) struct Dispatch {
     /// Where buffered bytes are shown.
@@ -25,7 +29,8 @@ impl Dispatch {
         Self { shown: Box::new([0; SHOWN_BYTES_MAX]), fin_waits: HashSet::new() }
     }
 
-    /// Delivers all events that wait, and returns how many. `burst` is the one they stem from, if any.
+    /// Delivers all events that wait, and up to `FOLLOWING_MAX` that come while it does, and returns how many. `burst` is the one they
+    /// stem from, if any.
     pub(crate) fn events<H: Handler>(
         &mut self,
         core: &mut Core,
@@ -33,7 +38,10 @@ impl Dispatch {
         burst: Option<&RxBurst<'_>>,
     ) -> usize {
         let mut count = 0;
-        while let Some(event) = core.stack.next_event() {
+        let most = core.stack.events_waiting() + FOLLOWING_MAX;
+        while count < most
+            && let Some(event) = core.stack.next_event()
+        {
             count += 1;
             self.event(core, handler, event, burst);
         }

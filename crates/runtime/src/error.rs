@@ -16,6 +16,8 @@ pub enum Error {
     Send(SendError),
     /// A system call failed; the text says which thing it was about.
     Io(String, std::io::Error),
+    /// Every device of the shard went away: the names.
+    DevicesLost(String),
     /// The application's own reason.
     Application(String),
 }
@@ -40,6 +42,7 @@ impl fmt::Display for Error {
             Self::Connect(address, e) => write!(f, "connect to {address}: {e}"),
             Self::Send(e) => write!(f, "send: {e}"),
             Self::Io(what, e) => write!(f, "{what}: {e}"),
+            Self::DevicesLost(names) => write!(f, "no device is left: {names} went away"),
             Self::Application(text) => f.write_str(text),
         }
     }
@@ -53,7 +56,7 @@ impl std::error::Error for Error {
             Self::Connect(_, e) => Some(e),
             Self::Send(e) => Some(e),
             Self::Io(_, e) => Some(e),
-            Self::Application(_) => None,
+            Self::DevicesLost(_) | Self::Application(_) => None,
         }
     }
 }

@@ -37,6 +37,10 @@ const WAKE_EARLY: Duration = Duration::from_micros(150);
 /// A receiving device and its number in the engine.
 pub(crate) struct Port {
     pub(crate) id: PortId,
+    /// Name of the device in the configuration.
+    pub(crate) name: String,
+    /// It was found to have gone away, and is not looked at any more.
+    pub(crate) is_gone: bool,
     pub(crate) rx: Box<dyn RxQueue + Send>,
 }
 
@@ -72,7 +76,10 @@ impl<H: Handler> Shard<H> {
     /// Runs on the calling thread until the handler stops the shard or `stop` is set and the handler has taken its leave.
     ///
     /// A shard that finds nothing to do polls for `shard.spin_us`, then sleeps in the kernel until a frame, a timer, a command or the
-    /// stop flag.
+    /// stop flag. A device that goes away is counted and no longer looked at.
+    ///
+    /// # Errors
+    /// The handler's, when it starts; a failed system call; [`Error::DevicesLost`] if the last device went away.
     pub fn run(&mut self, stop: &StopFlag) -> Result<(), Error> {
         if let Some(cpu) = self.config.cpu {
             pin::pin(cpu)?;
@@ -154,7 +161,12 @@ impl<H: Handler> Shard<H> {
             handler.start(&mut Context::new(core))?;
             work += 1;
         }
-        for port in ports {
+        for port in ports.iter_mut().filter(|port| !port.is_gone) {
+            if port.rx.is_gone() {
+                port.is_gone = true;
+                core.stats.devices_lost += 1;
+                continue;
+            }
             let mut burst = RxBurst::new();
             port.rx.rx_burst(now, &mut burst);
             if burst.is_empty() {
@@ -184,6 +196,11 @@ impl<H: Handler> Shard<H> {
         // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
         work += dispatch.events(core, handler, None);
 
+        if core.stats.devices_lost > 0 && ports.iter().all(|port| port.is_gone) {
+            let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
+            return Err(Error::DevicesLost(names.join(", ")));
+        }
+
         core.stats.turns += 1;
         core.stats.running_ns = self.started.map_or(0, |start| (now - start).as_nanos() as u64);
         if work == 0 {
@@ -196,8 +213,13 @@ impl<H: Handler> Shard<H> {
         Ok(work)
     }
 
+    /// Those that are still there.
+    fn devices(&self) -> impl Iterator<Item = &Port> {
+        self.ports.iter().filter(|port| !port.is_gone)
+    }
+
     fn next_deadline(&self) -> Option<Instant> {
-        let devices = self.ports.iter().filter_map(|p| p.rx.next_deadline()).min();
+        let devices = self.devices().filter_map(|p| p.rx.next_deadline()).min();
         [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices]
             .into_iter()
             .flatten()
@@ -212,17 +234,18 @@ impl<H: Handler> Shard<H> {
 
     /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
-        let armed = self.mailbox.before_sleep() && self.ports.iter_mut().all(|p| p.rx.arm());
+        let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
+        let armed = self.mailbox.before_sleep() && devices.all(|p| p.rx.arm());
         let now = clock::now();
         let mut until = [self.next_deadline(), self.wake_for_exact(), leave_by].into_iter().flatten().min();
-        if self.ports.iter().any(|p| p.rx.wake_fd().is_none()) {
+        if self.devices().any(|p| p.rx.wake_fd().is_none()) {
             until = Some(until.unwrap_or(Instant::MAX).min(now + LOOK_EVERY));
         }
         // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
         if armed && until.is_none_or(|at| at > now) {
             self.publish(now);
             let devices: ArrayVec<RawFd, { wait::WATCHED_MAX }> =
-                self.ports.iter().filter_map(|p| p.rx.wake_fd()).take(wait::WATCHED_MAX).collect();
+                self.devices().filter_map(|p| p.rx.wake_fd()).take(wait::WATCHED_MAX).collect();
             let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
             wait::sleep(&devices, own, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
             self.core.stats.sleeps += 1;

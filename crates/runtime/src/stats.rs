@@ -66,6 +66,8 @@ counters! {
     timers,
     /// Timers of the application that were refused because `shard.timers_max` were set.
     timers_refused,
+    /// Devices that went away.
+    devices_lost,
     /// Time since the start, in nanoseconds.
     running_ns,
 }

@@ -123,6 +123,12 @@ pub trait RxQueue {
     fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
         None
     }
+
+    /// The device is gone for good (somebody deleted the interface): nothing will ever come again. Its descriptor must not be slept on,
+    /// for such a one may be readable without end.
+    fn is_gone(&self) -> bool {
+        false
+    }
 }
 
 /// The sending half of a device.
@@ -159,6 +165,9 @@ impl<T: RxQueue + ?Sized> RxQueue for Box<T> {
     }
     fn wake_fd(&self) -> Option<std::os::fd::RawFd> {
         (**self).wake_fd()
+    }
+    fn is_gone(&self) -> bool {
+        (**self).is_gone()
     }
 }
 

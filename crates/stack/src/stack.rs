@@ -28,7 +28,7 @@ use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpStats};
 use crate::wire::protocol;
 use crate::wire::tcp::TcpSegment;
 use arrayvec::ArrayVec;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 
 /// Configuration of a stack.
@@ -208,6 +208,11 @@ impl Stack {
     /// The next thing that happened. Slots of connections whose end was reported before are reused from here on.
     pub fn next_event(&mut self) -> Option<Event> {
         self.tcp.next_event().or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
+    }
+
+    /// Events that wait now. [`Stack::next_event`] may give fewer, for some have become void.
+    pub fn events_waiting(&self) -> usize {
+        self.tcp.events.len() + self.udp.readable_count()
     }
 
     /// The bytes of a [`Event::Data`], in the burst that was given to [`Stack::receive`].
@@ -451,6 +456,21 @@ impl Stack {
         payload: &[u8],
     ) -> Result<(), UdpError> {
         self.udp.send_to(now, &mut self.net, socket, to, payload)
+    }
+
+    /// The same from `source`, which must be one of our addresses, whatever the socket is bound to (`IP_PKTINFO`).
+    ///
+    /// # Errors
+    /// See [`UdpError`]; [`UdpError::AddressNotAvailable`] if `source` is not ours.
+    pub fn udp_send_from(
+        &mut self,
+        now: Instant,
+        socket: UdpHandle,
+        source: IpAddr,
+        to: SocketAddr,
+        payload: &[u8],
+    ) -> Result<(), UdpError> {
+        self.udp.send_from(now, &mut self.net, socket, source, to, payload)
     }
 
     /// Takes the next datagram of a socket, cut off where `out` ends.

@@ -2,6 +2,7 @@
 
 mod corpus;
 pub mod idle;
+mod idle_cpu;
 pub mod instructions;
 mod kernel;
 mod loss;
@@ -83,6 +84,12 @@ pub const ALL: &[Bench] = &[
         about: "resident memory per idle connection, with a million open of ten million possible",
         needs: Needs::Nothing,
         run: idle::bytes,
+    },
+    Bench {
+        name: "idle-cpu",
+        about: "percent of a core that ginnel httpd uses while a million connections are open and idle",
+        needs: Needs::Nothing,
+        run: idle_cpu::run,
     },
     Bench {
         name: "instructions",

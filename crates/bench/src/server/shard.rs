@@ -38,6 +38,11 @@ impl<H: Handler> ShardServer<H> {
         let builder = Shard::builder(config).handler(handler).device(NAME, device).seed([7; 32]).now(now);
         Ok(Self { shard: builder.build()? })
     }
+
+    /// The shard, for who wants to drive it another way.
+    pub fn into_shard(self) -> Shard<H> {
+        self.shard
+    }
 }
 
 impl<H: Handler> Server for ShardServer<H> {

@@ -210,6 +210,10 @@ impl RxQueue for CaptureRx {
     fn wake_fd(&self) -> Option<RawFd> {
         self.inner.wake_fd()
     }
+
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
 }
 
 /// Frames committed and not flushed: their time is not known yet.

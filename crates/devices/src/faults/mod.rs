@@ -203,6 +203,10 @@ impl RxQueue for FaultsRx {
     fn wake_fd(&self) -> Option<RawFd> {
         self.inner.wake_fd()
     }
+
+    fn is_gone(&self) -> bool {
+        self.inner.is_gone()
+    }
 }
 
 #[cfg(all(test, not(loom)))]

@@ -192,7 +192,8 @@ fn queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>) -> Devi
         slot: vec![0; SLOT_BYTES_MAX].into_boxed_slice(),
         stats: stats.clone(),
     };
-    let rx = TapRx { fd, arena: vec![0; ARENA_BYTES].into_boxed_slice(), stats: stats.clone() };
+    let arena = vec![0; ARENA_BYTES].into_boxed_slice();
+    let rx = TapRx { fd, arena, gone: false, stats: stats.clone() };
     Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
 
@@ -235,6 +236,8 @@ struct TapRx {
     fd: Arc<OwnedFd>,
     /// The frames of the last burst with their headers, each at a multiple of 64.
     arena: Box<[u8]>,
+    /// Somebody deleted the interface.
+    gone: bool,
     stats: Arc<TapStats>,
 }
 
@@ -274,7 +277,8 @@ impl RxQueue for TapRx {
                 Ok(None) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
                 Err(error) => {
-                    // EBADFD if somebody has deleted the interface: from then on nothing comes.
+                    // From then on nothing comes, and the descriptor is readable for ever.
+                    self.gone = error == Errno::BADFD;
                     if self.stats.rx_errors.fetch_add(1, Ordering::Relaxed) == 0 {
                         tracing::error!(%error, "reading from a TAP device; further errors are only counted");
                     }
@@ -291,6 +295,10 @@ impl RxQueue for TapRx {
 
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.fd.as_raw_fd())
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone
     }
 }
 

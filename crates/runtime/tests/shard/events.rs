@@ -298,6 +298,50 @@ fn commands_of_other_threads_arrive_in_order() {
     assert!(two.client.handler().commands.iter().copied().eq(0..100));
 }
 
+/// Opens a connection whenever one has ended, and aborts it at once.
+#[derive(Default)]
+struct Restless {
+    ended: u64,
+    ticks: u64,
+}
+
+impl Restless {
+    fn again(cx: &mut Context<'_>) {
+        let conn = cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap();
+        cx.abort(conn).unwrap();
+    }
+}
+
+impl Handler for Restless {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        Self::again(cx);
+        cx.set_timer(Duration::from_millis(1), 0);
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, _: Conn, _: CloseReason) {
+        self.ended += 1;
+        Self::again(cx);
+    }
+
+    fn timer(&mut self, _: &mut Context<'_>, _: u64) {
+        self.ticks += 1;
+    }
+}
+
+#[test]
+fn a_handler_that_opens_and_aborts_without_end_does_not_keep_its_shard_from_going_on() {
+    let mut two = Two::new(Ticker::default(), Restless::default());
+    assert!(two.until(10 * SECOND, |_, c| c.ticks == 1), "its timer runs out");
+    let before = two.client.handler().ended;
+    two.client.poll_once(two.now).unwrap();
+    assert!((1..20_000).contains(&(two.client.handler().ended - before)));
+}
+
 #[test]
 fn a_handler_starts_when_its_ipv6_address_may_be_used() {
     struct Listens(Option<Instant>);

@@ -1,8 +1,8 @@
 //! A shard on a thread of its own: sleeping, waking, stopping.
 
-use crate::common::{A, config};
+use crate::common::{A, Two, config};
 use core::time::Duration;
-use ginnel::{Conn, Context, Error, Handler, Shard, StopFlag};
+use ginnel::{Conn, ConnectOptions, Context, Error, Handler, ListenOptions, Listener, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use std::sync::mpsc;
 use std::thread;
@@ -105,6 +105,125 @@ fn an_idle_shard_sleeps_instead_of_polling() {
     assert!(after.turns - before.turns <= 5000, "{before:?} {after:?}");
     stop.stop();
     thread.join().unwrap();
+}
+
+/// Ticks every ten milliseconds, thirty times.
+struct Metronome(u32);
+
+impl Handler for Metronome {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.timer(cx, 0);
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
+        self.0 += 1;
+        if self.0 > 30 {
+            cx.stop();
+        } else {
+            cx.set_timer(Duration::from_millis(10), 0);
+        }
+    }
+}
+
+#[test]
+fn a_shard_polls_as_long_as_it_was_told_to_and_then_sleeps() {
+    let run = |spin_us| {
+        let (device, _other_end) = pair(MemoryConfig::default());
+        let mut config = config(A);
+        config.shard.spin_us = spin_us;
+        let mut shard = Shard::builder(config).handler(Metronome(0)).device("cable", device).build().unwrap();
+        shard.run(&StopFlag::new().unwrap()).unwrap();
+        *shard.stats()
+    };
+    let polls = run(1_000_000);
+    assert_eq!(polls.sleeps, 0, "it ticks again long before: {polls:?}");
+    let sleeps = run(0);
+    assert!(sleeps.sleeps >= 30, "{sleeps:?}");
+    assert!(
+        sleeps.idle_turns <= 3 * sleeps.sleeps,
+        "it looks once more before and after a sleep: {sleeps:?}"
+    );
+    let both = run(2_000);
+    assert!(both.sleeps >= 30 && both.idle_turns > 3 * both.sleeps, "{both:?}");
+}
+
+/// Opens connections, a few at a time, and leaves them open.
+struct Opener {
+    wanted: u32,
+    begun: u32,
+    open: u32,
+}
+
+impl Opener {
+    fn begin(&mut self, cx: &mut Context<'_>) {
+        while self.begun < self.wanted && self.begun - self.open < 64 {
+            cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap();
+            self.begun += 1;
+        }
+    }
+}
+
+impl Handler for Opener {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.begin(cx);
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, _: Conn) {
+        self.open += 1;
+        self.begin(cx);
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+/// Accepts whatever comes.
+struct Acceptor(u32);
+
+impl Handler for Acceptor {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("10.0.0.1:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn accepted(&mut self, _: &mut Context<'_>, _: Conn, _: Listener) {
+        self.0 += 1;
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[test]
+fn idle_connections_cost_no_processor_time() {
+    const CONNECTIONS: u32 = 10_000;
+    let opener = Opener { wanted: CONNECTIONS, begun: 0, open: 0 };
+    let mut two = Two::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
+    let all = |s: &Acceptor, c: &Opener| (s.0, c.open) == (CONNECTIONS, CONNECTIONS);
+    assert!(two.until(Duration::from_secs(60), all));
+    // From simulated time into the machine's, which is later.
+    let Two { mut server, client, .. } = two;
+    let stop = StopFlag::new().unwrap();
+    let flag = stop.clone();
+    let thread = thread::spawn(move || {
+        server.run(&flag).unwrap();
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        (*server.stats(), Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32))
+    });
+    thread::sleep(Duration::from_secs(2));
+    stop.stop();
+    let (stats, used) = thread.join().unwrap();
+    drop(client);
+    // Two seconds and the shard's beginning and end: 5 % is far from what polling would cost and far above what this does.
+    assert!(used < Duration::from_millis(100), "{used:?}: {stats:?}");
+    assert!(stats.sleeps >= 1, "{stats:?}");
 }
 
 #[test]

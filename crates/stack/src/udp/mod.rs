@@ -201,6 +201,35 @@ impl Udp {
         to: Option<SocketAddr>,
         payload: &[u8],
     ) -> Result<(), UdpError> {
+        self.send(now, network, handle, None, to, payload)
+    }
+
+    /// The same from one of our addresses, whatever the socket is bound to (`IP_PKTINFO`): a socket that listens on all of them
+    /// answers from the one that was asked.
+    ///
+    /// # Errors
+    /// [`UdpError::AddressNotAvailable`] if `source` is not ours or of another family than `to`.
+    pub fn send_from(
+        &mut self,
+        now: Instant,
+        network: &mut Network,
+        handle: UdpHandle,
+        source: IpAddr,
+        to: SocketAddr,
+        payload: &[u8],
+    ) -> Result<(), UdpError> {
+        self.send(now, network, handle, Some(source), Some(to), payload)
+    }
+
+    fn send(
+        &mut self,
+        now: Instant,
+        network: &mut Network,
+        handle: UdpHandle,
+        source: Option<IpAddr>,
+        to: Option<SocketAddr>,
+        payload: &[u8],
+    ) -> Result<(), UdpError> {
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
             return Err(error);
@@ -212,7 +241,10 @@ impl Udp {
         if len > len_max {
             return Err(UdpError::TooLong);
         }
-        let route = route_for(now, network, socket, remote, to.is_some())?;
+        let route = match source {
+            Some(_) => network.route(now, remote.ip(), source).map_err(route_error)?,
+            None => route_for(now, network, socket, remote, to.is_some())?,
+        };
         let header = IpHeader {
             src: route.src,
             dst: remote.ip(),
@@ -292,6 +324,11 @@ impl Udp {
             socket.listed = false;
         }
         Some(UdpHandle { index, generation: slot.generation })
+    }
+
+    /// Sockets that [`Udp::next_readable`] has not named yet.
+    pub fn readable_count(&self) -> usize {
+        self.readable.len()
     }
 
     fn list_readable(&mut self, index: u32) {

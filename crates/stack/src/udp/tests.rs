@@ -101,6 +101,20 @@ fn datagram(from: u16, to: u16, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn a_datagram_leaves_from_the_address_that_is_named_if_it_is_ours() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 5000);
+    let (now, to) = (s.bench.now, at("10.0.0.2", 53));
+    s.udp.send_from(now, &mut s.bench.network, socket, OUR_V4.into(), to, b"answer").unwrap();
+    assert_eq!(ipv4::Header::parse(&s.bench.sent_one()[14..]).unwrap().src, OUR_V4);
+    for foreign in ["10.0.0.77", "10.0.0.255", "224.0.0.1", "fd00::1"] {
+        let source = foreign.parse().unwrap();
+        let sent = s.udp.send_from(now, &mut s.bench.network, socket, source, to, b"answer");
+        assert_eq!(sent, Err(UdpError::AddressNotAvailable), "{foreign}");
+    }
+}
+
+#[test]
 fn datagrams_go_out_with_their_checksum_and_come_in_with_their_sender() {
     let mut s = sockets();
     let socket = s.bind(ANY_V4, 5000);

@@ -6,6 +6,7 @@
 
 mod case;
 mod datagrams;
+mod device_lost;
 mod endings;
 mod ginnel_end;
 mod kernel_end;

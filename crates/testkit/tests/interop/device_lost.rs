@@ -1,0 +1,91 @@
+//! Somebody deletes a TAP interface under a running shard. From then on its descriptor is readable and gives an error, without end.
+
+use core::time::Duration;
+use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig};
+use ginnel::{Config, Conn, Context, Error, Handler, Shard, ShardStats, StopFlag};
+use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::skip;
+use rustix::time::{ClockId, clock_gettime};
+use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread;
+
+/// Waits, and says when it began to.
+struct Idle(Sender<()>);
+
+impl Handler for Idle {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        self.0.send(()).map_err(|e| Error::application(e.to_string()))
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+/// What a shard came to: its result, its counters and the processor time of its thread.
+type Ended = (Result<(), Error>, ShardStats, Duration);
+
+/// Starts a shard with these TAP devices, in the namespace.
+fn start(
+    namespace: &Namespace,
+    devices: &[&str],
+    stop: &StopFlag,
+) -> (thread::JoinHandle<Ended>, Receiver<()>) {
+    let mut config = Config::default();
+    for (n, name) in devices.iter().enumerate() {
+        config.devices.push(DeviceConfig::new(*name, DeviceKind::Tap));
+        let address = format!("10.77.{n}.1/24").parse().expect("an address");
+        config.links.push(LinkConfig::new(*name, *name, vec![address]));
+    }
+    let (to, started) = channel();
+    let build = || Ok(Shard::builder(config).handler(Idle(to)).build());
+    let mut shard = namespace.run(build).expect("a thread").expect("a shard");
+    let stop = stop.clone();
+    let run = move || {
+        let result = shard.run(&stop);
+        let used = clock_gettime(ClockId::ThreadCPUTime);
+        let used = Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32);
+        (result, *shard.stats(), used)
+    };
+    (thread::spawn(run), started)
+}
+
+#[test]
+fn a_shard_without_a_device_left_ends_and_says_so() {
+    if let Some(reason) = unavailable() {
+        return skip("a_shard_without_a_device_left_ends_and_says_so", &reason);
+    }
+    let namespace = Namespace::new().expect("a namespace");
+    let (thread, started) = start(&namespace, &["lost0"], &StopFlag::new().expect("a flag"));
+    started.recv().expect("it starts");
+    namespace.ip("link del lost0").expect("the interface is there");
+    let (result, stats, _) = thread.join().expect("no panic");
+    assert_eq!(result.expect_err("no device is left").to_string(), "no device is left: lost0 went away");
+    assert_eq!(stats.devices_lost, 1);
+}
+
+#[test]
+fn a_shard_with_another_device_goes_on_without_spinning() {
+    if let Some(reason) = unavailable() {
+        return skip("a_shard_with_another_device_goes_on_without_spinning", &reason);
+    }
+    let namespace = Namespace::new().expect("a namespace");
+    let stop = StopFlag::new().expect("a flag");
+    let (thread, started) = start(&namespace, &["lost1", "kept1"], &stop);
+    started.recv().expect("it starts");
+    namespace.ip("link del lost1").expect("the interface is there");
+    thread::sleep(Duration::from_secs(2));
+    // It still answers.
+    namespace.ip("address add 10.77.1.2/24 dev kept1").expect("an address");
+    let port = "10.77.1.1:9".parse().expect("an address");
+    let refused = namespace.run(|| TcpStream::connect_timeout(&port, Duration::from_secs(10)));
+    assert_eq!(refused.map(drop).map_err(|e| e.kind()), Err(ErrorKind::ConnectionRefused));
+    stop.stop();
+    let (result, stats, used) = thread.join().expect("no panic");
+    result.expect("a device is left");
+    assert_eq!(stats.devices_lost, 1);
+    // While it spun, two seconds of it.
+    assert!(used < Duration::from_millis(500), "{used:?} of processor time: {stats:?}");
+}
