@@ -1,0 +1,365 @@
+//! Two whole stacks on a cable in memory allocate while they grow, and nothing once they have seen their load: connections that come, talk, end and
+//! wait, many at once, losses, unread data, datagrams and ICMP.
+
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame, RxQueue};
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::time::Instant;
+use ginnel_stack::udp::{UdpError, UdpOptions};
+use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// One of the two.
+struct End {
+    stack: Stack,
+    rx: Box<dyn RxQueue + Send>,
+    port: PortId,
+    /// Leaves what arrives unread until it is buffered, and reads it then.
+    lazy: bool,
+    /// What each connection still has to send, by the number of its slot.
+    left: Vec<usize>,
+}
+
+/// What the application of an end does when the peer has something for it.
+#[derive(Clone, Copy)]
+struct Talk {
+    /// Bytes the client sends, in each connection.
+    request: usize,
+    /// Bytes the server sends as soon as it has all of them.
+    response: usize,
+    /// The server closes first, so that TIME_WAIT is on its side.
+    server_closes: bool,
+}
+
+struct Two {
+    server: End,
+    client: End,
+    now: Instant,
+    talk: Talk,
+    listener: Listener,
+    /// Every so many frames one is lost; 0 loses none.
+    lose_every: u64,
+    frames: u64,
+    ended: u64,
+    broken: u64,
+    datagrams: u64,
+}
+
+static BYTES: [u8; 1 << 18] = [7; 1 << 18];
+
+fn end(
+    device: ginnel_stack::device::Device,
+    ip: Ipv4Addr,
+    seed: u8,
+    change: &dyn Fn(&mut StackConfig),
+) -> End {
+    let mut config = StackConfig::default();
+    config.tcp.connections_max = 1000;
+    config.tcp.time_wait_max = 1000;
+    config.tcp.buffer_pool_bytes = 16 << 20;
+    config.tcp.recv_buffer_bytes = 256 << 10;
+    config.tcp.send_buffer_bytes = 256 << 10;
+    config.network.icmp_error_interval_ms = 0;
+    change(&mut config);
+    let mut stack = Stack::new(config, [seed; 32], Instant::from_millis(1000)).unwrap();
+    let port = stack.add_port(device.tx);
+    let addresses = vec![(IpAddr::V4(ip), 24)];
+    stack.add_link(port, &LinkConfig { name: "lan".into(), addresses, ..LinkConfig::default() }).unwrap();
+    End { stack, rx: device.rx, port, lazy: false, left: vec![0; 1000] }
+}
+
+fn two(talk: Talk, change: &dyn Fn(&mut StackConfig)) -> Two {
+    let (a, b) = pair(MemoryConfig::default().without_offloads());
+    let (mut server, client) = (end(a, SERVER, 1, change), end(b, CLIENT, 2, change));
+    let at = SocketAddr::new(SERVER.into(), 80);
+    let listener = server.stack.listen(at, ListenOptions::default()).unwrap();
+    Two {
+        server,
+        client,
+        now: Instant::from_millis(1000),
+        talk,
+        listener,
+        lose_every: 0,
+        frames: 0,
+        ended: 0,
+        broken: 0,
+        datagrams: 0,
+    }
+}
+
+/// The application of an end. A connection's token counts the bytes it has read.
+struct App<'a> {
+    talk: Talk,
+    at_server: bool,
+    left: &'a mut [usize],
+}
+
+impl App<'_> {
+    fn begin(&mut self, stack: &mut Stack, conn: Conn, bytes: usize) {
+        self.left[conn.index() as usize] = bytes;
+        self.go_on(stack, conn);
+    }
+
+    fn go_on(&mut self, stack: &mut Stack, conn: Conn) {
+        let left = &mut self.left[conn.index() as usize];
+        *left -= stack.send(conn, &BYTES[..*left]).unwrap();
+        if *left == 0 && self.at_server && self.talk.server_closes {
+            let _ = stack.close(conn);
+        }
+    }
+
+    fn read(&mut self, stack: &mut Stack, conn: Conn) {
+        let mut buffer = [0; 4096];
+        while let Ok(n @ 1..) = stack.recv(conn, &mut buffer) {
+            self.on_bytes(stack, conn, n);
+        }
+    }
+
+    fn on_bytes(&mut self, stack: &mut Stack, conn: Conn, count: usize) {
+        if count == 0 {
+            return;
+        }
+        let read = stack.token(conn).unwrap_or(0) as usize + count;
+        stack.set_token(conn, read as u32);
+        if self.at_server && read == self.talk.request {
+            self.begin(stack, conn, self.talk.response);
+        } else if !self.at_server && read == self.talk.response && !self.talk.server_closes {
+            let _ = stack.close(conn);
+        }
+    }
+}
+
+impl Two {
+    fn connect(&mut self) {
+        let to = SocketAddr::new(SERVER.into(), 80);
+        let conn = self.client.stack.connect(self.now, to, &ConnectOptions::default()).unwrap();
+        self.client.stack.set_token(conn, 0);
+    }
+
+    /// Turns until `done`, or `limit` is over.
+    fn run(&mut self, limit: Duration, done: impl Fn(&Self) -> bool) {
+        let until = self.now + limit;
+        while !done(self) && self.now < until {
+            let moved = self.turn(true) + self.turn(false);
+            let next = [&self.server, &self.client].into_iter().filter_map(|e| e.stack.next_deadline()).min();
+            let soon = self.now + Duration::from_micros(100);
+            self.now = if moved > 0 { soon } else { next.map_or(until, |at| at.max(soon).min(until)) };
+        }
+    }
+
+    /// One turn of an end. Returns how many frames it received.
+    fn turn(&mut self, at_server: bool) -> usize {
+        let Self { server, client, now, talk, listener, lose_every, frames, ended, broken, .. } = self;
+        let end = if at_server { server } else { client };
+        let mut arrived = RxBurst::new();
+        end.rx.rx_burst(*now, &mut arrived);
+        let mut burst = RxBurst::new();
+        for frame in &arrived {
+            *frames += 1;
+            if *lose_every == 0 || !frames.is_multiple_of(*lose_every) {
+                burst.push(*frame);
+            }
+        }
+        let mut app = App { talk: *talk, at_server, left: &mut end.left };
+        let mut deal = |stack: &mut Stack, burst: &RxBurst<'_>, lazy: bool| {
+            while let Some(event) = stack.next_event() {
+                match event {
+                    Event::Incoming { .. } => {
+                        stack.accept(*listener);
+                    }
+                    Event::Connected { conn } => app.begin(stack, conn, talk.request),
+                    Event::Writable { conn } => app.go_on(stack, conn),
+                    Event::Data { conn, data } => {
+                        let take = if lazy { 0 } else { data.len() };
+                        stack.consume(conn, data, take, burst);
+                        app.on_bytes(stack, conn, take);
+                    }
+                    Event::Readable { conn } => app.read(stack, conn),
+                    Event::PeerClosed { conn } => {
+                        app.read(stack, conn);
+                        let _ = stack.close(conn);
+                    }
+                    Event::Closed { reason, .. } => {
+                        *ended += 1;
+                        *broken += u64::from(reason != ginnel_stack::events::CloseReason::Normal);
+                    }
+                    _ => {}
+                }
+            }
+        };
+        end.stack.receive(*now, end.port, &burst);
+        deal(&mut end.stack, &burst, end.lazy);
+        end.stack.finish_burst(&burst);
+        end.stack.advance(*now);
+        deal(&mut end.stack, &RxBurst::new(), end.lazy);
+        end.stack.transmit(*now);
+        arrived.len()
+    }
+
+    /// `count` connections at once, from SYN to the end of TIME_WAIT.
+    fn cycle(&mut self, count: u64) {
+        let before = self.ended;
+        for _ in 0..count {
+            self.connect();
+        }
+        self.run(SECOND * 600, |two| two.ended == before + 2 * count);
+        assert_eq!((self.ended, self.broken), (before + 2 * count, 0));
+    }
+
+    fn rest(&mut self, time: Duration) {
+        self.run(time, |_| false);
+    }
+}
+
+/// Runs `round` until it has seen its load, then shows that it allocates no more.
+fn assert_steady(warm_up: usize, measured: usize, mut round: impl FnMut()) {
+    (0..warm_up).for_each(|_| round());
+    let ((), made) = count_allocations(|| (0..measured).for_each(|_| round()));
+    assert_eq!((made.count, made.freed), (0, 0), "{made:?}");
+}
+
+const SMALL: Talk = Talk { request: 300, response: 2000, server_closes: true };
+
+#[test]
+fn a_connection_from_its_syn_to_the_end_of_time_wait() {
+    for server_closes in [true, false] {
+        let mut two = two(Talk { server_closes, request: 20_000, response: 100_000 }, &|_| {});
+        assert_steady(5, 30, || {
+            two.cycle(1);
+            two.rest(SECOND * 62);
+            let (a, b) = (two.server.stack.usage(), two.client.stack.usage());
+            assert_eq!(a.time_wait + b.time_wait + a.connections + b.connections + a.timers + b.timers, 0);
+        });
+    }
+}
+
+#[test]
+fn connections_that_come_and_go_by_the_hundred() {
+    // TIME_WAIT is full all the time: each new entry throws the oldest out.
+    let mut two = two(SMALL, &|config| config.tcp.time_wait_max = 300);
+    assert_steady(20, 50, || {
+        two.cycle(100);
+        two.rest(SECOND / 10);
+    });
+    assert!(two.server.stack.tcp_stats().time_wait_overflows > 5000);
+}
+
+#[test]
+fn losses_and_their_repair() {
+    let mut two = two(Talk { server_closes: true, request: 100_000, response: 200_000 }, &|_| {});
+    // The neighbours know each other, so that no loss can take that from them.
+    two.cycle(1);
+    two.lose_every = 37;
+    assert_steady(200, 100, || two.cycle(5));
+    let stats = two.server.stack.tcp_stats();
+    assert!(stats.retransmitted > 1000 && stats.fast_recoveries > 100, "{stats:?}");
+}
+
+#[test]
+fn what_is_not_read_where_it_lies() {
+    let mut two = two(Talk { server_closes: false, request: 50_000, response: 50_000 }, &|_| {});
+    (two.server.lazy, two.client.lazy) = (true, true);
+    two.lose_every = 101;
+    assert_steady(200, 100, || two.cycle(8));
+    assert!(two.server.stack.tcp_stats().bytes_copied_in > 1 << 20);
+}
+
+#[test]
+fn memory_that_many_compete_for() {
+    let mut two = two(Talk { server_closes: true, request: 10_000, response: 10_000 }, &|config| {
+        config.tcp.buffer_pool_bytes = 1 << 19;
+    });
+    assert_steady(20, 20, || two.cycle(40));
+}
+
+#[test]
+fn half_open_connections_cookies_and_resets() {
+    let mut two = two(SMALL, &|config| config.tcp.half_open_max = 3);
+    assert_steady(20, 30, || {
+        two.cycle(40);
+        // And a port where nobody listens.
+        let to = SocketAddr::new(SERVER.into(), 81);
+        let ended = two.ended;
+        two.client.stack.connect(two.now, to, &ConnectOptions::default()).unwrap();
+        two.run(SECOND, |two| two.ended > ended);
+        two.broken = 0;
+    });
+    assert!(two.server.stack.tcp_stats().cookies_accepted > 1000);
+}
+
+impl Two {
+    fn send(&mut self, from_server: bool, socket: UdpHandle, to: Option<SocketAddr>, len: usize) {
+        let end = if from_server { &mut self.server } else { &mut self.client };
+        // An error of an earlier one comes first.
+        while let Err(error) = end.stack.udp_send_to(self.now, socket, to, &BYTES[..len]) {
+            assert_eq!(error, UdpError::Refused);
+        }
+    }
+
+    fn drain(&mut self, at_server: bool, socket: UdpHandle) {
+        let end = if at_server { &mut self.server } else { &mut self.client };
+        let mut buffer = [0; 2048];
+        while end.stack.udp_recv_from(socket, &mut buffer).is_ok() {
+            self.datagrams += 1;
+        }
+    }
+}
+
+#[test]
+fn datagrams_their_errors_and_neighbours_asked_again() {
+    let mut two = two(SMALL, &|_| {});
+    let at = |ip: Ipv4Addr, port| SocketAddr::new(ip.into(), port);
+    let there = two.server.stack.udp_bind(at(SERVER, 53), UdpOptions::default()).unwrap();
+    let here = two.client.stack.udp_bind(at(Ipv4Addr::UNSPECIFIED, 1000), UdpOptions::default()).unwrap();
+    let refused = two.client.stack.udp_bind(at(Ipv4Addr::UNSPECIFIED, 0), UdpOptions::default()).unwrap();
+    two.client.stack.udp_connect(two.now, refused, at(SERVER, 9)).unwrap();
+    assert_steady(20, 100, || {
+        for len in [0, 1, 512, 1472] {
+            for _ in 0..20 {
+                two.send(false, here, Some(at(SERVER, 53)), len);
+                two.send(true, there, Some(at(CLIENT, 1000)), len);
+            }
+            two.rest(SECOND / 100);
+            two.drain(true, there);
+            two.drain(false, here);
+        }
+        two.send(false, refused, None, 100);
+        two.rest(SECOND / 100);
+        // Long enough for a neighbour to become stale and to be probed.
+        two.rest(SECOND * 50);
+    });
+    assert_eq!(two.datagrams, 120 * 160);
+    assert!(two.server.stack.network().stats().icmp_errors_out >= 100);
+    assert!(two.client.stack.network().stats().arp_requests_out > 5);
+}
+
+#[test]
+fn echo_requests() {
+    let mut two = two(SMALL, &|_| {});
+    two.cycle(1);
+    // 98 bytes, as ping sends them.
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    frame.extend([0x45, 0, 0, 84, 0, 0, 0, 0, 64, 1, 0x66, 0xa7, 10, 0, 0, 2, 10, 0, 0, 1]);
+    frame.extend([8, 0, 0xf7, 0xfd, 0, 1, 0, 1]);
+    frame.resize(98, 0);
+    assert_steady(10, 1000, || {
+        let mut burst = RxBurst::new();
+        burst.push(RxFrame { bytes: &frame, checksum: RxChecksum::Unverified, gso: None });
+        two.server.stack.receive(two.now, two.server.port, &burst);
+        two.server.stack.finish_burst(&burst);
+        two.rest(SECOND / 1000);
+    });
+    assert_eq!(two.server.stack.network().stats().icmp_echo_replies, 1010);
+}
