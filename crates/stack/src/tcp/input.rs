@@ -206,9 +206,14 @@ impl Tcp {
 
     /// An acknowledgement that tells the peer where we are, in answer to a segment outside of the window.
     fn answer_invalid(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) {
-        let in_handshake = self.conns[idx].state == State::SynReceived;
-        if in_handshake && !self.conns[idx].has(Flags::ACTIVE) {
-            return self.reply_ack(net, idx);
+        let c = &self.conns[idx];
+        if c.state == State::SynReceived && !c.has(Flags::ACTIVE) {
+            // A SYN+ACK that waits for the device says all that, and more: an acknowledgement in front of it would give away the number
+            // that opens the connection before the peer has seen our offer.
+            if !c.has(Flags::SYN_PENDING) {
+                self.reply_ack(net, idx);
+            }
+            return;
         }
         // Segments with data are rarely part of an acknowledgement loop: always answered, as on Linux.
         if seg.payload.is_empty() && self.rate_limited(idx) {
