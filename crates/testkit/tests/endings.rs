@@ -2,14 +2,18 @@
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
+use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::error::ConnectError;
 use ginnel_stack::events::{CloseReason, Event};
-use ginnel_stack::handle::{LinkId, Listener};
+use ginnel_stack::handle::{LinkId, Listener, PortId};
+use ginnel_stack::options::ConnectOptions;
 use ginnel_stack::stack::StackConfig;
-use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
-use ginnel_testkit::puppet::{PEER, Puppet};
+use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
+use ginnel_testkit::puppet::{PEER, PEER_PORT, PORT, Puppet, STACK};
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
 
 const ACK: TcpFlags = TcpFlags::ACK;
+const FIN: TcpFlags = TcpFlags::FIN;
 const RST: TcpFlags = TcpFlags::RST;
 const SYN: TcpFlags = TcpFlags::SYN;
 
@@ -120,4 +124,82 @@ fn an_attempt_to_connect_that_is_given_up_at_once_sends_nothing() {
     p.stack.abort(conn).unwrap();
     p.stack.transmit(p.now);
     assert!(p.flush().is_empty());
+}
+
+fn burst_of(frames: &[Vec<u8>]) -> RxBurst<'_> {
+    let mut burst = RxBurst::new();
+    for bytes in frames {
+        burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+    }
+    burst
+}
+
+/// Events are worked off, and only then is the connection accepted: the burst is still there.
+#[test]
+fn the_end_of_the_stream_comes_after_bytes_of_a_connection_that_is_accepted_late() {
+    let (mut p, listener, frames) = half_open(&[(ACK, 1, b""), (ACK, 1, b"bytes"), (FIN | ACK, 6, b"")]);
+    let burst = burst_of(&frames);
+    p.stack.receive(p.now, PortId(0), &burst);
+    while p.stack.next_event().is_some() {}
+    let conn = p.stack.accept(listener).expect("it is in the queue");
+    let Some(Event::Data { conn: whose, data }) = p.stack.next_event() else { panic!("bytes come first") };
+    assert_eq!((whose, p.stack.inline_data(&burst, &data)), (conn, &b"bytes"[..]));
+    p.stack.consume(conn, data, 5, &burst);
+    assert_eq!(p.stack.next_event(), Some(Event::PeerClosed { conn }));
+    assert_eq!(p.stack.next_event(), None);
+    p.stack.finish_burst(&burst);
+    assert_eq!(p.stack.next_event(), None);
+}
+
+#[test]
+fn the_end_of_the_stream_comes_after_bytes_that_were_moved_out_of_the_burst() {
+    let (mut p, _, _) = half_open(&[]);
+    p.deliver(ACK, 1, 1, &[]);
+    let conn = p.conn.expect("it was accepted");
+    let frames = [(ACK, 1, &b"bytes"[..]), (FIN | ACK, 6, b""), (ACK, 100, b"beyond the end")]
+        .map(|(flags, seq, payload)| p.segment(flags, seq, 1, payload, &TcpOptions::default()));
+    let burst = burst_of(&frames);
+    p.stack.receive(p.now, PortId(0), &burst);
+    assert_eq!(p.stack.next_event(), Some(Event::Readable { conn }));
+    assert_eq!(p.stack.next_event(), Some(Event::PeerClosed { conn }));
+    assert_eq!(p.stack.next_event(), None);
+    p.stack.finish_burst(&burst);
+}
+
+/// A connection through the peer's active close, of which TIME_WAIT remains here.
+fn time_wait(max: u32) -> Puppet {
+    let mut config = StackConfig::default();
+    config.tcp.connections_max = max;
+    let options = TcpOptions {
+        mss: Some(1000),
+        timestamps: Some(Timestamps { value: 1, echo: 0 }),
+        ..TcpOptions::default()
+    };
+    let mut p = Puppet::established(config, &options);
+    p.stack.close(p.conn.unwrap()).unwrap();
+    p.flush();
+    let stamped = TcpOptions { timestamps: options.timestamps, ..TcpOptions::default() };
+    let last = p.segment(FIN | ACK, 1, 2, &[], &stamped);
+    p.deliver_frame(&last);
+    assert_eq!(p.stack.usage().time_wait, 1);
+    p
+}
+
+#[test]
+fn time_wait_stays_if_there_is_no_room_for_the_connection_that_asks_for_its_addresses() {
+    let mut p = time_wait(1);
+    p.wait(Duration::from_secs(2));
+    p.ports.1 = 40_001;
+    let mss = TcpOptions { mss: Some(1000), ..TcpOptions::default() };
+    p.open(&mss);
+    let options =
+        ConnectOptions { local: Some(SocketAddr::new(STACK.into(), PORT)), ..ConnectOptions::default() };
+    let to = SocketAddr::new(PEER.into(), PEER_PORT);
+    assert_eq!(p.stack.connect(p.now, to, &options), Err(ConnectError::TooMany));
+    assert_eq!(p.stack.usage().time_wait, 1, "for a connection of ours");
+    p.ports.1 = PEER_PORT;
+    let newer = TcpOptions { timestamps: Some(Timestamps { value: 9000, echo: 0 }), ..mss };
+    let syn = p.segment(SYN, 5000, 0, &[], &newer);
+    p.deliver_frame(&syn);
+    assert_eq!(p.stack.usage().time_wait, 1, "for one of the peer's");
 }

@@ -155,11 +155,12 @@ impl Tcp {
         seg: &Arrived<'_>,
         listener: u32,
     ) {
-        self.end_time_wait(index);
-        self.stats.time_wait_reused += 1;
         // Beyond anything the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
-        self.on_syn(net, listener, seg, Some(sequence));
+        if self.on_syn(net, listener, seg, Some(sequence)) {
+            self.end_time_wait(index);
+            self.stats.time_wait_reused += 1;
+        }
     }
 
     /// Ends a connection with RST (RFC 9293 §3.10.5).

@@ -37,8 +37,13 @@ impl Tcp {
         let profile = self.profiles.get(ProfileId::DEFAULT).with(&options.socket);
         let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
         let port = options.local.map_or(0, |l| l.port());
-        let opened = self.choose_key(remote, route.src, port).and_then(|(key, hash)| {
-            self.insert_connection(&key, hash, profile).map(|idx| (idx, key)).ok_or(ConnectError::TooMany)
+        let opened = self.choose_key(remote, route.src, port).and_then(|(key, hash, reused)| {
+            let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
+            if let Some(index) = reused {
+                self.end_time_wait(index);
+                self.stats.time_wait_reused += 1;
+            }
+            Ok((idx, key))
         });
         // `insert_connection` counts its own use of the profile.
         self.profiles.release(profile);
@@ -65,18 +70,19 @@ impl Tcp {
         Ok(self.conns.handle(idx))
     }
 
-    /// A local port that is free towards `remote` (RFC 6056 §3.3.3: an offset keyed by the destination, then upwards).
+    /// A local port that is free towards `remote`, and the entry in TIME_WAIT that has to give it up (RFC 6056 §3.3.3: an offset keyed by the destination, then upwards).
     fn choose_key(
         &mut self,
         remote: SocketAddr,
         local: IpAddr,
         port: u16,
-    ) -> Result<(FlowKey, u32), ConnectError> {
+    ) -> Result<(FlowKey, u32, Option<u32>), ConnectError> {
         let key = |port| FlowKey { remote: remote.ip(), local, remote_port: remote.port(), local_port: port };
         if port != 0 {
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            return if self.claim(&key, hash) { Ok((key, hash)) } else { Err(ConnectError::AddressInUse) };
+            let reused = self.claim(&key, hash)?;
+            return Ok((key, hash, reused));
         }
         let first = u32::from(self.config.local_port_first);
         let count = u32::from(self.config.local_port_last) - first + 1;
@@ -90,28 +96,24 @@ impl Tcp {
             }
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            if self.claim(&key, hash) {
-                return Ok((key, hash));
+            if let Ok(reused) = self.claim(&key, hash) {
+                return Ok((key, hash, reused));
             }
         }
         Err(ConnectError::PortsExhausted)
     }
 
-    /// Whether the addresses are free. TIME_WAIT gives them up after a second if timestamps tell old segments from new ones
-    /// (RFC 6191; Linux's tcp_tw_reuse).
-    fn claim(&mut self, key: &FlowKey, hash: u32) -> bool {
+    /// Whether the addresses are free, or would be without the entry in TIME_WAIT that is returned. It gives them up after a second if
+    /// timestamps tell old segments from new ones (RFC 6191; Linux's tcp_tw_reuse).
+    fn claim(&self, key: &FlowKey, hash: u32) -> Result<Option<u32>, ConnectError> {
         match demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, key) {
-            None => true,
-            Some(Found::Connection(_)) => false,
+            None => Ok(None),
+            Some(Found::Connection(_)) => Err(ConnectError::AddressInUse),
             Some(Found::TimeWait(index)) => {
                 let reusable = self.time_wait.get(index).timestamps
                     && self.time_wait.age_ms(index, self.now) > 1000
                     && self.config.timestamps;
-                if reusable {
-                    self.end_time_wait(index);
-                    self.stats.time_wait_reused += 1;
-                }
-                reusable
+                if reusable { Ok(Some(index)) } else { Err(ConnectError::AddressInUse) }
             }
         }
     }

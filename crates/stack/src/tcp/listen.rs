@@ -209,11 +209,17 @@ impl Tcp {
         let conn = self.conns.handle(idx);
         // What arrived before it was accepted was reported to nobody.
         let c = &self.conns[idx];
-        let peer_fin = c.has(Flags::PEER_FIN);
+        let (peer_fin, inline) = (c.has(Flags::PEER_FIN), c.has(Flags::INLINE));
         let readable = self.both(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
         if readable {
             self.conns[idx].flags.set(Flags::READABLE_QUEUED);
             self.events.push_back(Event::Readable { conn });
+        }
+        if inline {
+            // So was what lies in this burst. If its events are still to come, these are the ones that find it delivered.
+            for p in self.pending.iter().filter(|p| p.conn == conn) {
+                self.events.push_back(Event::Data { conn, data: p.data });
+            }
         }
         if peer_fin {
             self.events.push_back(Event::PeerClosed { conn });
@@ -248,18 +254,19 @@ impl Tcp {
         }
     }
 
-    /// SYN for a listener. `sequence` is set if TIME_WAIT chose our initial sequence number.
+    /// SYN for a listener. `sequence` is set if TIME_WAIT chose our initial sequence number. Returns whether
+    /// there is a connection now.
     pub fn on_syn(
         &mut self,
         net: &mut Network,
         listener: u32,
         seg: &Arrived<'_>,
         sequence: Option<SeqNumber>,
-    ) {
+    ) -> bool {
         let entry = &self.listeners.entries[listener as usize];
         if entry.queue_is_full() {
             self.stats.accept_overflows += 1;
-            return;
+            return false;
         }
         let over = self.half_open >= self.config.half_open_max || entry.half_open > entry.options.backlog;
         let cookies = match self.config.syn_cookies {
@@ -269,15 +276,15 @@ impl Tcp {
         };
         if cookies {
             self.send_cookie(net, listener, seg);
-            return;
+            return false;
         }
         if over {
             self.stats.half_open_overflows += 1;
-            return;
+            return false;
         }
         let iss = sequence.unwrap_or_else(|| SeqNumber(self.secrets.initial_sequence(&seg.key, self.now)));
         let options = TcpOptions::parse(seg.options);
-        let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return };
+        let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return false };
         self.conns[idx].state = State::SynReceived;
         self.half_open += 1;
         self.listeners.entries[listener as usize].half_open += 1;
@@ -286,6 +293,7 @@ impl Tcp {
         c.snd_nxt = iss + 1;
         c.token = listener;
         self.want_transmit(idx);
+        true
     }
 
     /// A connection from a peer's SYN, or from what a cookie kept of it.

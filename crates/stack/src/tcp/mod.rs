@@ -232,7 +232,7 @@ impl Tcp {
                     }
                     // It may have moved to the receive buffer meanwhile.
                     let pending = self.pending.iter_mut().find(|p| p.conn == conn && p.data == data);
-                    let Some(pending) = pending else { continue };
+                    let Some(pending) = pending.filter(|p| !p.delivered) else { continue };
                     pending.delivered = true;
                     return Some(event);
                 }
@@ -247,11 +247,19 @@ impl Tcp {
                     }
                     conn
                 }
+                Event::PeerClosed { conn } => {
+                    let reads_first = |idx: u32| self.conns[idx].has(Flags::READABLE_QUEUED);
+                    if self.conns.lookup(conn).is_some_and(reads_first) {
+                        // What lay in the burst was moved behind it.
+                        self.events.push_back(event);
+                        continue;
+                    }
+                    conn
+                }
                 Event::Connected { conn }
                 | Event::Writable { conn }
                 | Event::Acked { conn, .. }
-                | Event::Urgent { conn }
-                | Event::PeerClosed { conn } => conn,
+                | Event::Urgent { conn } => conn,
                 Event::Incoming { .. } | Event::UdpReadable { .. } => return Some(event),
             };
             let known = self.conns.lookup(conn).is_some_and(|idx| {
