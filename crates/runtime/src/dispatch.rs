@@ -112,7 +112,13 @@ impl Dispatch {
         loop {
             // The handler may change the engine while it reads, so it reads a copy.
             let len = match core.stack.peek(conn, &mut self.shown[..]) {
-                Ok(0) | Err(RecvError::WouldBlock) => break,
+                Ok(0) | Err(RecvError::WouldBlock) => {
+                    if core.stack.buffered(conn) > 0 {
+                        // An urgent byte, which is no part of what handlers are shown.
+                        let _ = core.stack.skip(conn, 0);
+                    }
+                    break;
+                }
                 Ok(len) => len,
                 Err(RecvError::Stale) => return,
             };

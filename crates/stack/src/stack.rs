@@ -337,7 +337,8 @@ impl Stack {
         self.tcp.recv(conn, out)
     }
 
-    /// Copies buffered bytes without consuming them: perhaps fewer than there are. `Ok(0)` is the end of the stream.
+    /// Copies buffered bytes without consuming them: perhaps fewer than there are, and none beyond an urgent one in front of which
+    /// [`Stack::recv`] would stop. `Ok(0)` is the end of the stream.
     ///
     /// # Errors
     /// See [`RecvError`].
@@ -350,7 +351,7 @@ impl Stack {
         self.tcp.buffered(conn)
     }
 
-    /// Consumes `count` buffered bytes, or as many as there are.
+    /// Consumes `count` of the bytes that [`Stack::peek`] shows, or as many as there are; before them, an urgent byte that reading has come to.
     ///
     /// # Errors
     /// The handle is stale.

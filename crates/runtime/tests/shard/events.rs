@@ -227,6 +227,22 @@ fn an_abort_is_a_reset_for_the_peer() {
 }
 
 #[test]
+fn an_urgent_byte_is_no_part_of_the_stream_and_does_not_hide_its_end() {
+    let mut client = Client::new(3);
+    client.finish = false;
+    let mut two = Two::new(Server::new(usize::MAX), client);
+    assert!(two.until(10 * SECOND, |_, c| c.received.len() == 3));
+    let conn = two.client.handler().conn.unwrap();
+    two.client.with(two.now, |_, cx| {
+        cx.send_urgent(conn, b"xyz!").unwrap();
+        cx.shutdown_write(conn).unwrap();
+    });
+    assert!(two.until(10 * SECOND, |s, _| s.log.count("closed") == 1), "{:?}", two.server.handler().log.0);
+    assert!(two.server.handler().received.ends_with(b"xyz"), "{:?}", two.server.handler().received);
+    assert_eq!(two.server.handler().log.count("closed Normal"), 1, "{:?}", two.server.handler().log.0);
+}
+
+#[test]
 fn the_answer_leaves_with_the_acknowledgement() {
     let mut client = Client::new(10);
     client.finish = false;

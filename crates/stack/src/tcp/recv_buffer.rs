@@ -132,10 +132,18 @@ impl RecvBuffer {
 
     /// The first readable bytes, as many as lie together in memory. Empty only if nothing is readable.
     pub fn peek<'a>(&self, pool: &'a ChunkPool) -> &'a [u8] {
-        match self.peek_chunk() {
-            Some((chunk, within)) => &pool.bytes(chunk)[within],
-            None => &[],
+        self.peek_behind(pool, 0)
+    }
+
+    /// The same from `offset` bytes after the first unread one on.
+    pub fn peek_behind<'a>(&self, pool: &'a ChunkPool, offset: usize) -> &'a [u8] {
+        let left = self.readable().saturating_sub(offset);
+        if left == 0 {
+            return &[];
         }
+        let at = (self.base - self.origin) as usize + offset;
+        let within = at % CHUNK_BYTES;
+        &pool.bytes(self.chunks[at / CHUNK_BYTES])[within..CHUNK_BYTES.min(within + left)]
     }
 
     /// Where [`RecvBuffer::peek`] looks: a chunk and the bytes in it, for a caller that lends the chunk out.

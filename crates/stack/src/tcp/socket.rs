@@ -1,8 +1,8 @@
 //! What applications do with a connection.
 
 use super::Tcp;
-use super::busy::Urgent;
-use super::conn::{Flags, Life, NONE};
+use super::busy::{Busy, Urgent};
+use super::conn::{Flags, Life, NONE, Tcb};
 use super::profile::{checked_buffer, checked_mss};
 use super::receive::chunks_for;
 use super::rtt;
@@ -17,6 +17,7 @@ use crate::events::{CloseReason, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
 use crate::options::{CaState, TcpInfo, TcpOption, UrgentMark};
+use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
 
 /// Bytes that may be queued at the most: positions are compared as sequence numbers, so it must stay well below 2 GiB.
@@ -118,20 +119,12 @@ impl Tcp {
         if c.busy == NONE {
             return self.nothing_to_read(idx);
         }
-        let (oob_inline, data_end) = (c.has(Flags::OOB_INLINE), c.data_end());
-        let b = &mut self.busy[c.busy];
-        let mut passed = false;
-        // A read stops in front of the urgent byte. The next one passes it; unless it is wanted in line, the byte is no part of the stream.
-        if urgent_offset(b, data_end) == Some(0) && b.recv.readable() > 0 {
-            if !oob_inline {
-                b.recv.consume(&mut self.chunks, 1);
-                passed = true;
-            }
-            b.urgent_in = Urgent::None;
-        }
-        let mark = urgent_offset(b, data_end);
-        let most = mark.map_or(out.len(), |m| out.len().min(m));
-        let n = b.recv.read(&mut self.chunks, &mut out[..most]);
+        let front = Front::of(c, &self.busy[c.busy]);
+        let passed = front.lead > 0;
+        self.pass_mark(idx, &front);
+        let busy = self.conns[idx].busy;
+        let most = front.most.min(out.len());
+        let n = self.busy[busy].recv.read(&mut self.chunks, &mut out[..most]);
         if n == 0 && !passed {
             return self.nothing_to_read(idx);
         }
@@ -143,6 +136,19 @@ impl Tcp {
             self.rearm(idx);
         }
         Ok(n)
+    }
+
+    /// Reading goes beyond the urgent byte, if it has come to it.
+    fn pass_mark(&mut self, idx: u32, front: &Front) {
+        if !front.at_mark {
+            return;
+        }
+        // Bytes may be lent from the frame again.
+        self.conns[idx].flags.clear(Flags::URGENT);
+        let busy = self.conns[idx].busy;
+        let b = &mut self.busy[busy];
+        b.urgent_in = Urgent::None;
+        b.recv.consume(&mut self.chunks, front.lead);
     }
 
     fn nothing_to_read(&self, idx: u32) -> Result<usize, RecvError> {
@@ -198,8 +204,9 @@ impl Tcp {
         if c.busy == NONE {
             return self.nothing_to_read(idx);
         }
-        let bytes = self.busy[c.busy].recv.peek(&self.chunks);
-        let n = bytes.len().min(out.len());
+        let front = Front::of(c, &self.busy[c.busy]);
+        let bytes = self.busy[c.busy].recv.peek_behind(&self.chunks, front.lead);
+        let n = bytes.len().min(out.len()).min(front.most);
         if n == 0 {
             return self.nothing_to_read(idx);
         }
@@ -216,10 +223,14 @@ impl Tcp {
     /// Consumes buffered bytes that `peek` showed.
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         let idx = self.index(conn).ok_or(Stale::Handle)?;
-        if let Some((_, b)) = self.both(idx) {
-            let n = count.min(b.recv.readable());
-            let busy = self.conns[idx].busy;
-            self.busy[busy].recv.consume(&mut self.chunks, n);
+        let c = &self.conns[idx];
+        if c.busy != NONE {
+            let busy = c.busy;
+            let front = Front::of(c, &self.busy[busy]);
+            self.pass_mark(idx, &front);
+            let b = &mut self.busy[busy];
+            let n = count.min(front.most).min(b.recv.readable());
+            b.recv.consume(&mut self.chunks, n);
         }
         self.after_read(idx);
         if self.conns.lookup(conn).is_some() {
@@ -461,8 +472,30 @@ impl Tcp {
     }
 }
 
+/// What a read finds in front of it. It stops before the urgent byte; the next one passes it, and unless it is wanted in line the byte is no
+/// part of the stream (Linux's tcp_recvmsg; RFC 6093 §3.2).
+struct Front {
+    /// The urgent byte is the first unread one.
+    at_mark: bool,
+    /// Bytes to be dropped first: the urgent one.
+    lead: usize,
+    /// Bytes to be read behind those at the most.
+    most: usize,
+}
+
+impl Front {
+    fn of(c: &Tcb, b: &Busy) -> Self {
+        match urgent_offset(b, c.data_end()) {
+            Some(0) if b.recv.readable() > 0 => {
+                Self { at_mark: true, lead: usize::from(!c.has(Flags::OOB_INLINE)), most: usize::MAX }
+            }
+            mark => Self { at_mark: false, lead: 0, most: mark.unwrap_or(usize::MAX) },
+        }
+    }
+}
+
 /// Where the urgent byte stands, counted from the first unread byte.
-fn urgent_offset(b: &super::busy::Busy, data_end: crate::wire::tcp::SeqNumber) -> Option<usize> {
+fn urgent_offset(b: &Busy, data_end: SeqNumber) -> Option<usize> {
     let at = match b.urgent_in {
         Urgent::Held(at, _) | Urgent::Taken(at) => at,
         Urgent::Pending(_) | Urgent::None => return None,
