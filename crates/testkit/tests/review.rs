@@ -3,7 +3,7 @@
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
-use ginnel_stack::error::SendError;
+use ginnel_stack::error::{RecvError, SendError};
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::PortId;
 use ginnel_stack::options::{ListenOptions, SocketOptions, TcpOption};
@@ -350,4 +350,112 @@ fn a_fin_that_just_does_not_fit_the_window_follows() {
     assert!(sent.iter().any(|s| s.header.flags.contains(FIN)));
     p.deliver(ACK, 1, 502, &[]);
     assert_eq!(p.stack.state(conn), Some(State::FinWait2));
+}
+
+/// What is shown to handlers of the runtime is peeked at and skipped.
+#[test]
+fn peeking_and_skipping_stop_at_the_urgent_byte_and_leave_it_out() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.lazy = true;
+    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
+    p.deliver_frame(&urgent);
+    let mut shown = [0; 8];
+    assert_eq!(p.stack.peek(conn, &mut shown), Ok(2));
+    assert_eq!(&shown[..2], b"ab");
+    p.stack.skip(conn, 6).unwrap();
+    assert_eq!(p.stack.readable(conn), 4, "nothing is skipped that was not shown");
+    assert_eq!(p.stack.peek(conn, &mut shown), Ok(3));
+    assert_eq!(&shown[..3], b"def");
+    assert_eq!(p.stack.recv_urgent(conn), Ok(b'c'));
+    p.stack.skip(conn, 3).unwrap();
+    assert_eq!(p.stack.peek(conn, &mut shown), Err(RecvError::WouldBlock));
+    assert_eq!(p.stack.urgent_mark(conn), None);
+}
+
+#[test]
+fn an_urgent_byte_at_the_end_of_a_chunk_is_peeked_over() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.lazy = true;
+    p.deliver(ACK, 1, 1, &[1; 1447]);
+    let urgent = p.special(ACK | TcpFlags::URG, 1448, 1, 60_000, 601, &[2; 1000]);
+    p.deliver_frame(&urgent);
+    let mut shown = [0; 4096];
+    assert_eq!(p.stack.peek(conn, &mut shown), Ok(2047));
+    p.stack.skip(conn, 2047).unwrap();
+    assert_eq!(p.stack.peek(conn, &mut shown), Ok(399));
+    p.stack.skip(conn, 399).unwrap();
+    assert_eq!(p.stack.readable(conn), 0);
+}
+
+#[test]
+fn once_an_urgent_byte_is_passed_bytes_are_lent_in_place_again() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let urgent = p.special(ACK | TcpFlags::URG, 1, 1, 60_000, 3, b"abcdef");
+    p.deliver_frame(&urgent);
+    assert_eq!(p.read, b"abdef");
+    p.events.clear();
+    p.deliver(ACK, 7, 1, b"ghi");
+    assert!(matches!(p.events[..], [Event::Data { conn: c, .. }] if c == conn), "{:?}", p.events);
+    assert_eq!(p.read, b"abdefghi");
+}
+
+/// An answer to an invalid segment may be given once in `invalid_ack_interval_ms`, however short the round trip is.
+#[test]
+fn an_idle_connection_remembers_when_it_was_challenged_and_nothing_for_longer() {
+    let mut p = established(config());
+    assert!(p.stack.info(p.conn.unwrap()).unwrap().rto < Duration::from_millis(300));
+    p.wait(Duration::from_secs(3));
+    assert_eq!(p.stack.usage().busy, 0);
+    let mut answers = 0;
+    for _ in 0..5 {
+        answers += p.deliver(TcpFlags::RST, 100, 0, &[]).len();
+        answers += p.wait(Duration::from_millis(400)).len();
+    }
+    assert_eq!(answers, 3, "in two seconds");
+    p.wait(Duration::from_secs(2));
+    assert_eq!(p.stack.usage().busy, 0, "nothing is left of it");
+}
+
+/// The clock of connections has 32 bits of milliseconds, which compare by sign for 24.8 days.
+#[test]
+fn keepalive_that_is_switched_on_after_a_month_of_silence_probes_at_once() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    p.wait(30 * DAY);
+    p.stack.set_option(conn, TcpOption::KeepAlive(true)).unwrap();
+    assert_eq!(p.wait(Duration::from_secs(10)).len(), 1);
+}
+
+#[test]
+fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let mut p = Puppet::new(config());
+    p.listen();
+    let now =
+        |value: u32| TcpOptions { timestamps: Some(Timestamps { value, echo: 0 }), ..TcpOptions::default() };
+    let syn = p.segment(SYN, 0, 0, &[], &now(1000));
+    p.deliver_frame(&syn);
+    let ack = p.segment(ACK, 1, 1, &[], &now(1000));
+    p.deliver_frame(&ack);
+    p.wait(30 * DAY);
+    let later = 1000 + 30 * 24 * 3600 * 1000;
+    for (seq, value) in [(1, later), (5, later + 1)] {
+        let bytes = p.segment(ACK, seq, 1, b"late", &now(value));
+        p.deliver_frame(&bytes);
+    }
+    assert_eq!(p.read, b"latelate");
+    // Probes may end the silence, too.
+    p.wait(30 * DAY);
+    let conn = p.conn.unwrap();
+    p.stack.set_option(conn, TcpOption::KeepAlive(true)).unwrap();
+    p.wait(Duration::from_secs(1));
+    let answer = p.segment(ACK, 9, 1, &[], &now(later.wrapping_add(30 * 24 * 3600 * 1000)));
+    p.deliver_frame(&answer);
+    let rejected = p.stack.tcp_stats().paws_rejected;
+    p.wait(Duration::from_secs(3600));
+    assert_eq!((rejected, closed(&p)), (0, 0));
 }

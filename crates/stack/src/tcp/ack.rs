@@ -172,9 +172,9 @@ impl Tcp {
         } else {
             detect_by_duplicates(c, b, threshold, advanced);
         }
+        let was = b.recovery.state;
         process_tail_probe(c, b, blocks.dsack, advanced);
         let newly_lost = b.sent.lost_out.saturating_sub(lost_before);
-        let was = b.recovery.state;
         let summary = AckSummary {
             delivered: delivery.delivered,
             una_advanced: advanced,

@@ -85,6 +85,9 @@ impl Flags {
     /// An urgent byte is expected or held.
     pub const URGENT: Self = Self(1 << 30);
 
+    /// `ts_recent` is older than `last_rx` says, and no measure any more (RFC 7323 §5.5).
+    pub const TS_OLD: Self = Self(1 << 31);
+
     pub const NONE: Self = Self(0);
 
     #[inline]

@@ -12,7 +12,7 @@ use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 
 /// Linux's bound on the age of a timestamp to compare with (RFC 7323 §5.5: 24 days).
-const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
+pub(crate) const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
 
 /// A segment with all that was found out about it before its connection was touched.
 pub(crate) struct Arrived<'a> {
@@ -285,9 +285,11 @@ impl Tcp {
         let now_ms = self.now_ms();
         let c = &mut self.conns[idx];
         if let Some(ts) = timestamps {
-            // RFC 7323 §4.3: only from the segment that covers the left edge of what we acknowledged.
-            if seg.header.seq.le(c.rcv_acked) && (ts.value.wrapping_sub(c.ts_recent) as i32) >= 0 {
+            // RFC 7323 §4.3: only from the segment that covers the left edge of what we acknowledged. PAWS has found it to be newer, or
+            // the one before it too old to tell.
+            if seg.header.seq.le(c.rcv_acked) {
                 c.ts_recent = ts.value;
+                c.flags.clear(Flags::TS_OLD);
             }
         }
         c.last_rx = now_ms;
@@ -307,5 +309,7 @@ impl Tcp {
 
 /// Protection against wrapped sequence numbers (RFC 7323 §5). A timestamp older than 24 days is no measure.
 fn paws_accepts(c: &Tcb, value: u32, now_ms: u32) -> bool {
-    (value.wrapping_sub(c.ts_recent) as i32) >= 0 || now_ms.wrapping_sub(c.last_rx) > PAWS_IDLE_MS
+    (value.wrapping_sub(c.ts_recent) as i32) >= 0
+        || now_ms.wrapping_sub(c.last_rx) > PAWS_IDLE_MS
+        || c.has(Flags::TS_OLD)
 }

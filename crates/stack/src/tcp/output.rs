@@ -203,10 +203,10 @@ impl Tcp {
                 break;
             }
             let room = c.cwnd - sent.in_flight();
-            let (mss, busy) = (c.mss(), c.busy);
+            let (mss, busy, window_end) = (c.mss(), c.busy, c.snd_una + c.snd_wnd);
             let bytes_max = self.super_payload(net, idx, mss, room);
             let sent = &mut self.busy[busy].sent;
-            let Some(lost) = sent.next_lost(mss, bytes_max) else { break };
+            let Some(lost) = sent.next_lost(mss, bytes_max, window_end) else { break };
             let first = sent.front().is_some_and(|s| s.start == lost.start);
             self.resend(net, idx, &lost)?;
             let c = &self.conns[idx];

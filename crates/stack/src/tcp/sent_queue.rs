@@ -419,8 +419,9 @@ impl SentQueue {
         }
     }
 
-    /// The first lost segment that has no retransmission in flight: at most `bytes_max` of it, cut at a segment boundary.
-    pub fn next_lost(&mut self, mss: u32, bytes_max: u32) -> Option<Sent> {
+    /// The first lost segment that has no retransmission in flight: at most `bytes_max` of it, cut at a segment boundary. None if it lies
+    /// beyond `window_end`, to which the peer's window may have shrunk (RFC 9293 §3.8.6); the very first is always tried.
+    pub fn next_lost(&mut self, mss: u32, bytes_max: u32, window_end: SeqNumber) -> Option<Sent> {
         if self.lost_out == 0 {
             return None;
         }
@@ -428,7 +429,11 @@ impl SentQueue {
         while i < self.queue.len() {
             let sent = self.queue[i];
             if sent.has(LOST) && !sent.has(RETRANSMITTED) {
-                let limit = (bytes_max / mss).max(1) * mss;
+                let room = window_end - sent.start;
+                if room <= 0 && i > 0 {
+                    return None;
+                }
+                let limit = (bytes_max.min(room.max(0) as u32) / mss).max(1) * mss;
                 if sent.segments > 1 && sent.bytes() > limit {
                     self.split(i, sent.start + limit, mss);
                 }
@@ -574,10 +579,10 @@ mod tests {
             q.mark_lost_by_time((newest.at, newest.end), core::time::Duration::from_millis(10), at(12));
         assert_eq!(marked, 3, "sent at 0, 1 and 2 ms");
         assert_eq!(again, Some(at(13)));
-        let first = q.next_lost(1000, 1000).unwrap();
+        let first = q.next_lost(1000, 1000, seq(1 << 20)).unwrap();
         assert_eq!(first.start, seq(0));
         q.on_retransmitted(first.start, at(12));
-        assert_eq!(q.next_lost(1000, 1000).unwrap().start, seq(1000));
+        assert_eq!(q.next_lost(1000, 1000, seq(1 << 20)).unwrap().start, seq(1000));
         assert_eq!(q.in_flight(), 5 - 1 - 3 + 1);
         q.check();
     }
@@ -586,7 +591,7 @@ mod tests {
     fn a_sacked_retransmission_leaves_all_counters_at_rest() {
         let mut q = queue(4);
         q.mark_all_lost(false);
-        let s = q.next_lost(1000, 1000).unwrap();
+        let s = q.next_lost(1000, 1000, seq(1 << 20)).unwrap();
         q.on_retransmitted(s.start, at(50));
         let mut d = Delivery::default();
         q.mark_sacked(&[(seq(0), seq(1000))], 1000, seq(0), &mut d);

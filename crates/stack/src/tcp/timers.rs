@@ -2,6 +2,7 @@
 
 use super::busy::RetransmitTimer;
 use super::conn::{Flags, Life, NONE};
+use super::input::PAWS_IDLE_MS;
 use super::recovery;
 use super::state::State;
 use super::{Tcp, rtt};
@@ -64,7 +65,8 @@ impl Tcp {
             at = at.min(self.now + Duration::from_millis(left.max(0) as u64));
         }
         if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
-            at = at.min(self.instant(self.keepalive_deadline(idx)));
+            let left = self.keepalive_after(idx).saturating_sub(self.silence(idx));
+            at = at.min(self.now + Duration::from_millis(left.into()));
         }
         if c.state == State::FinWait2 && c.has(Flags::ORPHAN) {
             at = at.min(self.instant(c.grow_mark.0));
@@ -75,8 +77,8 @@ impl Tcp {
             if let Some(cork) = b.cork_at {
                 at = at.min(cork);
             }
-            if let Some(since) = b.idle_since {
-                at = at.min(since + rtt::rto(c, &self.config, 0));
+            if let Some(release) = self.release_at(idx) {
+                at = at.min(release);
             }
         }
         (at != Instant::MAX).then_some(at)
@@ -102,6 +104,15 @@ impl Tcp {
         }
     }
 
+    /// When an idle connection gives its busy part back: after a time-out, and not while it has to remember that it answered an invalid segment.
+    fn release_at(&self, idx: u32) -> Option<Instant> {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let at = b.idle_since? + rtt::rto(c, &self.config, 0);
+        let interval = self.config.invalid_ack_interval_ms;
+        Some(b.last_invalid_ms.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
+    }
+
     /// SYN and SYN+ACK are sent again after 1, 2, 4 … s.
     fn syn_deadline(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
@@ -112,14 +123,20 @@ impl Tcp {
         Some(self.instant(c.last_rx.wrapping_add(rto.as_millis() as u32)))
     }
 
-    fn keepalive_deadline(&self, idx: u32) -> u32 {
+    /// Time since something was received, in ms. Right for 49 days.
+    fn silence(&self, idx: u32) -> u32 {
+        self.now_ms().wrapping_sub(self.conns[idx].last_rx)
+    }
+
+    /// Silence after which the next keepalive probe is due, in ms.
+    fn keepalive_after(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         let p = self.profile(idx);
         let idle = u32::from(p.keep_idle_seconds) * 1000;
         // A user timeout replaces the number of probes: they are spread so that they last until then and can be counted.
         let interval =
             (u32::from(p.keep_interval_seconds) * 1000).max(p.user_timeout_ms / KEEPALIVE_PROBES_MAX);
-        c.last_rx.wrapping_add(idle).wrapping_add(u32::from(c.retries).wrapping_mul(interval))
+        idle.saturating_add(u32::from(c.retries).saturating_mul(interval))
     }
 
     /// The wheel says that one of the timers may be due.
@@ -186,11 +203,9 @@ impl Tcp {
             self.destroy(idx, CloseReason::TimedOut);
             return false;
         }
-        if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
-            let due = now_ms.wrapping_sub(self.keepalive_deadline(idx)) as i32 >= 0;
-            if due {
-                return self.on_keepalive(net, idx);
-            }
+        let probes = c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN);
+        if probes && self.silence(idx) >= self.keepalive_after(idx) {
+            return self.on_keepalive(net, idx);
         }
         true
     }
@@ -207,7 +222,7 @@ impl Tcp {
             return true;
         }
         let p = *self.profile(idx);
-        let idle = self.now_ms().wrapping_sub(c.last_rx);
+        let idle = self.silence(idx);
         let over = if p.user_timeout_ms != 0 {
             c.retries > 0 && idle >= p.user_timeout_ms
         } else {
@@ -219,7 +234,13 @@ impl Tcp {
             return false;
         }
         self.stats.keepalive_probes += 1;
+        // If keepalive was switched on after a long silence, the probe is late; the next one follows it after an interval all the same.
+        let late = idle - self.keepalive_after(idx);
         let c = &mut self.conns[idx];
+        if idle > PAWS_IDLE_MS {
+            c.flags.set(Flags::TS_OLD);
+        }
+        c.last_rx = c.last_rx.wrapping_add(late);
         c.retries = c.retries.saturating_add(1);
         self.reply_probe(net, idx);
         true
@@ -233,6 +254,7 @@ impl Tcp {
             return true;
         }
         let rto = rtt::rto(c, &self.config, 0);
+        let release = self.release_at(idx);
         let b = &mut self.busy[c.busy];
         if b.cork_at.is_some_and(|at| at <= now) {
             b.cork_at = None;
@@ -241,7 +263,7 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
-        if b.idle_since.is_some_and(|since| since + rto <= now) {
+        if release.is_some_and(|at| at <= now) {
             if b.is_idle(c.state) && c.state.is_synchronized() {
                 self.release_busy(idx);
                 return true;
