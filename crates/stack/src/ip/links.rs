@@ -35,6 +35,9 @@ impl Network {
                 return Err(ConfigError::new(key("addresses"), format!("{address} is there already")));
             }
         }
+        if config.static_neighbours.len() > self.neighbours.room_for_static() {
+            return Err(ConfigError::new(key("static_neighbours"), "more than network.neighbours_max"));
+        }
         let reachable = self.draw_reachable(Duration::from_millis(self.config.neighbour_reachable_ms.into()));
         let link = Link::new(config, port, &device, &self.config, reachable)?;
         self.links.push(link);
@@ -51,9 +54,8 @@ impl Network {
         }
         self.start_ipv6(id);
         for &(address, mac) in &config.static_neighbours {
-            if self.add_neighbour(id, address, mac, NeighbourState::Static).is_none() {
-                return Err(ConfigError::new(key("static_neighbours"), "more than network.neighbours_max"));
-            }
+            let added = self.add_neighbour(id, address, mac, NeighbourState::Static);
+            debug_assert!(added.is_some(), "the room was counted");
         }
         self.bump_epoch();
         Ok(id)

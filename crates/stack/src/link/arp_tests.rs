@@ -1,3 +1,4 @@
+use crate::handle::PortId;
 use crate::icmp::error::IcmpErrorKind;
 use crate::ip::testbench::*;
 use crate::ip::{Input, NetworkConfig, RouteError, TxError};
@@ -249,6 +250,32 @@ fn the_gateway_is_asked_for_destinations_beyond_it() {
     assert_eq!(route.src, IpAddr::V4(OUR_V4));
     bench.send_tcp(&route, far, &segment(0)).unwrap();
     assert_eq!(arp_of(&bench.sent_one()).1.target_ip, ROUTER_V4);
+}
+
+#[test]
+fn more_static_neighbours_than_there_is_room_for_are_refused_before_anything_is_changed() {
+    let config = NetworkConfig { neighbours_max: 16, ..network_config() };
+    let static_ones = |vlan: u16, count: u8| LinkConfig {
+        name: format!("vlan{vlan}"),
+        vlan: Some(vlan),
+        addresses: vec![(Ipv4Addr::new(10, vlan as u8, 0, 1).into(), 24)],
+        static_neighbours: (0..count)
+            .map(|n| (Ipv4Addr::new(10, vlan as u8, 0, 100 + n).into(), PEER_MAC))
+            .collect(),
+        ..LinkConfig::default()
+    };
+    let mut bench = Bench::with(config, &link_config(), CAPABILITIES);
+    // Neighbours that were found give way.
+    for last in 100..120 {
+        bench.route(Ipv4Addr::new(10, 0, 0, last));
+    }
+    bench.network.add_link(PortId(0), &static_ones(1, 10)).unwrap();
+    let error = bench.network.add_link(PortId(0), &static_ones(2, 7)).unwrap_err();
+    assert_eq!(error.key, "link.vlan2.static_neighbours");
+    assert!(!bench.network.is_local(Ipv4Addr::new(10, 2, 0, 1).into()));
+    // Nothing of it is left that could be in the way.
+    bench.network.add_link(PortId(0), &static_ones(2, 6)).unwrap();
+    assert!(bench.network.add_link(PortId(0), &static_ones(3, 1)).is_err());
 }
 
 #[test]

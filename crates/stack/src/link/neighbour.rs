@@ -448,6 +448,12 @@ impl NeighbourTable {
     }
 
     /// Second chance: the hand takes the mark off whoever was used since it last came by, and stops at who was not.
+    /// Static neighbours that there is still room for: all others give way to them. Looks at each neighbour, so it is for setting up only.
+    pub(crate) fn room_for_static(&self) -> usize {
+        let here = self.slots.iter().filter(|n| n.state == NeighbourState::Static).count();
+        self.slots_max - here
+    }
+
     fn choose_victim(&mut self) -> Option<usize> {
         for _ in 0..2 * self.slots.len() {
             let at = self.hand;
