@@ -9,5 +9,6 @@ pub mod mirror;
 mod namespace;
 pub mod offload;
 pub mod random;
+mod staged;
 pub mod switch;
 pub mod tap;

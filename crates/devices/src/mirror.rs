@@ -1,6 +1,7 @@
 //! Copies what passes a device to a second one: for an intrusion detector, a recorder, or a second stack that watches.
 
 use crate::offload::{Forwarder, meta_of};
+use crate::staged::Staged;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
@@ -34,7 +35,7 @@ pub fn wrap_counted(device: Device, monitor: Box<dyn TxQueue + Send>) -> (Device
         Monitor { tx: monitor, forwarder: Forwarder::default(), unflushed: false, stats: stats.clone() };
     let monitor = Arc::new(Mutex::new(monitor));
     let rx = MirrorRx { inner: device.rx, monitor: monitor.clone() };
-    let tx = MirrorTx { inner: device.tx, monitor, room: Vec::new() };
+    let tx = MirrorTx { staged: Staged::new(device.tx), monitor };
     (Device { rx: Box::new(rx), tx: Box::new(tx) }, stats)
 }
 
@@ -107,39 +108,32 @@ impl RxQueue for MirrorRx {
 }
 
 struct MirrorTx {
-    inner: Box<dyn TxQueue + Send>,
+    staged: Staged,
     monitor: Arc<Mutex<Monitor>>,
-    /// Lent by `reserve`: the room of the device below cannot be looked at once the engine has filled it.
-    room: Vec<u8>,
 }
 
 impl TxQueue for MirrorTx {
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        self.staged.inner.capabilities()
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.inner.reserve(len)?;
-        self.room.resize(len, 0);
-        Some(&mut self.room)
+        self.staged.reserve(len)
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        let frame = &self.room[..len];
-        // There was room for at least as much when it was reserved.
-        let Some(room) = self.inner.reserve(len) else { return };
-        room.copy_from_slice(frame);
-        self.inner.commit(len, meta);
-        lock(&self.monitor).copy(frame, meta);
+        if let Some(frame) = self.staged.commit(len, meta) {
+            lock(&self.monitor).copy(frame, meta);
+        }
     }
 
     fn flush(&mut self, now: Instant) {
-        self.inner.flush(now);
+        self.staged.inner.flush(now);
         lock(&self.monitor).flush(now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline().into_iter().chain(lock(&self.monitor).tx.next_deadline()).min()
+        self.staged.inner.next_deadline().into_iter().chain(lock(&self.monitor).tx.next_deadline()).min()
     }
 }
 

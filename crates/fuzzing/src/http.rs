@@ -8,8 +8,9 @@ use core::time::Duration;
 use ginnel::{Conn, Instant};
 use ginnel_apps::httpd::limits::ServerOptions;
 use ginnel_apps::httpd::response::DateText;
-use ginnel_apps::httpd::server::{Server, Transport};
-use ginnel_apps::httpd::site::{Body, FileId, Site, SiteOptions};
+use ginnel_apps::httpd::server::Server;
+use ginnel_apps::httpd::server::recorder::Recorder;
+use ginnel_apps::httpd::site::{Site, SiteOptions};
 use ginnel_apps::load::response::{Parser, Progress, Records};
 use std::fs;
 use std::path::PathBuf;
@@ -18,65 +19,6 @@ use std::path::PathBuf;
 const INPUT_BYTES_MAX: usize = 20 << 10;
 /// Time of day: Sun, 06 Nov 1994 08:49:37 GMT.
 const UNIX: u64 = 784_111_777;
-
-/// What happened to one connection.
-#[derive(Default)]
-struct Net {
-    output: Vec<u8>,
-    room: usize,
-    files: Vec<Vec<u8>>,
-    finished: bool,
-    closed: bool,
-    aborted: bool,
-    resumed: bool,
-}
-
-impl Net {
-    fn ended(&self) -> bool {
-        self.finished || self.closed || self.aborted
-    }
-}
-
-impl Transport for Net {
-    fn send(&mut self, _: Conn, bytes: &[u8]) -> usize {
-        assert!(!self.ended(), "something is sent after the end");
-        let n = bytes.len().min(self.room);
-        self.output.extend_from_slice(&bytes[..n]);
-        self.room -= n;
-        n
-    }
-
-    fn send_file(&mut self, _: Conn, file: FileId, offset: u64, len: u64) -> bool {
-        assert!(!self.ended(), "something is sent after the end");
-        if self.room == 0 {
-            return false;
-        }
-        let bytes = &self.files[file.0 as usize][offset as usize..(offset + len) as usize];
-        self.output.extend_from_slice(bytes);
-        self.room = self.room.saturating_sub(bytes.len());
-        true
-    }
-
-    fn finish(&mut self, _: Conn) {
-        assert!(!core::mem::replace(&mut self.finished, true), "finished twice");
-    }
-
-    fn close(&mut self, _: Conn) {
-        assert!(!core::mem::replace(&mut self.closed, true), "closed twice");
-    }
-
-    fn abort(&mut self, _: Conn) {
-        assert!(!core::mem::replace(&mut self.aborted, true), "aborted twice");
-    }
-
-    fn resume_reading(&mut self, _: Conn) {
-        self.resumed = true;
-    }
-
-    fn outstanding(&mut self, _: Conn) -> Option<u32> {
-        None
-    }
-}
 
 /// A server that lives as long as the process: reading its site takes longer than an input.
 struct Rig {
@@ -109,11 +51,7 @@ impl Rig {
         let root = tree();
         let date = DateText::new(UNIX);
         let site = Site::read(&root, &SiteOptions::default(), &date).expect("the site");
-        let bytes_of = |body: &Body| match body {
-            Body::Loaded(source) => source.bytes().to_vec(),
-            Body::Streamed(_) => Vec::new(),
-        };
-        let files = site.entries().iter().map(|e| bytes_of(&e.body)).collect();
+        let files = Recorder::files_of(&site);
         // All of it is in memory now.
         let _ = fs::remove_dir_all(root);
         let now = Instant::from_millis(5_000);
@@ -122,14 +60,14 @@ impl Rig {
     }
 
     /// The whole life of a connection on which the client sends `data` in `pieces` and reads `room` bytes at a time.
-    fn talk(&mut self, data: &[u8], pieces: &mut dyn FnMut() -> usize, room: usize) -> Net {
+    fn talk(&mut self, data: &[u8], pieces: &mut dyn FnMut() -> usize, room: usize) -> Recorder {
         self.generation += 1;
         let conn = Conn::new(0, self.generation);
-        let mut net = Net { files: core::mem::take(&mut self.files), room, ..Net::default() };
+        let mut net = Recorder { files: core::mem::take(&mut self.files), room, ..Recorder::default() };
         self.server.accepted(self.now, conn);
         let mut unread = Vec::new();
         let mut rest = data;
-        while !net.ended() {
+        while !net.has_ended() {
             if unread.is_empty() && rest.is_empty() {
                 break;
             }
@@ -138,10 +76,10 @@ impl Rig {
             rest = &rest[n..];
             self.show(conn, &mut unread, &mut net, room);
         }
-        if !net.ended() && unread.is_empty() {
+        if !net.has_ended() && unread.is_empty() {
             self.server.peer_closed(conn, &mut net);
         }
-        while !net.ended() && net.room == 0 {
+        while !net.has_ended() && net.room == 0 {
             self.make_room(conn, &mut unread, &mut net, room);
         }
         self.server.closed(conn);
@@ -150,13 +88,13 @@ impl Rig {
     }
 
     /// Shows the server what it has not taken, and reads its answers, until nothing moves.
-    fn show(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Net, room: usize) {
+    fn show(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
         for _ in 0..100_000 {
             net.resumed = false;
             let taken = self.server.data(self.now, conn, unread, net);
             assert!(taken <= unread.len(), "more was taken than there is");
             unread.drain(..taken);
-            if net.ended() || unread.is_empty() {
+            if net.has_ended() || unread.is_empty() {
                 return;
             }
             if net.room == 0 {
@@ -168,11 +106,11 @@ impl Rig {
         panic!("the server takes no notice of {} bytes", unread.len());
     }
 
-    fn make_room(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Net, room: usize) {
+    fn make_room(&mut self, conn: Conn, unread: &mut Vec<u8>, net: &mut Recorder, room: usize) {
         net.room = room;
         self.server.writable(self.now, conn, net);
         self.server.read_disk(self.now, net);
-        if net.resumed && !unread.is_empty() && !net.ended() {
+        if net.resumed && !unread.is_empty() && !net.has_ended() {
             net.resumed = false;
             let taken = self.server.data(self.now, conn, unread, net);
             unread.drain(..taken);
@@ -207,11 +145,11 @@ fn requests(data: &[u8], cut: u8, choice: u8) {
         let cut = rig.talk(data, &mut pieces(cut), room);
         check_framing(&whole, data);
         check_framing(&cut, data);
-        let statuses = |net: &Net| statuses(&net.output);
+        let statuses = |net: &Recorder| statuses(&net.output);
         // A head that is both too long and malformed is refused for what is seen first, which depends on how it comes.
         if !statuses(&whole).contains(&400) && !statuses(&cut).contains(&400) && data.len() < 8 << 10 {
             assert_eq!(text(&whole.output), text(&cut.output), "pieces change the answer to {}", text(data));
-            assert_eq!(whole.ended(), cut.ended(), "pieces change how it ends");
+            assert_eq!(whole.has_ended(), cut.has_ended(), "pieces change how it ends");
         }
     });
 }
@@ -231,7 +169,7 @@ fn statuses(output: &[u8]) -> Vec<u16> {
 }
 
 /// A client can tell where each response ends.
-fn check_framing(net: &Net, data: &[u8]) {
+fn check_framing(net: &Recorder, data: &[u8]) {
     const KNOWN: [u16; 19] =
         [100, 200, 206, 301, 304, 400, 404, 405, 408, 412, 413, 414, 416, 417, 431, 500, 501, 503, 505];
     let statuses = statuses(&net.output);
@@ -249,7 +187,7 @@ fn check_framing(net: &Net, data: &[u8]) {
             Ok(Progress::Complete(used, response)) => {
                 rest = &rest[used..];
                 assert!(!response.close || rest.is_empty(), "a response after the last one");
-                assert!(!response.close || net.ended(), "a last response without an end");
+                assert!(!response.close || net.has_ended(), "a last response without an end");
             }
             Ok(Progress::More) => break,
             Err(_) => panic!("an unreadable response to {}: {}", text(data), text(rest)),

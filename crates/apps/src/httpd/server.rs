@@ -4,6 +4,7 @@
 //! requests stay with the transport, unread, so that a client that pipelines without reading is held back by its own window, and
 //! responses keep the order of their requests.
 
+pub mod recorder;
 mod sending;
 
 use super::body::BodyReader;

@@ -11,6 +11,7 @@ pub use filter::{Filter, FilterError, FilterErrorKind};
 pub use writer::FileRing;
 
 use crate::offload::meta_of;
+use crate::staged::Staged;
 use ginnel_stack::device::{Capabilities, Device, RxBurst, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::segment::complete_checksum;
@@ -121,12 +122,8 @@ impl Capture {
     #[must_use]
     pub fn wrap(&self, device: Device) -> Device {
         let rx = CaptureRx { inner: device.rx, capture: self.clone(), scratch: Vec::new() };
-        let tx = CaptureTx {
-            inner: device.tx,
-            capture: self.clone(),
-            room: Vec::new(),
-            pending: Pending::default(),
-        };
+        let staged = Staged::new(device.tx);
+        let tx = CaptureTx { staged, capture: self.clone(), pending: Pending::default() };
         Device { rx: Box::new(rx), tx: Box::new(tx) }
     }
 
@@ -230,30 +227,22 @@ struct PendingFrame {
 }
 
 struct CaptureTx {
-    inner: Box<dyn TxQueue + Send>,
+    staged: Staged,
     capture: Capture,
-    /// Lent by `reserve`: the room of the device below cannot be looked at once the engine has filled it.
-    room: Vec<u8>,
     pending: Pending,
 }
 
 impl TxQueue for CaptureTx {
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        self.staged.inner.capabilities()
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.inner.reserve(len)?;
-        self.room.resize(len, 0);
-        Some(&mut self.room)
+        self.staged.reserve(len)
     }
 
     fn commit(&mut self, len: usize, meta: TxMeta) {
-        let frame = &self.room[..len];
-        // There was room for at least as much when it was reserved.
-        let Some(room) = self.inner.reserve(len) else { return };
-        room.copy_from_slice(frame);
-        self.inner.commit(len, meta);
+        let Some(frame) = self.staged.commit(len, meta) else { return };
         if self.capture.wants(frame) {
             self.capture.copy(frame, meta, &mut self.pending.bytes);
             self.pending.frames.push(PendingFrame {
@@ -281,11 +270,11 @@ impl TxQueue for CaptureTx {
             self.pending.bytes.clear();
             writer.tick(now);
         }
-        self.inner.flush(now);
+        self.staged.inner.flush(now);
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.inner.next_deadline()
+        self.staged.inner.next_deadline()
     }
 }
 

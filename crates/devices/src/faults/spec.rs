@@ -190,99 +190,32 @@ const HOUR: u64 = 3_600_000_000_000;
 /// What stands for `None` where a key has no value by default; outside the range of the key.
 const ABSENT: u64 = 0;
 
+const fn key(
+    name: &'static str,
+    units: Units,
+    range: (u64, u64),
+    get: fn(&Impairment) -> u64,
+    set: fn(&mut Impairment, u64),
+) -> Key {
+    Key { name, units, range, get, set }
+}
+
 /// In the order in which they are printed.
+#[rustfmt::skip] // a table
 const KEYS: [Key; 13] = [
-    Key {
-        name: "delay",
-        units: TIME,
-        range: (0, HOUR),
-        get: |i| nanos(i.delay),
-        set: |i, v| i.delay = Duration::from_nanos(v),
-    },
-    Key {
-        name: "jitter",
-        units: TIME,
-        range: (0, HOUR),
-        get: |i| nanos(i.jitter),
-        set: |i, v| i.jitter = Duration::from_nanos(v),
-    },
-    Key {
-        name: "rate",
-        units: RATE,
-        range: (1, 10_000_000_000_000),
-        get: |i| i.rate.unwrap_or(ABSENT),
-        set: |i, v| i.rate = Some(v),
-    },
-    Key {
-        name: "loss",
-        units: SHARE,
-        range: SHARES,
-        get: |i| i.loss.0.into(),
-        set: |i, v| i.loss = Probability(v as u32),
-    },
-    Key {
-        name: "loss-burst",
-        units: THOUSANDTHS,
-        range: (1000, 1_000_000_000),
-        get: |i| i.loss_burst.map_or(ABSENT, u64::from),
-        set: |i, v| i.loss_burst = Some(v as u32),
-    },
-    Key {
-        name: "duplicate",
-        units: SHARE,
-        range: SHARES,
-        get: |i| i.duplicate.0.into(),
-        set: |i, v| i.duplicate = Probability(v as u32),
-    },
-    Key {
-        name: "reorder",
-        units: SHARE,
-        range: SHARES,
-        get: |i| i.reorder.0.into(),
-        set: |i, v| i.reorder = Probability(v as u32),
-    },
-    Key {
-        name: "reorder-delay",
-        units: TIME,
-        range: (1, HOUR),
-        get: |i| nanos(i.reorder_delay),
-        set: |i, v| i.reorder_delay = Duration::from_nanos(v),
-    },
-    Key {
-        name: "corrupt",
-        units: SHARE,
-        range: SHARES,
-        get: |i| i.corrupt.0.into(),
-        set: |i, v| i.corrupt = Probability(v as u32),
-    },
-    Key {
-        name: "corrupt-from",
-        units: COUNT,
-        range: (0, 65_535),
-        get: |i| i.corrupt_from.into(),
-        set: |i, v| i.corrupt_from = v as u32,
-    },
-    Key {
-        name: "limit",
-        units: COUNT,
-        range: (1, 100_000_000),
-        get: |i| i.limit.into(),
-        set: |i, v| i.limit = v as u32,
-    },
-    Key {
-        name: "limit-bytes",
-        units: SIZE,
-        range: (1, u64::MAX),
-        get: |i| i.limit_bytes,
-        set: |i, v| i.limit_bytes = v,
-    },
-    Key {
-        name: "memory",
-        units: SIZE,
-        range: (1 << 16, 1 << 40),
-        get: |i| i.memory,
-        set: |i, v| i.memory = v,
-    },
+    key("delay",         TIME,        (0, HOUR),               |i| nanos(i.delay),                         |i, v| i.delay = Duration::from_nanos(v)),
+    key("jitter",        TIME,        (0, HOUR),               |i| nanos(i.jitter),                        |i, v| i.jitter = Duration::from_nanos(v)),
+    key("rate",          RATE,        (1, 10_000_000_000_000), |i| i.rate.unwrap_or(ABSENT),               |i, v| i.rate = Some(v)),
+    key("loss",          SHARE,       SHARES,                  |i| i.loss.0.into(),                        |i, v| i.loss = Probability(v as u32)),
+    key("loss-burst",    THOUSANDTHS, (1000, 1_000_000_000),   |i| i.loss_burst.map_or(ABSENT, u64::from), |i, v| i.loss_burst = Some(v as u32)),
+    key("duplicate",     SHARE,       SHARES,                  |i| i.duplicate.0.into(),                   |i, v| i.duplicate = Probability(v as u32)),
+    key("reorder",       SHARE,       SHARES,                  |i| i.reorder.0.into(),                     |i, v| i.reorder = Probability(v as u32)),
+    key("reorder-delay", TIME,        (1, HOUR),               |i| nanos(i.reorder_delay),                 |i, v| i.reorder_delay = Duration::from_nanos(v)),
+    key("corrupt",       SHARE,       SHARES,                  |i| i.corrupt.0.into(),                     |i, v| i.corrupt = Probability(v as u32)),
+    key("corrupt-from",  COUNT,       (0, 65_535),             |i| i.corrupt_from.into(),                  |i, v| i.corrupt_from = v as u32),
+    key("limit",         COUNT,       (1, 100_000_000),        |i| i.limit.into(),                         |i, v| i.limit = v as u32),
+    key("limit-bytes",   SIZE,        (1, u64::MAX),           |i| i.limit_bytes,                          |i, v| i.limit_bytes = v),
+    key("memory",        SIZE,        (1 << 16, 1 << 40),      |i| i.memory,                               |i, v| i.memory = v),
 ];
 
 const SHARES: (u64, u64) = (0, Probability::ONE as u64);

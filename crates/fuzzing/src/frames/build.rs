@@ -3,6 +3,7 @@
 use super::word::WORD_BYTES;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use ginnel_stack::wire::echo::Echo;
 use ginnel_stack::wire::ethernet::{EtherType, Header, VlanTag};
 use ginnel_stack::wire::tcp::{self, TcpHeader, TcpOptions};
 use ginnel_stack::wire::{MacAddr, arp, icmpv4, icmpv6, ipv4, ipv6, ndp, protocol};
@@ -190,12 +191,12 @@ fn icmpv6_error(kind: u8, mtu: u32, quote: &[u8]) -> Option<Vec<u8>> {
 pub fn echo_request(host: u8, v6: bool, data: &[u8]) -> Vec<u8> {
     let (v4, v6_address) = on_link(host);
     if v6 {
-        let message = icmpv6::Message::EchoRequest { ident: 1, seq: 2, data };
+        let message = icmpv6::Message::EchoRequest(Echo { ident: 1, seq: 2, data });
         let mut l4 = vec![0; message.encoded_len()];
         message.emit(v6_address, OUR_V6, &mut l4);
         ip6(v6_address, OUR_V6, protocol::ICMPV6, 0, 64, &l4)
     } else {
-        let message = icmpv4::Message::EchoRequest { ident: 1, seq: 2, data };
+        let message = icmpv4::Message::EchoRequest(Echo { ident: 1, seq: 2, data });
         let mut l4 = vec![0; message.encoded_len()];
         message.emit(&mut l4);
         ip(v4.into(), OUR_V4.into(), protocol::ICMP, 0, 9, &l4)

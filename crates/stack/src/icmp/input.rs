@@ -6,18 +6,17 @@ use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
 use crate::link::is_unicast;
 use crate::link::ndp::NdpPacket;
 use crate::time::Instant;
+use crate::wire::echo::Echo;
 use crate::wire::{MacAddr, icmpv4, icmpv6, protocol};
 use core::net::IpAddr;
 
 /// An echo request to be answered.
-struct Echo<'a> {
+struct Asked<'a> {
     /// Us, if the request was for us alone.
     to: Option<IpAddr>,
     from: IpAddr,
     tos: u8,
-    ident: u16,
-    seq: u16,
-    data: &'a [u8],
+    echo: Echo<'a>,
 }
 
 impl Network {
@@ -26,13 +25,13 @@ impl Network {
         self.stats.icmp_in += 1;
         let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
         match icmpv4::Message::parse(packet.payload) {
-            Ok(icmpv4::Message::EchoRequest { ident, seq, data }) => {
+            Ok(icmpv4::Message::EchoRequest(echo)) => {
                 // RFC 1122 §3.2.2.6: nobody shall make a network shout at one host.
                 if packet.broadcast {
                     self.stats.icmp_echo_ignored += 1;
                 } else {
                     let tos = packet.header.dscp << 2 | packet.header.ecn;
-                    self.answer_echo(now, &Echo { to: Some(dst), from: src, tos, ident, seq, data });
+                    self.answer_echo(now, &Asked { to: Some(dst), from: src, tos, echo });
                 }
             }
             Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
@@ -45,7 +44,7 @@ impl Network {
                 return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem);
             }
             Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
-            Ok(icmpv4::Message::EchoReply { .. } | icmpv4::Message::Other { .. }) => {
+            Ok(icmpv4::Message::EchoReply(_) | icmpv4::Message::Other { .. }) => {
                 self.stats.icmp_unhandled += 1;
             }
             Err(_) => self.stats.icmp_invalid += 1,
@@ -65,11 +64,11 @@ impl Network {
         let header = &packet.header;
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
         match icmpv6::Message::parse(packet.payload, header.src, header.dst) {
-            Ok(icmpv6::Message::EchoRequest { ident, seq, data }) if !header.src.is_unspecified() => {
+            Ok(icmpv6::Message::EchoRequest(echo)) if !header.src.is_unspecified() => {
                 let tos = header.dscp << 2 | header.ecn;
                 // RFC 4443 §4.2: one sent to a group is answered from an address of our own.
                 let to = (!header.dst.is_multicast()).then_some(dst);
-                self.answer_echo(now, &Echo { to, from: src, tos, ident, seq, data });
+                self.answer_echo(now, &Asked { to, from: src, tos, echo });
             }
             Ok(icmpv6::Message::Unreachable { code, quote }) => {
                 return self.icmp_error(dst, quote, unreachable_v6(code));
@@ -105,32 +104,31 @@ impl Network {
         Input::Nothing
     }
 
-    fn answer_echo(&mut self, now: Instant, echo: &Echo<'_>) {
+    fn answer_echo(&mut self, now: Instant, asked: &Asked<'_>) {
         if !self.config.icmp_echo {
             self.stats.icmp_echo_ignored += 1;
             return;
         }
-        let Ok(route) = self.route(now, echo.from, echo.to) else { return };
+        let Ok(route) = self.route(now, asked.from, asked.to) else { return };
         let link = self.link(route.hop.link());
         let header = IpHeader {
             src: route.src,
-            dst: echo.from,
+            dst: asked.from,
             protocol: if route.src.is_ipv4() { protocol::ICMP } else { protocol::ICMPV6 },
-            tos: echo.tos,
+            tos: asked.tos,
             hop_limit: link.hop_limit,
             dont_fragment: false,
         };
-        let Echo { ident, seq, data, .. } = *echo;
-        let len = icmpv4::HEADER_LEN + data.len();
-        let sent = match (route.src, echo.from) {
+        let len = icmpv4::HEADER_LEN + asked.echo.data.len();
+        let sent = match (route.src, asked.from) {
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let reply = icmpv6::Message::EchoReply { ident, seq, data };
+                let reply = icmpv6::Message::EchoReply(asked.echo);
                 self.send_datagram(now, &route, &header, len, None, |out| {
                     reply.emit(src, dst, out);
                 })
             }
             _ => {
-                let reply = icmpv4::Message::EchoReply { ident, seq, data };
+                let reply = icmpv4::Message::EchoReply(asked.echo);
                 self.send_datagram(now, &route, &header, len, None, |out| {
                     reply.emit(out);
                 })

@@ -66,22 +66,25 @@ fn sent_icmp6(bench: &Bench, check: impl FnOnce(ipv6::Header, icmpv6::Message<'_
 fn echo_requests_are_answered_in_both_families() {
     let mut bench = bench();
     let data = b"some data of odd length";
-    bench.input(&v4_frame(protocol::ICMP, &icmp4(&icmpv4::Message::EchoRequest { ident: 7, seq: 9, data })));
+    bench.input(&v4_frame(
+        protocol::ICMP,
+        &icmp4(&icmpv4::Message::EchoRequest(Echo { ident: 7, seq: 9, data })),
+    ));
     sent_icmp4(&bench, |header, message| {
         assert_eq!((header.src, header.dst), (OUR_V4, PEER_V4));
-        assert_eq!(message, icmpv4::Message::EchoReply { ident: 7, seq: 9, data });
+        assert_eq!(message, icmpv4::Message::EchoReply(Echo { ident: 7, seq: 9, data }));
     });
-    bench.input(&icmp6_frame(&icmpv6::Message::EchoRequest { ident: 7, seq: 9, data }));
+    bench.input(&icmp6_frame(&icmpv6::Message::EchoRequest(Echo { ident: 7, seq: 9, data })));
     sent_icmp6(&bench, |header, message| {
         assert_eq!((header.src, header.dst), (OUR_V6, PEER_V6));
-        assert_eq!(message, icmpv6::Message::EchoReply { ident: 7, seq: 9, data });
+        assert_eq!(message, icmpv6::Message::EchoReply(Echo { ident: 7, seq: 9, data }));
     });
 }
 
 #[test]
 fn echo_requests_to_broadcast_addresses_are_not_answered() {
     let mut bench = bench();
-    let request = icmp4(&icmpv4::Message::EchoRequest { ident: 7, seq: 9, data: b"" });
+    let request = icmp4(&icmpv4::Message::EchoRequest(Echo { ident: 7, seq: 9, data: b"" }));
     for dst in [Ipv4Addr::BROADCAST, Ipv4Addr::new(10, 0, 0, 255), Ipv4Addr::new(224, 0, 0, 1)] {
         let header = ipv4_header(PEER_V4, dst, protocol::ICMP, request.len());
         let packet = ipv4_packet(header, &request);
@@ -94,7 +97,7 @@ fn echo_requests_to_broadcast_addresses_are_not_answered() {
 #[test]
 fn echo_can_be_switched_off() {
     let mut bench = bench_with(NetworkConfig { icmp_echo: false, ..network_config() });
-    let request = icmpv4::Message::EchoRequest { ident: 7, seq: 9, data: b"" };
+    let request = icmpv4::Message::EchoRequest(Echo { ident: 7, seq: 9, data: b"" });
     bench.input(&v4_frame(protocol::ICMP, &icmp4(&request)));
     assert_eq!(bench.sent().len(), 0);
 }
@@ -103,7 +106,7 @@ fn echo_can_be_switched_off() {
 fn the_longest_ping_is_put_together_answered_and_cut_again() {
     let mut bench = bench();
     let data: Vec<u8> = (0..65_507_u32).map(|at| at as u8).collect();
-    let request = icmp4(&icmpv4::Message::EchoRequest { ident: 1, seq: 1, data: &data });
+    let request = icmp4(&icmpv4::Message::EchoRequest(Echo { ident: 1, seq: 1, data: &data }));
     let mut buffer = None;
     for (at, piece) in request.chunks(1480).enumerate() {
         let offset = at * 1480;
@@ -131,7 +134,7 @@ fn the_longest_ping_is_put_together_answered_and_cut_again() {
         payload.extend_from_slice(header.payload(packet));
     }
     let reply = icmpv4::Message::parse(&payload).unwrap();
-    assert_eq!(reply, icmpv4::Message::EchoReply { ident: 1, seq: 1, data: &data });
+    assert_eq!(reply, icmpv4::Message::EchoReply(Echo { ident: 1, seq: 1, data: &data }));
 }
 
 #[test]
@@ -246,7 +249,7 @@ fn datagrams_keep_to_the_path_mtu() {
     let data = [1; 1000];
     bench.input(&v4_frame(
         protocol::ICMP,
-        &icmp4(&icmpv4::Message::EchoRequest { ident: 1, seq: 1, data: &data }),
+        &icmp4(&icmpv4::Message::EchoRequest(Echo { ident: 1, seq: 1, data: &data })),
     ));
     let lens: Vec<_> = bench.sent().iter().map(Vec::len).collect();
     assert_eq!(lens, [14 + 20 + 576, 14 + 20 + 432]);

@@ -2,6 +2,7 @@ use super::*;
 use crate::device::{GsoKind, RxFrame};
 use crate::ip::testbench::*;
 use crate::link::LinkConfig;
+use crate::wire::echo::Echo;
 use proptest::prelude::*;
 
 /// A valid TCP segment from the peer.
@@ -299,7 +300,7 @@ fn samples() -> Vec<Vec<u8>> {
     use crate::wire::{icmpv4, icmpv6, ndp};
     let mut samples = vec![tcp_frame(), tcp6_frame(), arp_request(PEER_V4, PEER_MAC, OUR_V4)];
     let mut icmp = vec![0; 64];
-    let len = icmpv4::Message::EchoRequest { ident: 1, seq: 2, data: b"hello" }.emit(&mut icmp);
+    let len = icmpv4::Message::EchoRequest(Echo { ident: 1, seq: 2, data: b"hello" }).emit(&mut icmp);
     samples.push(v4_frame(protocol::ICMP, &icmp[..len]));
     let mut quoted = ipv4_packet(ipv4_header(OUR_V4, PEER_V4, protocol::TCP, 20), &segment(0));
     quoted.truncate(28);

@@ -1,6 +1,7 @@
 //! ICMP for IPv4 (RFC 792).
 
 use super::checksum::Sum;
+use super::echo::Echo;
 use super::{WireError, be16, head};
 use core::net::Ipv4Addr;
 
@@ -53,23 +54,9 @@ pub const fn is_query(kind: u8) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
     /// "Ping".
-    EchoRequest {
-        /// Chosen by the sender.
-        ident: u16,
-        /// Chosen by the sender.
-        seq: u16,
-        /// To come back unchanged.
-        data: &'a [u8],
-    },
+    EchoRequest(Echo<'a>),
     /// The answer to a ping.
-    EchoReply {
-        /// From the request.
-        ident: u16,
-        /// From the request.
-        seq: u16,
-        /// From the request.
-        data: &'a [u8],
-    },
+    EchoReply(Echo<'a>),
     /// A packet of ours could not be delivered.
     Unreachable {
         /// Why: see [`unreachable`](mod@unreachable).
@@ -129,8 +116,8 @@ impl<'a> Message<'a> {
         }
         let (kind, code, rest) = (bytes[0], bytes[1], &message[HEADER_LEN..]);
         Ok(match kind {
-            ECHO_REQUEST => Self::EchoRequest { ident: be16(bytes, 4), seq: be16(bytes, 6), data: rest },
-            ECHO_REPLY => Self::EchoReply { ident: be16(bytes, 4), seq: be16(bytes, 6), data: rest },
+            ECHO_REQUEST => Self::EchoRequest(Echo::new(bytes, rest)),
+            ECHO_REPLY => Self::EchoReply(Echo::new(bytes, rest)),
             UNREACHABLE => Self::Unreachable { code, mtu: be16(bytes, 6), quote: rest },
             REDIRECT => {
                 let gateway = Ipv4Addr::new(bytes[4], bytes[5], bytes[6], bytes[7]);
@@ -144,14 +131,12 @@ impl<'a> Message<'a> {
 
     /// Type, code, the four bytes after the checksum, and the rest.
     fn parts(&self) -> (u8, u8, [u8; 4], &'a [u8]) {
-        let echo = |ident: u16, seq: u16| {
-            let ([a, b], [c, d]) = (ident.to_be_bytes(), seq.to_be_bytes());
-            [a, b, c, d]
-        };
         match *self {
-            Self::EchoRequest { ident, seq, data } => (ECHO_REQUEST, 0, echo(ident, seq), data),
-            Self::EchoReply { ident, seq, data } => (ECHO_REPLY, 0, echo(ident, seq), data),
-            Self::Unreachable { code, mtu, quote } => (UNREACHABLE, code, echo(0, mtu), quote),
+            Self::EchoRequest(echo) => (ECHO_REQUEST, 0, echo.word().to_be_bytes(), echo.data),
+            Self::EchoReply(echo) => (ECHO_REPLY, 0, echo.word().to_be_bytes(), echo.data),
+            Self::Unreachable { code, mtu, quote } => {
+                (UNREACHABLE, code, u32::from(mtu).to_be_bytes(), quote)
+            }
             Self::Redirect { code, gateway, quote } => (REDIRECT, code, gateway.octets(), quote),
             Self::TimeExceeded { code, quote } => (TIME_EXCEEDED, code, [0; 4], quote),
             Self::ParameterProblem { code, pointer, quote } => {
@@ -191,8 +176,8 @@ mod tests {
         let quote = &[0x45, 1, 2, 3, 4][..];
         let gateway = Ipv4Addr::new(10, 0, 0, 1);
         for message in [
-            Message::EchoRequest { ident: 1, seq: 0xfffe, data: b"odd" },
-            Message::EchoReply { ident: 0xabcd, seq: 2, data: b"" },
+            Message::EchoRequest(Echo { ident: 1, seq: 0xfffe, data: b"odd" }),
+            Message::EchoReply(Echo { ident: 0xabcd, seq: 2, data: b"" }),
             Message::Unreachable { code: unreachable::FRAGMENTATION_NEEDED, mtu: 1400, quote },
             Message::Redirect { code: 1, gateway, quote },
             Message::TimeExceeded { code: time_exceeded::REASSEMBLY, quote },
@@ -209,7 +194,7 @@ mod tests {
     #[test]
     fn damaged_or_truncated_messages_are_refused() {
         let mut out = [0; 16];
-        let len = Message::EchoRequest { ident: 1, seq: 2, data: b"12345678" }.emit(&mut out);
+        let len = Message::EchoRequest(Echo { ident: 1, seq: 2, data: b"12345678" }).emit(&mut out);
         assert_eq!(len, 16);
         for bit in 0..128 {
             let mut bad = out;

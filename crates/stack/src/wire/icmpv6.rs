@@ -2,7 +2,8 @@
 //! [`mld`](super::mld).
 
 use super::checksum::{Sum, pseudo_v6};
-use super::{WireError, be16, be32, head, protocol};
+use super::echo::Echo;
+use super::{WireError, be32, head, protocol};
 use core::net::Ipv6Addr;
 
 /// Codes of "destination unreachable" (RFC 4443 §3.1).
@@ -65,23 +66,9 @@ pub const fn is_query(kind: u8) -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message<'a> {
     /// "Ping".
-    EchoRequest {
-        /// Chosen by the sender.
-        ident: u16,
-        /// Chosen by the sender.
-        seq: u16,
-        /// To come back unchanged.
-        data: &'a [u8],
-    },
+    EchoRequest(Echo<'a>),
     /// The answer to a ping.
-    EchoReply {
-        /// From the request.
-        ident: u16,
-        /// From the request.
-        seq: u16,
-        /// From the request.
-        data: &'a [u8],
-    },
+    EchoReply(Echo<'a>),
     /// A packet of ours could not be delivered.
     Unreachable {
         /// Why: see [`unreachable`](mod@unreachable).
@@ -152,17 +139,16 @@ impl<'a> Message<'a> {
             PACKET_TOO_BIG => Self::PacketTooBig { mtu: be32(bytes, 4), quote: rest },
             TIME_EXCEEDED => Self::TimeExceeded { code, quote: rest },
             PARAMETER_PROBLEM => Self::ParameterProblem { code, pointer: be32(bytes, 4), quote: rest },
-            ECHO_REQUEST => Self::EchoRequest { ident: be16(bytes, 4), seq: be16(bytes, 6), data: rest },
-            _ => Self::EchoReply { ident: be16(bytes, 4), seq: be16(bytes, 6), data: rest },
+            ECHO_REQUEST => Self::EchoRequest(Echo::new(bytes, rest)),
+            _ => Self::EchoReply(Echo::new(bytes, rest)),
         })
     }
 
     /// Type, code, the four bytes after the checksum if they have a meaning of their own, and the rest.
     fn parts(&self) -> (u8, u8, Option<u32>, &'a [u8]) {
-        let echo = |ident: u16, seq: u16| Some(u32::from(ident) << 16 | u32::from(seq));
         match *self {
-            Self::EchoRequest { ident, seq, data } => (ECHO_REQUEST, 0, echo(ident, seq), data),
-            Self::EchoReply { ident, seq, data } => (ECHO_REPLY, 0, echo(ident, seq), data),
+            Self::EchoRequest(echo) => (ECHO_REQUEST, 0, Some(echo.word()), echo.data),
+            Self::EchoReply(echo) => (ECHO_REPLY, 0, Some(echo.word()), echo.data),
             Self::Unreachable { code, quote } => (UNREACHABLE, code, Some(0), quote),
             Self::PacketTooBig { mtu, quote } => (PACKET_TOO_BIG, 0, Some(mtu), quote),
             Self::TimeExceeded { code, quote } => (TIME_EXCEEDED, code, Some(0), quote),
@@ -219,8 +205,8 @@ mod tests {
     fn every_message_round_trips() {
         let quote = &[0x60, 1, 2, 3, 4][..];
         for message in [
-            Message::EchoRequest { ident: 1, seq: 0xfffe, data: b"odd" },
-            Message::EchoReply { ident: 0xabcd, seq: 2, data: b"" },
+            Message::EchoRequest(Echo { ident: 1, seq: 0xfffe, data: b"odd" }),
+            Message::EchoReply(Echo { ident: 0xabcd, seq: 2, data: b"" }),
             Message::Unreachable { code: unreachable::PORT, quote },
             Message::PacketTooBig { mtu: 0x1_0500, quote },
             Message::TimeExceeded { code: time_exceeded::REASSEMBLY, quote },
@@ -238,7 +224,7 @@ mod tests {
     #[test]
     fn checksum_covers_the_addresses() {
         let mut out = [0; 16];
-        Message::EchoRequest { ident: 1, seq: 2, data: b"12345678" }.emit(A, B, &mut out);
+        Message::EchoRequest(Echo { ident: 1, seq: 2, data: b"12345678" }).emit(A, B, &mut out);
         assert_eq!(Message::parse(&out, A, A), Err(WireError::BadChecksum));
         for len in 0..16 {
             assert!(Message::parse(&out[..len], A, B).is_err());

@@ -4,6 +4,7 @@ use crate::values::*;
 use core::net::Ipv6Addr;
 use etherparse::*;
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use ginnel_stack::wire::echo::Echo;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, TcpSegment, Timestamps, emit};
 use ginnel_stack::wire::{arp, ethernet, icmpv4, icmpv6 as our_icmpv6, ipv4, ipv6, ndp, protocol, udp};
 use proptest::prelude::*;
@@ -221,7 +222,7 @@ proptest! {
     fn icmpv6_messages(a in v6(), b in v6(), id: u16, seq: u16, mtu: u32, body in payload(), code in 0u8..7, kind in 0..5) {
         use etherparse::icmpv6::*;
         let (message, theirs) = match kind {
-            0 => (our_icmpv6::Message::EchoRequest { ident: id, seq, data: &body }, Icmpv6Type::EchoRequest(IcmpEchoHeader { id, seq })),
+            0 => (our_icmpv6::Message::EchoRequest(Echo { ident: id, seq, data: &body }), Icmpv6Type::EchoRequest(IcmpEchoHeader { id, seq })),
             1 => (our_icmpv6::Message::Unreachable { code, quote: &body }, Icmpv6Type::DestinationUnreachable(DestUnreachableCode::from_u8(code).unwrap())),
             2 => (our_icmpv6::Message::PacketTooBig { mtu, quote: &body }, Icmpv6Type::PacketTooBig { mtu }),
             3 => (our_icmpv6::Message::TimeExceeded { code: code % 2, quote: &body }, Icmpv6Type::TimeExceeded(TimeExceededCode::from_u8(code % 2).unwrap())),

@@ -3,6 +3,7 @@
 use crate::values::*;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
+use ginnel_stack::wire::echo::Echo;
 use ginnel_stack::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, TcpSegment, Timestamps, emit};
 use ginnel_stack::wire::{MacAddr, arp, ethernet, icmpv4, icmpv6, ipv4, ipv6, mld, ndp, protocol, udp};
 use proptest::prelude::*;
@@ -257,8 +258,8 @@ proptest! {
         quote.extend(transport);
         let header = Ipv4Repr { src_addr: quoted.src, dst_addr: quoted.dst, next_header: quoted.protocol.into(), payload_len: 8, hop_limit: quoted.ttl };
         let (message, repr) = match kind {
-            0 => (icmpv4::Message::EchoRequest { ident, seq, data: &data }, Icmpv4Repr::EchoRequest { ident, seq_no: seq, data: &data }),
-            1 => (icmpv4::Message::EchoReply { ident, seq, data: &data }, Icmpv4Repr::EchoReply { ident, seq_no: seq, data: &data }),
+            0 => (icmpv4::Message::EchoRequest(Echo { ident, seq, data: &data }), Icmpv4Repr::EchoRequest { ident, seq_no: seq, data: &data }),
+            1 => (icmpv4::Message::EchoReply(Echo { ident, seq, data: &data }), Icmpv4Repr::EchoReply { ident, seq_no: seq, data: &data }),
             2 => (icmpv4::Message::Unreachable { code, mtu: 0, quote: &quote }, Icmpv4Repr::DstUnreachable { reason: code.into(), header, data: &transport }),
             _ => (icmpv4::Message::TimeExceeded { code, quote: &quote }, Icmpv4Repr::TimeExceeded { reason: code.into(), header, data: &transport }),
         };
@@ -279,8 +280,8 @@ proptest! {
         quote.extend(transport);
         let header = Ipv6Repr { src_addr: quoted.src, dst_addr: quoted.dst, next_header: quoted.next_header.into(), payload_len: 8, hop_limit: quoted.hop_limit };
         let (message, repr) = match kind {
-            0 => (icmpv6::Message::EchoRequest { ident, seq, data: &data }, Icmpv6Repr::EchoRequest { ident, seq_no: seq, data: &data }),
-            1 => (icmpv6::Message::EchoReply { ident, seq, data: &data }, Icmpv6Repr::EchoReply { ident, seq_no: seq, data: &data }),
+            0 => (icmpv6::Message::EchoRequest(Echo { ident, seq, data: &data }), Icmpv6Repr::EchoRequest { ident, seq_no: seq, data: &data }),
+            1 => (icmpv6::Message::EchoReply(Echo { ident, seq, data: &data }), Icmpv6Repr::EchoReply { ident, seq_no: seq, data: &data }),
             2 => (icmpv6::Message::Unreachable { code: 4, quote: &quote }, Icmpv6Repr::DstUnreachable { reason: Icmpv6DstUnreachable::PortUnreachable, header, data: &transport }),
             3 => (icmpv6::Message::PacketTooBig { mtu: word, quote: &quote }, Icmpv6Repr::PktTooBig { mtu: word, header, data: &transport }),
             4 => (icmpv6::Message::TimeExceeded { code: 1, quote: &quote }, Icmpv6Repr::TimeExceeded { reason: Icmpv6TimeExceeded::from(1), header, data: &transport }),

@@ -1,5 +1,6 @@
+use super::recorder::Recorder;
 use super::*;
-use crate::httpd::site::{Body, SiteOptions};
+use crate::httpd::site::SiteOptions;
 use core::time::Duration;
 use proptest::prelude::*;
 use std::fs;
@@ -11,69 +12,10 @@ mod lifecycle;
 const UNIX: u64 = 784_111_777; // Sun, 06 Nov 1994 08:49:37 GMT
 const CONN: Conn = Conn::new(3, 7);
 
-/// What happened to one connection.
-#[derive(Default)]
-struct Net {
-    /// Everything that was sent.
-    output: Vec<u8>,
-    /// Bytes there is room for.
-    room: usize,
-    /// Contents of the loaded files.
-    files: Vec<Vec<u8>>,
-    finished: bool,
-    closed: bool,
-    aborted: bool,
-    resumed: bool,
-    /// Bytes that are not acknowledged.
-    outstanding: Option<u32>,
-}
-
-impl Transport for Net {
-    fn send(&mut self, _: Conn, bytes: &[u8]) -> usize {
-        assert!(!self.finished && !self.closed && !self.aborted, "nothing is sent after the end");
-        let n = bytes.len().min(self.room);
-        self.output.extend_from_slice(&bytes[..n]);
-        self.room -= n;
-        n
-    }
-
-    fn send_file(&mut self, _: Conn, file: FileId, offset: u64, len: u64) -> bool {
-        assert!(!self.finished && !self.closed && !self.aborted);
-        if self.room == 0 {
-            return false;
-        }
-        // Like the engine: a source is taken as a whole, and uses up the room.
-        let bytes = &self.files[file.0 as usize][offset as usize..(offset + len) as usize];
-        self.output.extend_from_slice(bytes);
-        self.room = self.room.saturating_sub(bytes.len());
-        true
-    }
-
-    fn finish(&mut self, _: Conn) {
-        assert!(!core::mem::replace(&mut self.finished, true), "finished twice");
-    }
-
-    fn close(&mut self, _: Conn) {
-        assert!(!core::mem::replace(&mut self.closed, true), "closed twice");
-    }
-
-    fn abort(&mut self, _: Conn) {
-        assert!(!core::mem::replace(&mut self.aborted, true), "aborted twice");
-    }
-
-    fn resume_reading(&mut self, _: Conn) {
-        self.resumed = true;
-    }
-
-    fn outstanding(&mut self, _: Conn) -> Option<u32> {
-        self.outstanding
-    }
-}
-
 /// A server with one connection.
 struct Rig {
     server: Server,
-    net: Net,
+    net: Recorder,
     now: Instant,
     /// Bytes that arrived and were not taken yet.
     unread: Vec<u8>,
@@ -83,15 +25,11 @@ impl Rig {
     fn new(root: &Path, site: &SiteOptions, options: ServerOptions) -> Self {
         let date = DateText::new(UNIX);
         let site = Site::read(root, site, &date).unwrap();
-        let bytes_of = |body: &Body| match body {
-            Body::Loaded(source) => source.bytes().to_vec(),
-            Body::Streamed(_) => Vec::new(),
-        };
-        let files = site.entries().iter().map(|e| bytes_of(&e.body)).collect();
+        let files = Recorder::files_of(&site);
         let now = Instant::from_millis(5_000);
         let mut server = Server::new(site, options, now, Duration::from_secs(UNIX));
         server.accepted(now, CONN);
-        let net = Net { files, room: usize::MAX, ..Net::default() };
+        let net = Recorder { files, room: usize::MAX, ..Recorder::default() };
         Self { server, net, now, unread: Vec::new() }
     }
 
