@@ -47,8 +47,8 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
     let error = |offset: usize, key: String, problem: &str| FileError {
         file: file.into(),
         line: line_of(text, offset),
-        key,
-        problem: problem.lines().collect::<Vec<_>>().join("; "),
+        key: printable(&key),
+        problem: printable(&problem.lines().collect::<Vec<_>>().join("; ")),
     };
     let table = match DeTable::parse(text) {
         Ok(table) => table.into_inner(),
@@ -63,6 +63,15 @@ pub(super) fn parse(file: &str, text: &str) -> Result<Config, FileError> {
         .validate()
         .map_err(|ConfigError { key, problem }| error(offset_of(&table, &key), key, &problem))?;
     Ok(config)
+}
+
+/// A quoted key may hold anything: what would break the line, or command the terminal, is escaped.
+fn printable(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() { out.extend(c.escape_default()) } else { out.push(c) }
+    }
+    out
 }
 
 fn line_of(text: &str, offset: usize) -> usize {

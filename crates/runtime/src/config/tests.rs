@@ -136,6 +136,13 @@ fn text_that_is_not_toml_is_an_error_with_its_line() {
 }
 
 #[test]
+fn an_error_is_one_line_whatever_a_key_is_called() {
+    let e = error("\n\"a\\nb\\u001b[2J\" = 1\n");
+    assert!(e.starts_with("x.toml:2: a\\nb\\u{1b}[2J: unknown field"), "{e}");
+    assert!(!e.contains(char::is_control), "{e:?}");
+}
+
+#[test]
 fn a_file_that_is_not_there_is_named() {
     let e = Config::from_file("no/such/file.toml".as_ref()).unwrap_err().to_string();
     assert!(e.starts_with("no/such/file.toml: No such file"), "{e}");
