@@ -80,6 +80,13 @@ fn the_corpus_reaches_every_state_of_a_connection() {
 }
 
 #[test]
+fn the_corpus_reads_datagrams_and_meets_their_errors() {
+    let runs: Vec<_> = committed(&TARGETS[0]).iter().map(|(_, data)| frames::run(data).datagrams).collect();
+    let (received, errors) = runs.iter().fold((0, 0), |(r, e), d| (r + d.received, e + d.errors));
+    assert!(received > 10 && errors > 5, "{received} datagrams, {errors} errors");
+}
+
+#[test]
 fn the_same_input_does_the_same_twice() {
     for (name, data) in committed(&TARGETS[0]) {
         let (first, second) = (frames::run(&data), frames::run(&data));

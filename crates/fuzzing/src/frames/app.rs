@@ -1,5 +1,6 @@
 //! The application: what it holds, and what it must be told.
 
+use super::datagrams::Datagrams;
 use super::peer::{Peer, inbound_byte, outbound_byte};
 use core::net::SocketAddr;
 use ginnel_stack::device::RxBurst;
@@ -42,6 +43,8 @@ pub struct App {
     pub share: u8,
     /// Reads when it is told to.
     pub greedy: bool,
+    /// UDP sockets.
+    pub datagrams: Datagrams,
     /// States that were seen.
     pub states: BTreeSet<State>,
     /// Events that were seen.
@@ -58,6 +61,7 @@ impl Default for App {
             accepts: true,
             share: 2,
             greedy: true,
+            datagrams: Datagrams::default(),
             states: BTreeSet::from([State::Closed]),
             events: 0,
             frames: (0, 0),
@@ -153,7 +157,7 @@ impl App {
                 | Event::Urgent { conn } => {
                     self.expect(conn, &event);
                 }
-                Event::UdpReadable { .. } => {}
+                Event::UdpReadable { socket } => self.datagrams.on_readable(stack, socket, self.greedy),
             }
         }
         for c in self.conns.iter().filter(|c| c.ended) {

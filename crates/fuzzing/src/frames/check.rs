@@ -1,13 +1,14 @@
 //! What must hold for every frame that the stack sends.
 
 use super::build;
+use super::datagrams::datagram_byte;
 use super::peer::{Peer, outbound_byte};
 use core::net::{IpAddr, SocketAddr};
 use ginnel_stack::device::{Capabilities, TxMeta};
 use ginnel_stack::wire::checksum::Sum;
 use ginnel_stack::wire::ethernet::{EtherType, Header};
 use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions, TcpSegment};
-use ginnel_stack::wire::{arp, ipv4, ipv6, protocol};
+use ginnel_stack::wire::{arp, ipv4, ipv6, protocol, udp};
 
 /// A TCP segment of the stack, with its ends.
 pub struct Seen<'a> {
@@ -62,6 +63,9 @@ fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<Seen<'
         _ => build::pseudo(src, dst, protocol, l4.len()).add(Sum::of(l4)),
     };
     assert!(sum.is_valid(), "checksum of protocol {protocol} from {src} to {dst}");
+    if protocol == protocol::UDP {
+        datagram(l4);
+    }
     if protocol != protocol::TCP {
         return None;
     }
@@ -70,6 +74,15 @@ fn transport(src: IpAddr, dst: IpAddr, protocol: u8, l4: &[u8]) -> Option<Seen<'
     assert!(local != 0 && remote != 0 || segment.header.flags.contains(TcpFlags::RST), "port 0");
     options(&segment);
     Some(Seen { local: SocketAddr::new(src, local), remote: SocketAddr::new(dst, remote), segment })
+}
+
+fn datagram(l4: &[u8]) {
+    let header = udp::Header::parse(l4).expect("UDP header");
+    assert_eq!(usize::from(header.len), l4.len(), "UDP length");
+    assert!(header.src_port != 0 && header.dst_port != 0 && header.checksum != 0, "{header:?}");
+    let given =
+        header.payload(l4).iter().enumerate().all(|(at, byte)| *byte == datagram_byte(header.src_port, at));
+    assert!(given, "wrong bytes in a datagram of {}", l4.len());
 }
 
 fn options(segment: &TcpSegment<'_>) {

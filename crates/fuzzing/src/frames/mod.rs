@@ -7,6 +7,7 @@
 //! * bytes that reach an application are those of the stream, in order, however they came;
 //! * bytes sent are those the application gave, within the window the peer offered;
 //! * acknowledgements and the right edge of the window never move back;
+//! * datagrams arrive as they were sent, at sockets that are open, and closed ones stay closed;
 //! * every connection ends with exactly one report, after which its handle is stale;
 //! * the next deadline does not stay in the past.
 //!
@@ -15,6 +16,7 @@
 mod app;
 mod build;
 mod check;
+mod datagrams;
 mod mutate;
 mod peer;
 mod scenarios;

@@ -1,5 +1,6 @@
 //! Inputs written by hand: what the fuzzer begins with. They are committed as `fuzz/corpus/frames`, and a test compares.
 
+use super::datagrams::datagram_bits;
 use super::setup::variant;
 use super::word::{Manner, Op, Word, segment_bits, syn_options};
 use ginnel_stack::wire::tcp::TcpFlags;
@@ -33,7 +34,7 @@ fn scenario(first: Word, parts: &[&[Word]]) -> Vec<u8> {
 
 /// Name and input of each.
 pub fn scenarios() -> Vec<(&'static str, Vec<u8>)> {
-    [states(), faults(), resources(), network()].concat()
+    [states(), faults(), resources(), network(), datagrams()].concat()
 }
 
 /// Between them all states of a connection.
@@ -324,5 +325,75 @@ fn network() -> Vec<(&'static str, Vec<u8>)> {
             "small-mtu",
             scenario(small, &[&established(USUAL), &[Word::automatic(0, true), Word::send(0, 9000)]]),
         ),
+    ]
+}
+
+/// UDP.
+fn datagrams() -> Vec<(&'static str, Vec<u8>)> {
+    let bind = Word::udp_bind(0, 0, 4);
+    let exchange = |v6| {
+        [
+            Word::udp_bind(1, 0, 0),
+            Word::datagram(0, v6, 1, 4000, 700),
+            Word::datagram(0, v6, 2, 4001, 0),
+            Word::udp_send(0, v6, 1, 4000, 900),
+            Word::fragment(1, 512, 1),
+            Word::datagram(0, v6, 1, 4000, 5000),
+            Word::udp_send(0, v6, 1, 4000, 5000),
+            Word::appetite(2, false),
+            Word::repeat(20),
+            Word::datagram(0, v6, 1, 4000, 1200),
+            Word::udp_recv(0, 300),
+            Word::udp_recv(0, 3000),
+            Word::on(Op::UdpClose, 0),
+            Word::datagram(0, v6, 1, 4000, 10),
+            Word::udp_recv(240, 10),
+        ]
+    };
+    let errors = [
+        bind,
+        Word::udp_connect(0, 0, 1, 9),
+        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 1400),
+        Word::udp_error(0, 0),
+        Word::udp_error(4, 700),
+        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 1400),
+        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 1400),
+        Word::udp_connect(0, syn_options::REMOTE, 2, 9),
+        Word::udp_send(0, datagram_bits::CONNECTED, 0, 0, 60_000),
+        Word::datagram(1, 0, 1, 5, 5),
+        Word::datagram(0, datagram_bits::BAD_CHECKSUM, 1, 5, 5),
+        Word::datagram(0, datagram_bits::NO_CHECKSUM, 1, 5, 5),
+        Word::datagram(0, datagram_bits::NO_CHECKSUM | V6, 1, 5, 5),
+    ];
+    let sockets = [
+        Word::udp_bind(0, 0, 1),
+        Word::udp_bind(3, 0, 1),
+        Word::udp_bind(0, 1, 6),
+        Word::udp_bind(0, 1, 6),
+        Word::udp_bind(2, 0x80, 0),
+        Word::datagram(0, datagram_bits::TO_ALL, 1, 6, 100),
+        Word::datagram(1, 0, 2, 7, 100),
+        Word::udp_send(2, datagram_bits::TO_ALL, 0, 53, 100),
+        Word::udp_send(2, datagram_bits::TO_ALL, 1, 53, 100),
+        Word::on(Op::UdpClose, 0),
+        Word::udp_bind(5, 0x80, 4),
+        Word::datagram(0x81, 0, 1, 6, 100),
+    ];
+    let absent = [
+        bind,
+        Word::repeat(6),
+        Word::udp_send(0, 0, 1, 9, 1000),
+        Word::arp(1, 1),
+        Word::udp_send(0, V6, 2, 9, 1000),
+        Word::milliseconds(9000),
+        Word::udp_send(0, 0, 1, 9, 10),
+    ];
+    let small = variant::NEIGHBOURS | variant::SMALL_NETWORK;
+    vec![
+        ("datagrams", scenario(usual(), &[&exchange(0)])),
+        ("datagrams-v6", scenario(first(0, 0, variant::OFFLOAD), &[&exchange(V6)])),
+        ("datagram-errors", scenario(usual(), &[&errors])),
+        ("datagram-sockets", scenario(first(0, 0, variant::SMALL_NETWORK), &[&sockets, &sockets])),
+        ("datagrams-to-nobody", scenario(first(0, 0, small), &[&absent])),
     ]
 }

@@ -115,6 +115,8 @@ pub struct Setup {
     pub capabilities: Capabilities,
     /// Limits it must keep.
     pub tcp: TcpConfig,
+    /// The same below TCP.
+    pub network: NetworkConfig,
     /// When it begins.
     pub now: Instant,
 }
@@ -178,6 +180,11 @@ fn network_config(word: &Word) -> NetworkConfig {
         errors_max: 1,
         autoconf_addresses_max: 1,
         autoconf_routes_max: 1,
+        udp_sockets_max: 3,
+        udp_receive_bytes: 2048,
+        udp_receive_total_bytes: 65_536,
+        udp_port_first: 50_000,
+        udp_port_last: 50_001,
         ..usual
     }
 }
@@ -201,7 +208,8 @@ impl Setup {
             uso: offload,
         };
         let tcp = tcp_config(word);
-        let config = StackConfig { network: network_config(word), tcp: tcp.clone() };
+        let network = network_config(word);
+        let config = StackConfig { network: network.clone(), tcp: tcp.clone() };
         let now = Instant::from_millis(word.x.into());
         let mut seed = [7; 32];
         seed[..4].copy_from_slice(&word.y.to_le_bytes());
@@ -210,7 +218,7 @@ impl Setup {
         let port = stack.add_port(Box::new(Tx { wire: wire.clone(), capabilities, frame: Vec::new() }));
         let vlan = (c & variant::VLAN != 0).then_some(5);
         add_link(&mut stack, port, vlan, mtu >= 1280, c);
-        Self { stack, wire, port, vlan, mtu, capabilities, tcp, now }
+        Self { stack, wire, port, vlan, mtu, capabilities, tcp, network, now }
     }
 }
 

@@ -89,11 +89,25 @@ pub enum Op {
     Automatic,
     /// Many operations of the same kind.
     Repeat,
+    /// The application opens a UDP socket.
+    UdpBind,
+    /// The application fixes a UDP socket's other end.
+    UdpConnect,
+    /// The application sends a datagram.
+    UdpSend,
+    /// The application reads a datagram.
+    UdpRecv,
+    /// The application closes a UDP socket.
+    UdpClose,
+    /// A remote host sends a datagram.
+    Datagram,
+    /// An ICMP error about the last datagram that the stack sent.
+    UdpError,
 }
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 36] = [
         Self::Open,
         Self::Segment,
         Self::Behave,
@@ -123,6 +137,13 @@ impl Op {
         Self::Raw,
         Self::Automatic,
         Self::Repeat,
+        Self::UdpBind,
+        Self::UdpConnect,
+        Self::UdpSend,
+        Self::UdpRecv,
+        Self::UdpClose,
+        Self::Datagram,
+        Self::UdpError,
     ];
 }
 
@@ -360,6 +381,37 @@ impl Word {
     /// `peer` behaves by itself.
     pub fn automatic(peer: u8, on: bool) -> Self {
         Self { a: peer, b: on.into(), ..Self::op(Op::Automatic) }
+    }
+
+    /// UDP socket: `kind` as with [`Word::listen`], and 5 for the broadcast address; port number `port`, or one that is chosen if its highest
+    /// bit is set; bits of `options`: shared address, shared port, broadcast, hop limit.
+    pub fn udp_bind(kind: u8, port: u8, options: u8) -> Self {
+        Self { a: kind, b: port, c: options, ..Self::op(Op::UdpBind) }
+    }
+
+    /// Fixes the other end of a socket.
+    pub fn udp_connect(socket: u8, options: u8, host: u8, port: u16) -> Self {
+        Self { a: socket, b: options, c: host, y: port.into(), ..Self::op(Op::UdpConnect) }
+    }
+
+    /// Sends a datagram of `len` bytes, with the bits of [`datagram_bits`](super::datagrams::datagram_bits).
+    pub fn udp_send(socket: u8, options: u8, host: u8, port: u16, len: u32) -> Self {
+        Self { a: socket, b: options, c: host, x: len, y: port.into(), ..Self::op(Op::UdpSend) }
+    }
+
+    /// Reads a datagram into `len` bytes.
+    pub fn udp_recv(socket: u8, len: u32) -> Self {
+        Self { a: socket, x: len, ..Self::op(Op::UdpRecv) }
+    }
+
+    /// A datagram of a remote host's to port number `port`, with the bits of [`datagram_bits`](super::datagrams::datagram_bits).
+    pub fn datagram(port: u8, options: u8, host: u8, from: u16, len: u32) -> Self {
+        Self { a: port, b: options, c: host, x: len, y: from.into(), ..Self::op(Op::Datagram) }
+    }
+
+    /// ICMP error of kind `kind` about the last datagram sent.
+    pub fn udp_error(kind: u8, mtu: u16) -> Self {
+        Self { b: kind, x: mtu.into(), ..Self::op(Op::UdpError) }
     }
 
     /// The next word `count` times.

@@ -119,6 +119,18 @@ impl World {
             Op::Fragment => self.cutting = (word.a, word.x as usize, word.b),
             Op::DeviceRoom => self.room = (word.a != 255).then_some(word.a.into()),
             Op::Raw | Op::Repeat => {}
+            Op::UdpBind
+            | Op::UdpConnect
+            | Op::UdpSend
+            | Op::UdpRecv
+            | Op::UdpClose
+            | Op::Datagram
+            | Op::UdpError => {
+                let Setup { stack, now, network, .. } = &mut self.setup;
+                if let Some((from, packet)) = self.app.datagrams.apply(stack, *now, network, word) {
+                    self.deliver_packet(from, packet);
+                }
+            }
             _ => self.application_operation(word),
         }
         self.turn(Vec::new());
@@ -195,6 +207,9 @@ impl World {
 
     /// The content of a stream is uncertain from here on; of all streams if it is not known which.
     fn taint(&mut self, ends: Option<(SocketAddr, SocketAddr)>) {
+        if ends.is_none() {
+            self.app.datagrams.taint();
+        }
         for peer in &mut self.peers {
             if ends.is_none_or(|e| e == (peer.remote, peer.local)) {
                 peer.tainted = true;
@@ -485,7 +500,10 @@ impl World {
 
     fn on_sent(&mut self, frame: &[u8]) {
         self.tell(|| format!("  {:?} out {}", self.setup.now, describe(frame)));
-        let Some(seen) = check::frame(frame, self.setup.mtu) else { return };
+        let header = if self.setup.vlan.is_some() { 18 } else { 14 };
+        let Some(seen) = check::frame(frame, self.setup.mtu) else {
+            return self.app.datagrams.on_sent(&frame[header..]);
+        };
         let ends = (seen.remote, seen.local);
         let start = SeqNumber(0xffff_f000u32.wrapping_add(u32::from(seen.local.port()) << 12));
         let Some(index) = self.peer(seen.remote, seen.local, start) else { return };
@@ -494,7 +512,6 @@ impl World {
         check::segment(peer, &seen.segment, self.app.sent_max(ends), cookies);
         peer.on_stack_segment(&seen.segment);
         check::window_edge(peer, &seen.segment, cookies);
-        let header = if self.setup.vlan.is_some() { 18 } else { 14 };
         self.quotes[index] = frame[header..].to_vec();
     }
 
@@ -515,6 +532,7 @@ impl World {
                 assert!(self.setup.stack.abort(c.conn).is_ok(), "{c:?} has not ended");
             }
         }
+        self.app.datagrams.finish(&mut self.setup.stack);
         self.turn(Vec::new());
         if let Some(c) = self.app.conns.iter().find(|c| !c.ended) {
             panic!("{c:?} was aborted and has not ended: {:?}", self.setup.stack.info(c.conn));
