@@ -182,6 +182,11 @@ impl Tcp {
             ece: c.has(Flags::ECN) && seg.header.flags.contains(TcpFlags::ECE),
             dsack: blocks.dsack.is_some(),
             echo,
+            original_end: delivery.original_end,
+            behind_hole: delivery.sacked > 0 || !advanced && seg.payload.is_empty(),
+            more_to_send: was == CaState::Loss
+                && (c.snd_una + b.send.len() as u32).gt(c.snd_nxt)
+                && (c.snd_una + c.snd_wnd).gt(c.snd_nxt),
         };
         let limited = is_cwnd_limited(c, b);
         let may_grow = recovery::on_ack(c, b, &summary);

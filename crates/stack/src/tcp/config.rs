@@ -108,6 +108,8 @@ pub struct TcpConfig {
     pub invalid_ack_interval_ms: u32,
     /// Probe for a lost tail before the retransmission time-out (RFC 8985 §7). Needs SACK. Default true.
     pub tail_loss_probes: bool,
+    /// Find out whether a retransmission time-out was for nothing before sending everything again (F-RTO, RFC 5682). Default true.
+    pub frto: bool,
     /// Segments a reordering may span before they count as lost, at first. Default 3.
     pub reordering_segments: u32,
     /// First local port `connect` chooses. Default 32,768.
@@ -152,6 +154,7 @@ impl Default for TcpConfig {
             challenge_acks_per_second: 1000,
             invalid_ack_interval_ms: 500,
             tail_loss_probes: true,
+            frto: true,
             reordering_segments: 3,
             local_port_first: 32_768,
             local_port_last: 60_999,

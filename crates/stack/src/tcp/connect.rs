@@ -10,7 +10,7 @@ use crate::error::ConnectError;
 use crate::events::CloseReason;
 use crate::handle::Conn;
 use crate::icmp::error::{IcmpErrorKind, TransportError};
-use crate::ip::{Network, RouteError};
+use crate::ip::{Network, RouteError, TxError};
 use crate::options::ConnectOptions;
 use crate::tcp::config::EcnMode;
 use crate::wire::tcp::SeqNumber;
@@ -158,6 +158,25 @@ impl Tcp {
         } else {
             // RFC 5461 and RFC 1122 §4.2.3.9: it may pass. Remembered for when it does not.
             self.conns[idx].flags.set(Flags::SOFT_ERROR);
+        }
+    }
+
+    /// Routes or addresses changed: asks for the way again.
+    pub fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let key = self.key(idx);
+        match net.route(self.now, key.remote, Some(key.local)) {
+            Ok(route) => {
+                let c = &mut self.conns[idx];
+                c.hop = route.hop;
+                c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
+                if route.mtu < c.pmtu {
+                    self.on_smaller_mtu(idx, route.mtu);
+                } else {
+                    c.pmtu = route.mtu;
+                }
+                Ok(())
+            }
+            Err(_) => Err(TxError::Unreachable),
         }
     }
 

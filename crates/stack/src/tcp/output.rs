@@ -116,7 +116,9 @@ impl Tcp {
                 self.reroute(net, idx)?;
             }
             self.restart_after_idle(idx);
-            self.send_lost(net, idx)?;
+            if !self.send_new_first(net, idx)? {
+                self.send_lost(net, idx)?;
+            }
             self.send_new(net, idx)?;
         }
         if self.conns[idx].has(Flags::ACK_NOW) {
@@ -192,6 +194,23 @@ impl Tcp {
         c.cwnd = c.cwnd.max(restart);
         b.last_sent = now;
         b.congestion.on_idle();
+    }
+
+    /// RFC 5682 §2.1, step 2b: new data instead of what is lost, whatever Nagle's algorithm says. False if there is no reason to, or no room.
+    fn send_new_first(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+        let busy = self.conns[idx].busy;
+        if !self.busy[busy].recovery.sends_new_first() {
+            return Ok(false);
+        }
+        self.busy[busy].force = true;
+        self.send_new(net, idx)?;
+        let (c, b) = (&self.conns[idx], &mut self.busy[busy]);
+        b.force = false;
+        let sent = c.snd_nxt.gt(b.recovery.high_seq);
+        if !sent {
+            b.recovery.end_frto();
+        }
+        Ok(sent)
     }
 
     /// Retransmits what is lost, as far as the congestion window goes.
@@ -659,25 +678,6 @@ impl Tcp {
                 break;
             }
             options.sack_blocks.push((base + start as u32, base + end as u32));
-        }
-    }
-
-    /// Routes or addresses changed: asks for the way again.
-    pub fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
-        let key = self.key(idx);
-        match net.route(self.now, key.remote, Some(key.local)) {
-            Ok(route) => {
-                let c = &mut self.conns[idx];
-                c.hop = route.hop;
-                c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
-                if route.mtu < c.pmtu {
-                    self.on_smaller_mtu(idx, route.mtu);
-                } else {
-                    c.pmtu = route.mtu;
-                }
-                Ok(())
-            }
-            Err(_) => Err(TxError::Unreachable),
         }
     }
 }

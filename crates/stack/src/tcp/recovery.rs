@@ -1,7 +1,8 @@
 //! Loss recovery: which congestion state a connection is in, and how many segments it may send in it.
 //!
 //! Detection is RACK's (`rack.rs`) with SACK, and counting duplicate acknowledgements without. The reduction of the window is paced by
-//! PRR (RFC 9937). A reduction that proves to have been for nothing is taken back (RFC 3708 by DSACK, RFC 3522 by timestamps).
+//! PRR (RFC 9937). A reduction that proves to have been for nothing is taken back (RFC 3708 by DSACK, RFC 3522 by timestamps, and a
+//! time-out by RFC 5682).
 
 use super::busy::Busy;
 use super::conn::Tcb;
@@ -28,10 +29,14 @@ pub(crate) struct Recovery {
     undo_retrans: u32,
     /// Our timestamp when the first retransmission left.
     retrans_ts: Option<u32>,
+    /// After a time-out: whether it was for nothing is being found out (F-RTO, RFC 5682).
+    frto: bool,
+    /// New data leave instead of lost ones until the next acknowledgement (RFC 5682 §2.1, step 2b).
+    new_first: bool,
 }
 
 /// What recovery has to know of an acknowledgement.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AckSummary {
     pub delivered: u32,
     pub una_advanced: bool,
@@ -43,12 +48,29 @@ pub(crate) struct AckSummary {
     pub dsack: bool,
     /// Timestamp it echoes, if timestamps are in use.
     pub echo: Option<u32>,
+    /// Lowest end of what it newly acknowledged that was never retransmitted.
+    pub original_end: Option<SeqNumber>,
+    /// It tells of something that arrived behind a hole.
+    pub behind_hole: bool,
+    /// There are data that were never sent, and the window takes some.
+    pub more_to_send: bool,
 }
 
 impl Recovery {
     /// Whether PRR governs the window.
     pub fn reduces(&self) -> bool {
         matches!(self.state, CaState::Recovery | CaState::Cwr)
+    }
+
+    /// Whether only new data may leave now, to find out if the time-out was for nothing.
+    pub fn sends_new_first(&self) -> bool {
+        self.new_first
+    }
+
+    /// No new data could leave: what is lost is sent again after all (RFC 5682 §2.1, step 2b).
+    pub fn end_frto(&mut self) {
+        self.frto = false;
+        self.new_first = false;
     }
 
     /// Segments left the sender during a reduction.
@@ -124,8 +146,13 @@ fn begin_reduction(c: &mut Tcb, b: &mut Busy, state: CaState, delivered: u32) {
 }
 
 /// A retransmission time-out: all is lost, slow start from one segment (RFC 5681 §3.1, equation 4).
-pub(crate) fn enter_loss(c: &mut Tcb, b: &mut Busy) {
+pub(crate) fn enter_loss(c: &mut Tcb, b: &mut Busy, frto: bool) {
     // Once per window (RFC 5681 §3.1): not again while what was outstanding at the last reduction is not acknowledged.
+    // RFC 5682 §2.1, step 1: a recovery that is under way has sent too much again for acknowledgements to tell. Time-outs of one segment
+    // in a row have not.
+    b.recovery.frto =
+        frto && (b.retransmits > 0 || !matches!(b.recovery.state, CaState::Recovery | CaState::Loss));
+    b.recovery.new_first = false;
     let reduce = match b.recovery.state {
         CaState::Open | CaState::Disorder => true,
         CaState::Cwr | CaState::Recovery => b.recovery.high_seq.le(c.snd_una),
@@ -196,6 +223,10 @@ fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
         b.sent_unmark_lost();
         return;
     }
+    if r.state == CaState::Loss && detect_spurious_timeout(c, b, ack) {
+        return;
+    }
+    let r = &mut b.recovery;
     if c.snd_una.lt(r.high_seq) {
         return;
     }
@@ -219,9 +250,41 @@ fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
         }
         CaState::Loss => {
             r.state = CaState::Open;
+            r.end_frto();
             b.rack.on_recovery_end();
         }
     }
+}
+
+/// F-RTO (RFC 5682 §3.1, as Linux has it). The time-out was for nothing if something that was never sent again arrives. To see that, new data
+/// leave on the first acknowledgement that does not cover everything. Returns whether the time-out was taken back.
+fn detect_spurious_timeout(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
+    let r = &mut b.recovery;
+    r.new_first = false;
+    if !r.frto {
+        return false;
+    }
+    if ack.original_end.is_some_and(|end| end.le(r.high_seq)) {
+        // Step 3b.
+        if r.undo_marker.is_some() {
+            r.undo(c);
+            b.congestion.on_undo();
+        }
+        b.recovery.state = CaState::Open;
+        b.recovery.end_frto();
+        b.rack.on_recovery_end();
+        b.sent_unmark_lost();
+        return true;
+    }
+    if c.snd_nxt.gt(r.high_seq) {
+        // Step 3a: the new data arrived behind a hole.
+        r.frto &= !ack.behind_hole;
+    } else if ack.una_advanced && c.snd_una.lt(r.high_seq) {
+        // Step 2b.
+        r.frto = ack.more_to_send;
+        r.new_first = ack.more_to_send;
+    }
+    false
 }
 
 /// Proportional rate reduction (RFC 9937 §6.2).
@@ -277,9 +340,7 @@ pub(crate) fn on_probe_repaired(c: &mut Tcb, b: &mut Busy) {
 
 /// Segments were found lost without an acknowledgement: fast recovery begins, or goes on.
 pub(crate) fn on_loss_found(c: &mut Tcb, b: &mut Busy) {
-    let none =
-        AckSummary { delivered: 0, una_advanced: false, newly_lost: 1, ece: false, dsack: false, echo: None };
-    on_ack(c, b, &none);
+    on_ack(c, b, &AckSummary { newly_lost: 1, ..AckSummary::default() });
 }
 
 /// The path takes smaller segments: those in flight are sent again. No sign of congestion, so neither window nor threshold change; the state
@@ -289,5 +350,6 @@ pub(crate) fn enter_resegmentation(c: &Tcb, b: &mut Busy) {
         b.recovery.state = CaState::Loss;
         b.recovery.high_seq = c.snd_nxt;
         b.recovery.forget();
+        b.recovery.end_frto();
     }
 }

@@ -70,18 +70,22 @@ pub(crate) struct Delivery {
     pub reordered: bool,
     /// A retransmitted segment is among those acknowledged cumulatively.
     pub retransmitted_acked: bool,
-    /// An original, never retransmitted segment is among those newly acknowledged.
-    pub original_acked: bool,
+    /// Lowest end of the segments newly acknowledged that were never retransmitted.
+    pub original_end: Option<SeqNumber>,
 }
 
 impl Delivery {
+    fn note_original(&mut self, end: SeqNumber) {
+        self.original_end = Some(self.original_end.map_or(end, |e| e.min(end)));
+    }
+
     fn note(&mut self, sent: &Sent, highest: SeqNumber) {
         self.delivered += u32::from(sent.segments);
         let retransmitted = sent.has(EVER_RETRANSMITTED);
         if !retransmitted {
             self.first_at = Some(self.first_at.map_or(sent.at, |t| t.min(sent.at)));
             self.last_at = Some(self.last_at.map_or(sent.at, |t| t.max(sent.at)));
-            self.original_acked = true;
+            self.note_original(sent.end);
             if sent.end.lt(highest) {
                 self.reordered = true;
             }
@@ -209,6 +213,7 @@ impl SentQueue {
             let at = front.at;
             out.first_at = Some(out.first_at.map_or(at, |t| t.min(at)));
             out.last_at = Some(out.last_at.map_or(at, |t| t.max(at)));
+            out.note_original(una);
         }
         self.packets_out -= gone;
         if flags & SACKED != 0 {

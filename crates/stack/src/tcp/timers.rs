@@ -306,8 +306,9 @@ impl Tcp {
             return false;
         }
         self.stats.timeouts += 1;
+        let frto = self.config.frto;
         let Some((c, b)) = self.both(idx) else { return true };
-        recovery::enter_loss(c, b);
+        recovery::enter_loss(c, b, frto);
         // Also if the retransmission finds no way out.
         b.trouble_since.get_or_insert(now);
         b.probe_end = None;

@@ -37,8 +37,9 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "keepalive_probes" => tcp.keepalive_probes = small()?,
         "challenge_ack_limit" => tcp.challenge_acks_per_second = number()?,
         "slow_start_after_idle" => tcp.slow_start_after_idle = flag()?,
-        // What the engine has no switch for, because it has only one way: no F-RTO, TIME_WAIT reused when timestamps prove it safe.
-        "frto" | "tw_reuse" => {}
+        // What the engine has no switch for, because it has only one way: TIME_WAIT reused when timestamps prove it safe.
+        "tw_reuse" => {}
+        "frto" => tcp.frto = flag()?,
         "early_retrans" => tcp.tail_loss_probes = flag()?,
         "reordering" => tcp.reordering_segments = number()?,
         "congestion_control" => {
