@@ -30,6 +30,14 @@ pub struct DemoOptions {
     kernel_side: Option<PathBuf>,
 }
 
+/// What stands below the table.
+const LEGEND: &str = "\
+memory: ginnel load on one thread, ginnel httpd on another. TAP: the kernel's TCP asks ginnel httpd.
+p50, p99, p99.9: from the start of a request (of its connection, if it has one of its own) to the end of the answer.
+errors: whatever was no complete answer with a status of success, or another page than asked for.
+Everything ran on this machine at the same time; \"make bench\" measures with care.
+";
+
 /// One line of the table at the end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Row {
@@ -81,7 +89,7 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
         Ok(more) => rows.extend(more),
         Err(reason) => eprintln!("\nthe part with the kernel was left out: {reason}"),
     }
-    println!("\n{}", table(&rows));
+    println!("\n{}{LEGEND}", table(&rows));
     let errors: u64 = rows.iter().map(|row| row.errors).sum();
     if errors > 0 { Err(Failure::running(format!("{errors} errors, see the table"))) } else { Ok(()) }
 }
@@ -138,7 +146,8 @@ impl Row {
         let not_ok: u64 = report.statuses.iter().filter(|(class, _)| **class != "2xx").map(|(_, n)| n).sum();
         Self {
             name: name.into(),
-            connections_per_second: Some(achieved.connections_per_second),
+            // With keep-alive it would only say how many there are.
+            connections_per_second: (!report.requested.keep_alive).then_some(achieved.connections_per_second),
             requests_per_second: Some(achieved.requests_per_second),
             megabytes_per_second: Some(achieved.bytes_per_second / 1e6),
             p50: units::show_nanos(latency.p50),

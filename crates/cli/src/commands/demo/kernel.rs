@@ -7,6 +7,7 @@ use crate::failure::Failure;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Shard, StopFlag};
 use ginnel_apps::httpd::Httpd;
+use ginnel_apps::units;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -107,16 +108,30 @@ fn read_wrk(name: &str, short: bool, text: &str) -> Option<Row> {
     let requests: f64 = after("Requests/sec:")?.parse().ok()?;
     // “Socket errors: connect 0, read 3, write 0, timeout 0”, “Non-2xx or 3xx responses: 5”: only there if not zero.
     let numbers = |line: &str| line.split([' ', ',']).filter_map(|w| w.parse::<u64>().ok()).sum::<u64>();
+    let time = |label: &str| Some(units::show_nanos(scaled(after(label)?, TIMES)? as u64));
     Some(Row {
         name: name.into(),
         connections_per_second: short.then_some(requests),
         requests_per_second: Some(requests),
-        p50: after("50%")?.into(),
-        p99: after("99%")?.into(),
+        megabytes_per_second: Some(scaled(after("Transfer/sec:")?, SIZES)? / 1e6),
+        p50: time("50%")?,
+        p99: time("99%")?,
         errors: after("Socket errors:").map_or(0, numbers)
             + after("Non-2xx or 3xx responses:").map_or(0, numbers),
         ..Row::default()
     })
+}
+
+/// Units of wrk's times, in nanoseconds.
+const TIMES: &[(&str, f64)] = &[("us", 1e3), ("ms", 1e6), ("s", 1e9), ("m", 60e9), ("h", 3600e9)];
+/// Units of its sizes, in bytes.
+const SIZES: &[(&str, f64)] =
+    &[("KB", 1024.0), ("MB", 1048576.0), ("GB", 1073741824.0), ("TB", 1099511627776.0), ("B", 1.0)];
+
+/// A number with one of these units behind it.
+fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
+    let (unit, scale) = units.iter().find(|(unit, _)| text.ends_with(unit))?;
+    Some(text.strip_suffix(unit)?.parse::<f64>().ok()? * scale)
 }
 
 /// Runs a program that this machine may not have.
@@ -133,6 +148,7 @@ impl Row {
             self.name.clone(),
             number(self.connections_per_second),
             number(self.requests_per_second),
+            number(self.megabytes_per_second),
             self.p50.clone(),
             self.p99.clone(),
             self.errors.to_string(),
@@ -141,12 +157,13 @@ impl Row {
     }
 
     fn from_line(line: &str) -> Option<Self> {
-        let [name, connections, requests, p50, p99, errors] =
+        let [name, connections, requests, megabytes, p50, p99, errors] =
             line.split('\t').collect::<Vec<_>>().try_into().ok()?;
         Some(Self {
             name: name.into(),
             connections_per_second: connections.parse().ok(),
             requests_per_second: requests.parse().ok(),
+            megabytes_per_second: megabytes.parse().ok(),
             p50: p50.into(),
             p99: p99.into(),
             errors: errors.parse().ok()?,
@@ -181,7 +198,8 @@ Transfer/sec:      1.86GB
         let row = read_wrk("x", true, OUTPUT).unwrap();
         let row = Row::from_line(&row.to_line()).unwrap();
         assert_eq!((row.requests_per_second, row.errors), (Some(35792.69), 4));
-        assert_eq!((row.p50.as_str(), row.p99.as_str()), ("597.00us", "786.00us"));
+        assert_eq!((row.p50.as_str(), row.p99.as_str()), ("597.00 µs", "786.00 µs"));
+        assert_eq!(row.megabytes_per_second.map(f64::round), Some(1997.0));
         assert!(read_wrk("x", true, "unable to connect to 10.99.0.2:80 Connection refused").is_none());
     }
 }
