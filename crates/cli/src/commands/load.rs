@@ -10,6 +10,7 @@ use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
 use clap::{Args, Subcommand};
 use core::net::SocketAddr;
+use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Prefix};
 use ginnel::{Config, Error, Handler, Shard, StopFlag};
 use ginnel_apps::Run;
@@ -129,12 +130,16 @@ fn with_server(
         .map(|(config, cable)| OnStack { config, cable: Some(cable), stop })
         .collect();
 
-    let server_stop = StopFlag::new()?;
+    let (server_stop, stats) = (StopFlag::new()?, server.stats_reader());
     let flag = server_stop.clone();
     let thread = thread::Builder::new().name("server".into()).spawn(move || {
         let result = server.run(&flag);
         (server, result)
     })?;
+    // It does not listen before its IPv6 addresses were checked for duplicates; who asks earlier is refused.
+    while stats.snapshot().running_ns == 0 && !thread.is_finished() && !stop.is_set() {
+        thread::sleep(Duration::from_millis(1));
+    }
     let measured = load::measure(&load, stop, stacks);
     server_stop.stop();
     let (server, result) = thread.join().map_err(|_| Failure::running("the server's thread panicked"))?;
