@@ -275,7 +275,7 @@ impl Tcp {
         }
         match core::mem::take(&mut b.timer_kind) {
             RetransmitTimer::Off => b.timer_at = Instant::MAX,
-            RetransmitTimer::Rto => return self.on_retransmission_timeout(net, idx),
+            RetransmitTimer::Rto => return self.on_retransmission_timeout(idx),
             RetransmitTimer::Probe => {
                 b.send_tail = true;
                 // Should the probe not leave, this is what is left.
@@ -289,7 +289,7 @@ impl Tcp {
     }
 
     /// RFC 6298 §5.4 to §5.7. False if the connection is gone.
-    fn on_retransmission_timeout(&mut self, net: &mut Network, idx: u32) -> bool {
+    fn on_retransmission_timeout(&mut self, idx: u32) -> bool {
         let now = self.now;
         let b = match self.both(idx) {
             Some((_, b)) if !b.sent.is_empty() => b,
@@ -302,7 +302,7 @@ impl Tcp {
         };
         let since = b.trouble_since;
         if self.gave_up(idx, since) {
-            self.report_timeout(net, idx);
+            self.report_timeout(idx);
             return false;
         }
         self.stats.timeouts += 1;
@@ -362,13 +362,11 @@ impl Tcp {
         }
     }
 
-    fn report_timeout(&mut self, net: &mut Network, idx: u32) {
+    /// The peer is not told: it has not answered for long, and RFC 9293 §3.10.8 only deletes the connection.
+    fn report_timeout(&mut self, idx: u32) {
         let c = &self.conns[idx];
         let reason =
             if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };
-        if c.has(Flags::ORPHAN) {
-            self.reply_reset(net, idx);
-        }
         self.destroy(idx, reason);
     }
 
@@ -403,7 +401,7 @@ impl Tcp {
         let user = self.profile(idx).user_timeout_ms;
         let over = if user != 0 { self.gave_up(idx, Some(since)) } else { probes >= self.retry_limit(idx) };
         if over || self.orphan_waited(idx) {
-            self.report_timeout(net, idx);
+            self.report_timeout(idx);
             return false;
         }
         self.stats.window_probes += 1;
