@@ -8,8 +8,9 @@ use ginnel_stack::link::LinkConfig;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
+use ginnel_stack::wire::MacAddr;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// How a host is made.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +21,10 @@ pub struct HostConfig {
     pub mtu: usize,
     /// Data stay unread until the test reads them with [`Host::read`].
     pub lazy_reader: bool,
+    /// It obeys router advertisements.
+    pub accept_ra: bool,
+    /// Neighbours that it need not look for.
+    pub static_neighbours: Vec<(IpAddr, MacAddr)>,
 }
 
 /// What a connection received and how it ended.
@@ -39,7 +44,14 @@ pub struct Received {
 
 /// Frames that the stack sent, until the simulation takes them.
 #[derive(Clone, Default)]
-pub(crate) struct Outbox(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(crate) struct Outbox(Arc<Mutex<Queue>>);
+
+#[derive(Default)]
+struct Queue {
+    frames: Vec<Vec<u8>>,
+    /// So many it takes at the most.
+    room: Option<usize>,
+}
 
 pub(crate) struct OutboxTx {
     outbox: Outbox,
@@ -50,7 +62,11 @@ pub(crate) struct OutboxTx {
 impl Outbox {
     /// The frames sent since the last call.
     pub fn take(&self) -> Vec<Vec<u8>> {
-        core::mem::take(&mut *self.0.lock().expect("nothing panics while holding it"))
+        core::mem::take(&mut self.queue().frames)
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.0.lock().expect("nothing panics while holding it")
     }
 }
 
@@ -68,6 +84,11 @@ impl TxQueue for OutboxTx {
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        let queue = self.outbox.queue();
+        if queue.room.is_some_and(|room| queue.frames.len() >= room) {
+            return None;
+        }
+        drop(queue);
         // What a device lends is never clean.
         self.room.clear();
         self.room.resize(len, 0xa5);
@@ -76,7 +97,7 @@ impl TxQueue for OutboxTx {
 
     fn commit(&mut self, len: usize, _meta: TxMeta) {
         let frame = self.room[..len].to_vec();
-        self.outbox.0.lock().expect("nothing panics while holding it").push(frame);
+        self.outbox.queue().frames.push(frame);
     }
 
     fn flush(&mut self, _now: Instant) {}
@@ -124,7 +145,13 @@ impl Host {
         if mtu >= 1280 {
             addresses.push((IpAddr::V6(v6), 64));
         }
-        let link = LinkConfig { name: format!("sim{number}"), addresses, ..LinkConfig::default() };
+        let link = LinkConfig {
+            name: format!("sim{number}"),
+            addresses,
+            accept_ra: config.accept_ra,
+            static_neighbours: config.static_neighbours.clone(),
+            ..LinkConfig::default()
+        };
         stack.add_link(port, &link).expect("the link is valid");
         Self {
             stack,
@@ -140,6 +167,11 @@ impl Host {
             close_on_peer_close: false,
             outbox,
         }
+    }
+
+    /// From now on the device takes so many frames in a turn at the most, or any number.
+    pub fn set_device_room(&mut self, frames: Option<usize>) {
+        self.outbox.queue().room = frames;
     }
 
     /// Listens on all IPv4 addresses.

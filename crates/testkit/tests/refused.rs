@@ -1,0 +1,261 @@
+//! Segments that find no way out: a device without room, a network layer without a route. Nothing may be lost for it, and nothing may stay.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+use ginnel_stack::error::ConnectError;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, LinkId};
+use ginnel_stack::options::ConnectOptions;
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::wire::ethernet::{self, EtherType};
+use ginnel_stack::wire::ndp::{self, PrefixInfo, RouterAdvertisement};
+use ginnel_stack::wire::{MacAddr, ipv6, protocol};
+use ginnel_testkit::sim::{HostConfig, LinkModel, Sim, seeds};
+
+const CLIENT: usize = 0;
+const SERVER: usize = 1;
+const SECOND: Duration = Duration::from_secs(1);
+const PREFIX: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 0);
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + (i >> 8)) as u8).collect()
+}
+
+fn assert_nothing_left(sim: &Sim) {
+    for host in &sim.hosts {
+        let usage = host.stack.usage();
+        let left =
+            (usage.connections, usage.half_open, usage.time_wait, usage.busy, usage.chunks, usage.timers);
+        assert_eq!(left, (0, 0, 0, 0, 0, 0), "{}", sim.replay());
+    }
+}
+
+/// Runs with devices that have room for a frame now and then: `pattern` says for each turn how many.
+fn run_with_room(sim: &mut Sim, time: Duration, mut room: impl FnMut() -> usize) {
+    let until = sim.now + time;
+    loop {
+        for host in &mut sim.hosts {
+            host.set_device_room(Some(room()));
+        }
+        if !sim.step(until) {
+            break;
+        }
+    }
+    for host in &mut sim.hosts {
+        host.set_device_room(None);
+    }
+}
+
+/// SYN, data both ways, retransmissions, acknowledgements and FIN, all of which the device refuses more often than not.
+#[test]
+fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
+    for seed in seeds(8) {
+        let model = LinkModel { loss: 0.02, reorder: 0.02, ..LinkModel::default() };
+        // A question for a neighbour's address that the device refuses is lost, which is not what this is about.
+        let knows = |last: u8| HostConfig {
+            static_neighbours: vec![(Ipv4Addr::new(10, 0, 0, last).into(), MacAddr([2, 0, 0, 0, 0, last]))],
+            ..HostConfig::default()
+        };
+        let mut sim = Sim::pair_with(seed, knows(2), knows(1), model);
+        sim.hosts[SERVER].listen(80);
+        sim.hosts[CLIENT].close_on_peer_close = true;
+        let (now, to) = (sim.now, SocketAddr::new(sim.hosts[SERVER].v4.into(), 80));
+        sim.hosts[CLIENT].set_device_room(Some(0));
+        let conn = sim.hosts[CLIENT].connect(now, to);
+        let bytes = pattern(200_000);
+        sim.hosts[CLIENT].send_all(now, conn, bytes.clone(), true);
+        sim.collect(CLIENT);
+        let mut turn = seed;
+        let mut room = move || {
+            turn = turn.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // Two frames in a turn of eight, none in the others.
+            if turn >> 61 == 0 { 2 } else { 0 }
+        };
+        run_with_room(&mut sim, SECOND * 5, &mut room);
+        let there = sim.hosts[SERVER].accepted[0];
+        let now = sim.now;
+        sim.hosts[SERVER].send_all(now, there, bytes.clone(), true);
+        sim.collect(SERVER);
+        run_with_room(&mut sim, SECOND * 30, &mut room);
+        for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
+            let received = &sim.hosts[host].received[&conn];
+            assert!(received.bytes == bytes, "{} bytes: {}", received.bytes.len(), sim.replay());
+            assert!(received.peer_closed, "{}", sim.replay());
+            assert!(sim.hosts[host].stack.tcp_stats().device_full > 50, "{}", sim.replay());
+        }
+        // The answers of TIME_WAIT are not sent again by themselves, but to each FIN.
+        sim.run(SECOND * 240);
+        for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
+            let closed = sim.hosts[host].received[&conn].closed;
+            assert_eq!(closed, Some(CloseReason::Normal), "{host}: {}", sim.replay());
+        }
+        assert_nothing_left(&sim);
+    }
+}
+
+/// An advertisement that says that the prefix is on the link, or is no more.
+fn advertise(sim: &mut Sim, host: usize, on_link: bool) {
+    let (mac, src, dst) = (
+        MacAddr([2, 0, 0, 0, 0, 9]),
+        Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 9),
+        Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1),
+    );
+    let mut advertisement = RouterAdvertisement { source: Some(mac), ..RouterAdvertisement::default() };
+    let lifetime = if on_link { 86_400 } else { 0 };
+    advertisement.prefixes.push(PrefixInfo {
+        prefix: PREFIX,
+        prefix_len: 64,
+        on_link: true,
+        autonomous: on_link,
+        valid_lifetime_s: lifetime,
+        preferred_lifetime_s: lifetime,
+    });
+    let mut message = vec![0; ndp::MESSAGE_LEN_MAX];
+    let len = ndp::Message::RouterAdvertisement(advertisement).emit(src, dst, &mut message);
+    let mut frame = vec![0; 14 + 40 + len];
+    let to = MacAddr::from_ipv6_multicast(dst);
+    let at = ethernet::Header::new(to, mac, None, EtherType::IPV6).emit(&mut frame);
+    let header = ipv6::Header {
+        dscp: 0,
+        ecn: 0,
+        flow_label: 0,
+        payload_len: len as u16,
+        next_header: protocol::ICMPV6,
+        hop_limit: 255,
+        src,
+        dst,
+    };
+    header.emit(&mut frame[at..]);
+    frame[at + 40..].copy_from_slice(&message[..len]);
+    sim.inject(host, frame);
+    sim.run(Duration::from_millis(1));
+}
+
+/// Two hosts with addresses in a network that exists as long as it is advertised, and the server's address there.
+fn advertised(change: impl Fn(&mut HostConfig)) -> (Sim, SocketAddr) {
+    let mut config = HostConfig { accept_ra: true, ..HostConfig::default() };
+    change(&mut config);
+    let mut sim = Sim::pair_with(1, config.clone(), config, LinkModel::default());
+    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 80);
+    sim.hosts[SERVER].stack.listen(any, Default::default()).unwrap();
+    sim.run(SECOND * 3);
+    for host in [CLIENT, SERVER] {
+        advertise(&mut sim, host, true);
+    }
+    sim.run(SECOND * 3);
+    let mut addresses = sim.hosts[SERVER].stack.network().addresses(LinkId(0)).iter().map(|a| a.address);
+    let inside = |a: &IpAddr| matches!(a, IpAddr::V6(v6) if v6.segments()[0] == PREFIX.segments()[0]);
+    let address = addresses.find(inside).expect("it has configured one");
+    (sim, SocketAddr::new(address, 80))
+}
+
+fn connect(sim: &mut Sim, to: SocketAddr) -> (Conn, Conn) {
+    let now = sim.now;
+    let conn = sim.hosts[CLIENT].connect(now, to);
+    sim.collect(CLIENT);
+    sim.run(SECOND / 10);
+    (conn, *sim.hosts[SERVER].accepted.last().expect("it was accepted"))
+}
+
+fn no_way(sim: &mut Sim, to: SocketAddr) {
+    advertise(sim, CLIENT, false);
+    let (now, options) = (sim.now, ConnectOptions::default());
+    let refused = sim.hosts[CLIENT].stack.connect(now, to, &options);
+    assert_eq!(refused, Err(ConnectError::NetUnreachable), "the test has taken the way away");
+}
+
+/// Bytes in flight, bytes queued, acknowledgements owed, and FIN.
+#[test]
+fn a_way_that_is_gone_for_a_minute_loses_nothing() {
+    let (mut sim, to) = advertised(|_| {});
+    let (conn, there) = connect(&mut sim, to);
+    let bytes = pattern(3_000_000);
+    let now = sim.now;
+    sim.hosts[CLIENT].send_all(now, conn, bytes.clone(), true);
+    sim.collect(CLIENT);
+    sim.hosts[SERVER].send_all(now, there, bytes.clone(), true);
+    sim.collect(SERVER);
+    sim.run(Duration::from_millis(5));
+    no_way(&mut sim, to);
+    sim.run(SECOND * 60);
+    assert!(sim.hosts[SERVER].received[&there].bytes.len() < bytes.len(), "some of it was still to come");
+    assert_eq!(sim.hosts[CLIENT].stack.state(conn), Some(State::FinWait1));
+    advertise(&mut sim, CLIENT, true);
+    sim.run(SECOND * 120);
+    for (host, conn) in [(SERVER, there), (CLIENT, conn)] {
+        let received = &sim.hosts[host].received[&conn];
+        assert!(received.bytes == bytes && received.peer_closed, "{} bytes", received.bytes.len());
+        assert_eq!(received.closed, Some(CloseReason::Normal));
+    }
+    sim.run(SECOND * 120);
+    assert_nothing_left(&sim);
+}
+
+/// Nothing was in flight when the way went, so nothing but the attempt itself can set a timer.
+#[test]
+fn what_is_queued_or_closed_without_a_way_leaves_when_there_is_one_again() {
+    for close in [false, true] {
+        let (mut sim, to) = advertised(|_| {});
+        let (conn, there) = connect(&mut sim, to);
+        sim.run(SECOND * 10);
+        no_way(&mut sim, to);
+        let now = sim.now;
+        if close {
+            sim.hosts[CLIENT].stack.close(conn).unwrap();
+            sim.hosts[CLIENT].stack.transmit(now);
+        } else {
+            sim.hosts[CLIENT].send_all(now, conn, b"queued".to_vec(), false);
+        }
+        sim.collect(CLIENT);
+        sim.run(SECOND * 5);
+        advertise(&mut sim, CLIENT, true);
+        sim.run(SECOND * 20);
+        let received = &sim.hosts[SERVER].received[&there];
+        assert_eq!(
+            (&received.bytes[..], received.peer_closed),
+            if close { (&b""[..], true) } else { (&b"queued"[..], false) }
+        );
+    }
+}
+
+/// Of every state of a connection nothing is left in the end, however it was given up.
+#[test]
+fn without_a_way_everything_is_given_up_in_the_end() {
+    let (mut sim, to) = advertised(|config| config.stack.tcp.retries = 5);
+    let (now, options) = (sim.now, ConnectOptions::default());
+    let mut conns = Vec::new();
+    for what in ["data", "FIN", "data and FIN, closed", "nothing, closed"] {
+        let (conn, _) = connect(&mut sim, to);
+        conns.push((what, conn));
+    }
+    // Its SYN never leaves.
+    let opening = sim.hosts[CLIENT].stack.connect(now, to, &options).unwrap();
+    conns.push(("SYN", opening));
+    no_way(&mut sim, to);
+    let now = sim.now;
+    for (what, conn) in &conns {
+        let stack = &mut sim.hosts[CLIENT].stack;
+        if what.contains("data") {
+            stack.send(*conn, &[1; 5000]).unwrap();
+        }
+        if what.contains("FIN") {
+            stack.shutdown_write(*conn).unwrap();
+        }
+        if what.contains("closed") {
+            stack.close(*conn).unwrap();
+        }
+    }
+    sim.hosts[CLIENT].stack.transmit(now);
+    sim.collect(CLIENT);
+    sim.run(SECOND * 1200);
+    for (what, conn) in conns {
+        assert_eq!(
+            sim.hosts[CLIENT].received.get(&conn).and_then(|r| r.closed),
+            Some(CloseReason::TimedOut),
+            "{what}"
+        );
+    }
+    let usage = sim.hosts[CLIENT].stack.usage();
+    let left = (usage.connections, usage.time_wait, usage.busy, usage.chunks, usage.timers);
+    assert_eq!(left, (0, 0, 0, 0, 0));
+}
