@@ -112,7 +112,7 @@ pub struct Options {
     pub headers: Vec<String>,
 
     /// Threads of the generator, each with its share of connections, rate, requests and source addresses. With --stack ginnel each has a
-    /// stack of its own: with --serve on a cable of its own to the server, otherwise on one of N [[link]] tables of --config and its device.
+    /// stack of its own: with --serve on a cable of its own to the server, otherwise on one of the N links of --config and its device.
     #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: u32,
 

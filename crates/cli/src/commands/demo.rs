@@ -35,8 +35,7 @@ const LEGEND: &str = "\
 memory: ginnel load on one thread, ginnel httpd on another. TAP: the kernel's TCP asks ginnel httpd.
 p50, p99, p99.9: from the start of a request (of its connection, if it has one of its own) to the end of the answer.
 errors: whatever was no complete answer with a status of success, or another page than asked for.
-Everything ran on this machine at the same time; \"make bench\" measures with care.
-";
+Everything ran on this machine at the same time; \"make bench\" measures with care.";
 
 /// One line of the table at the end.
 #[derive(Clone, Debug, Default)]
@@ -89,7 +88,7 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
         Ok(more) => rows.extend(more),
         Err(reason) => eprintln!("\nthe part with the kernel was left out: {reason}"),
     }
-    println!("\n{}{LEGEND}", table(&rows));
+    println!("\n{}\n{LEGEND}", table(&rows));
     let errors: u64 = rows.iter().map(|row| row.errors).sum();
     if errors > 0 { Err(Failure::running(format!("{errors} errors, see the table"))) } else { Ok(()) }
 }
