@@ -193,3 +193,39 @@ fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
     }
     assert!(read(&sim, SERVER, there) == pattern(3, 100_000));
 }
+
+/// Memory that others give back reaches a connection that found none no later than its peer tries again.
+#[test]
+fn a_connection_that_found_no_memory_goes_on_when_others_have_given_theirs_back() {
+    let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
+    sim.hosts[SERVER].listen(80);
+    sim.hosts[SERVER].lazy_reader = true;
+    let good = connect(&mut sim);
+    let hogs: Vec<_> = (0..20).map(|_| connect(&mut sim)).collect();
+    sim.run(SECOND / 10);
+    let there = served(&sim, good);
+    let theirs: Vec<_> = hogs.iter().map(|c| served(&sim, *c)).collect();
+    // Too little each to be denied the last of the memory.
+    for hog in &hogs {
+        send(&mut sim, CLIENT, *hog, &[9; 8000], false);
+    }
+    sim.run(SECOND);
+    let began = sim.now;
+    send(&mut sim, CLIENT, good, &pattern(1, 300_000), false);
+    let go_on = |sim: &mut Sim, time: Duration| {
+        let until = sim.now + time;
+        while sim.now < until && read(sim, SERVER, there).len() < 300_000 {
+            read_some(sim, there, 1 << 16);
+            sim.run(Duration::from_millis(10));
+        }
+    };
+    go_on(&mut sim, SECOND * 20);
+    let before = read(&sim, SERVER, there).len();
+    assert!(before < 50_000, "{before} bytes found memory");
+    let stalled = sim.now - began;
+    for hog in theirs {
+        sim.hosts[SERVER].stack.abort(hog).unwrap();
+    }
+    go_on(&mut sim, stalled * 2);
+    assert!(read(&sim, SERVER, there) == pattern(1, 300_000), "{} bytes", read(&sim, SERVER, there).len());
+}
