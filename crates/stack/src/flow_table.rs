@@ -15,7 +15,8 @@
 //! by one more bit of the 32-bit hash that every entry keeps. The two vectors reserve address space only; pages are touched
 //! as the table grows.
 //!
-//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 13.5 bytes per entry.
+//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 18 bytes per entry, so that few
+//!   buckets overflow.
 //! * An insertion divides at most one bucket and moves at most [`DEAL_BUCKETS_MAX`] overflow buckets of it. The rest of a
 //!   long chain (only equal hashes make one) waits in `pending`, where lookups find it, for further insertions.
 //! * A bucket has overflow only if it is full, and of its overflow buckets only the first is partly full. So insertion and
@@ -25,6 +26,7 @@
 //! It must still be keyed by the caller; an attacker who can produce equal hashes makes chains long (visible in
 //! [`FlowTable::overflow_buckets`]), though no operation but the search of that chain gets slower.
 
+use crate::lanes::equal_lanes;
 use crate::prefetch::prefetch;
 
 /// Entries in a bucket: what fits a cache line next to count and link.
@@ -33,9 +35,8 @@ const BUCKET_ENTRIES: usize = 7;
 const INITIAL_BUCKETS: usize = 64;
 /// Overflow buckets dealt out per insertion while a bucket is divided. Chains of random hashes are hardly ever longer.
 const DEAL_BUCKETS_MAX: usize = 4;
-/// Memory that makes the table grow when it has less, in bytes per entry times [`DENSITY_DIVISOR`].
-const DENSITY_BYTES: usize = 27;
-const DENSITY_DIVISOR: usize = 2;
+/// Memory that makes the table grow when it has less, in bytes per entry.
+const DENSITY_BYTES: usize = 18;
 /// Most entries a table can be asked for.
 const ENTRIES_LIMIT: usize = 1 << 30;
 
@@ -51,12 +52,13 @@ impl core::fmt::Display for Full {
 
 impl core::error::Error for Full {}
 
-/// Hashes stand together so that they are compared at once. A link is an overflow index + 1, 0 for none.
+/// Hashes stand together so that they are compared at once, and so does the count, whose lane no entry has. A link is an overflow
+/// index + 1, 0 for none.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 struct Bucket {
-    hashes: [u32; BUCKET_ENTRIES],
-    count: u32,
+    /// Seven hashes, then the number of entries.
+    lanes: [u32; BUCKET_ENTRIES + 1],
     values: [u32; BUCKET_ENTRIES],
     link: u32,
 }
@@ -64,34 +66,41 @@ struct Bucket {
 const _: () = assert!(size_of::<Bucket>() == 64);
 
 impl Bucket {
+    #[inline(always)]
+    const fn count(&self) -> u32 {
+        self.lanes[BUCKET_ENTRIES]
+    }
+
+    #[inline]
     fn is_full(&self) -> bool {
-        self.count as usize == BUCKET_ENTRIES
+        self.count() as usize == BUCKET_ENTRIES
+    }
+
+    /// Hash and value in a slot.
+    fn entry(&self, slot: usize) -> (u32, u32) {
+        (self.lanes[slot], self.values[slot])
     }
 
     fn push(&mut self, hash: u32, value: u32) {
-        self.set(self.count as usize, hash, value);
-        self.count += 1;
+        self.set(self.count() as usize, hash, value);
+        self.lanes[BUCKET_ENTRIES] += 1;
     }
 
     fn set(&mut self, slot: usize, hash: u32, value: u32) {
-        self.hashes[slot] = hash;
+        self.lanes[slot] = hash;
         self.values[slot] = value;
     }
 
     /// Takes the last entry. The bucket must not be empty.
     fn pop(&mut self) -> (u32, u32) {
-        self.count -= 1;
-        (self.hashes[self.count as usize], self.values[self.count as usize])
+        self.lanes[BUCKET_ENTRIES] -= 1;
+        self.entry(self.count() as usize)
     }
 
     /// The slot of the first entry with this hash whose value `wanted` accepts.
-    #[inline]
+    #[inline(always)]
     fn position(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<usize> {
-        let mut equal = 0u32;
-        for (slot, &stored) in self.hashes.iter().enumerate() {
-            equal |= u32::from(stored == hash) << slot;
-        }
-        equal &= (1 << self.count) - 1;
+        let mut equal = equal_lanes(&self.lanes, hash) & ((1 << self.count()) - 1);
         while equal != 0 {
             let slot = equal.trailing_zeros() as usize;
             if wanted(self.values[slot]) {
@@ -136,8 +145,7 @@ impl FlowTable {
     /// A table for at most `entries_max` entries (and at most 2^30). Reserves address space, touches one page.
     pub fn with_capacity(entries_max: usize) -> Self {
         let entries_max = entries_max.min(ENTRIES_LIMIT);
-        let buckets_max =
-            INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / DENSITY_DIVISOR / size_of::<Bucket>();
+        let buckets_max = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<Bucket>();
         let mut buckets = Vec::with_capacity(buckets_max);
         buckets.resize(INITIAL_BUCKETS, Bucket::default());
         Self {
@@ -209,7 +217,7 @@ impl FlowTable {
         self.len += 1;
         if self.pending != 0 {
             self.deal_out();
-        } else if self.bytes_used() * DENSITY_DIVISOR < self.len * DENSITY_BYTES {
+        } else if self.bytes_used() < self.len * DENSITY_BYTES {
             self.divide();
         }
         Ok(())
@@ -238,7 +246,7 @@ impl FlowTable {
         // The hole is filled from the only bucket of the chain that need not be full.
         let bucket = &mut self.overflow[first as usize - 1];
         let (hash, value) = bucket.pop();
-        let (rest, next) = (bucket.count, bucket.link);
+        let (rest, next) = (bucket.count(), bucket.link);
         let was_the_one = place.link == first && place.slot == rest as usize;
         if rest == 0 {
             self.buckets[home].link = next;
@@ -279,6 +287,7 @@ impl FlowTable {
     }
 
     /// Searches the chain that begins with `link`, then the one that is being dealt out if it may hold `hash`.
+    #[inline(never)]
     fn place_in_overflow(
         &self,
         mut link: u32,
@@ -330,8 +339,9 @@ impl FlowTable {
             self.mask = self.mask << 1 | 1;
             self.split = 0;
         }
-        for slot in 0..old.count as usize {
-            self.add(old.hashes[slot], old.values[slot]);
+        for slot in 0..old.count() as usize {
+            let (hash, value) = old.entry(slot);
+            self.add(hash, value);
         }
         self.deal_out();
     }
@@ -346,8 +356,9 @@ impl FlowTable {
             let bucket = self.overflow[link as usize - 1];
             self.pending = bucket.link;
             self.release(link);
-            for slot in 0..bucket.count as usize {
-                self.add(bucket.hashes[slot], bucket.values[slot]);
+            for slot in 0..bucket.count() as usize {
+                let (hash, value) = bucket.entry(slot);
+                self.add(hash, value);
             }
         }
     }

@@ -12,6 +12,7 @@ pub mod flow_table;
 pub mod handle;
 pub mod icmp;
 pub mod ip;
+mod lanes;
 pub mod link;
 pub mod options;
 pub mod prefetch;

@@ -10,15 +10,17 @@
 //!   transmit(now)                  everything that is to be sent leaves, with acknowledgements riding on answers
 //! ```
 
-use crate::device::{RxBurst, RxFrame, TxQueue};
+use crate::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxFrame, TxQueue};
 use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
+use crate::ip::usual;
 use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption, UrgentMark};
 use crate::tcp::config::TcpConfig;
+use crate::tcp::demux;
 use crate::tcp::input::Arrived;
 use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
@@ -27,7 +29,6 @@ use crate::time::Instant;
 use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpStats};
 use crate::wire::protocol;
 use crate::wire::tcp::TcpSegment;
-use arrayvec::ArrayVec;
 use core::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 
@@ -56,10 +57,27 @@ pub struct Stack {
     udp: Udp,
 }
 
-/// A frame of the burst after the first pass.
-enum Prepared<'b> {
-    Tcp(Arrived<'b>),
-    Other(Parsed<'b>),
+/// Fewer frames than these are worked on before a prefetch could help.
+const PREFETCH_FRAMES_MIN: usize = 3;
+
+/// What was found out about the frames of a burst before the first of them was processed.
+struct Ahead {
+    /// Flow hashes of usual frames.
+    hashes: [u32; BURST_FRAMES_MAX],
+    /// What the flow table had for them then.
+    hints: [u32; BURST_FRAMES_MAX],
+}
+
+/// ECN codepoint CE (RFC 3168 §5).
+const CONGESTION_EXPERIENCED: u8 = 3;
+
+/// How many segments a frame held on the wire.
+#[inline(always)]
+fn wire_segments(gso: Option<Gso>, payload: &[u8]) -> u16 {
+    match gso {
+        Some(gso) => payload.len().div_ceil(usize::from(gso.size.max(1))).max(1) as u16,
+        None => 1,
+    }
 }
 
 impl Stack {
@@ -108,34 +126,79 @@ impl Stack {
     /// Takes a burst of frames from device `port`.
     pub fn receive(&mut self, now: Instant, port: PortId, burst: &RxBurst<'_>) {
         self.tcp.now = now;
-        let mut prepared: ArrayVec<Prepared<'_>, { crate::device::BURST_FRAMES_MAX }> = ArrayVec::new();
-        // First pass: everything that needs no connection, and the addresses of what the next one needs.
+        let mut ahead = Ahead { hashes: [0; _], hints: [demux::NO_HINT; _] };
+        let fetched = burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.outgrows_cache();
+        if fetched {
+            self.fetch_ahead(burst, &mut ahead);
+        }
         for (index, frame) in burst.iter().enumerate() {
-            let parsed = self.net.parse(port, frame);
-            self.net.account(&parsed);
-            prepared.push(match parsed {
-                Parsed::Tcp(l4) => match self.prepare(&l4, Some((index, frame))) {
-                    Some(arrived) => {
-                        self.tcp.flows.prefetch(arrived.hash);
-                        Prepared::Tcp(arrived)
-                    }
-                    None => continue,
-                },
-                Parsed::Drop(_) => continue,
-                other => Prepared::Other(other),
-            });
+            let Some(usual) = self.net.usual(port, frame) else {
+                self.receive_unusual(now, port, index, frame, burst);
+                continue;
+            };
+            self.net.stats.rx_tcp += 1;
+            let Ok(segment) = TcpSegment::parse(usual.l4) else {
+                self.tcp.stats.malformed += 1;
+                continue;
+            };
+            let header = segment.header;
+            let key = FlowKey {
+                remote: usual.src,
+                local: usual.dst,
+                remote_port: header.src_port,
+                local_port: header.dst_port,
+            };
+            let hash = if fetched { ahead.hashes[index] } else { self.tcp.secrets.flow_hash(&key) };
+            debug_assert_eq!(hash, self.tcp.secrets.flow_hash(&key));
+            let arrived = Arrived {
+                key,
+                hash,
+                hint: ahead.hints[index],
+                header,
+                options: segment.options,
+                payload: segment.payload,
+                frame: Some((index as u16, usual.at + u32::from(header.header_len))),
+                ce: usual.ecn == CONGESTION_EXPERIENCED,
+                segments: wire_segments(frame.gso, segment.payload),
+            };
+            self.tcp.input(&mut self.net, &arrived, burst);
         }
-        // Second pass: connections.
-        for p in &prepared {
-            if let Prepared::Tcp(arrived) = p {
-                self.tcp.prefetch_connection(arrived.hash);
-            }
+    }
+
+    /// Asks for the cache lines that a burst is going to need: first the buckets of the flow table, then the connections they name.
+    fn fetch_ahead(&self, burst: &RxBurst<'_>, ahead: &mut Ahead) {
+        let mut usual = [false; BURST_FRAMES_MAX];
+        for (index, frame) in burst.iter().enumerate() {
+            let Some(key) = usual::ends(frame.bytes) else { continue };
+            let hash = self.tcp.secrets.flow_hash(&key);
+            self.tcp.flows.prefetch(hash);
+            usual[index] = true;
+            ahead.hashes[index] = hash;
         }
-        for p in &prepared {
-            match p {
-                Prepared::Tcp(arrived) => self.tcp.input(&mut self.net, arrived, burst),
-                Prepared::Other(parsed) => self.receive_other(now, parsed, burst),
+        for (index, _) in usual.iter().enumerate().filter(|(_, usual)| **usual) {
+            ahead.hints[index] = self.tcp.fetch_ahead(ahead.hashes[index]);
+        }
+    }
+
+    /// A frame that needs a closer look.
+    fn receive_unusual(
+        &mut self,
+        now: Instant,
+        port: PortId,
+        index: usize,
+        frame: &RxFrame<'_>,
+        burst: &RxBurst<'_>,
+    ) {
+        let parsed = self.net.parse(port, frame);
+        self.net.account(&parsed);
+        match parsed {
+            Parsed::Tcp(l4) => {
+                if let Some(arrived) = self.prepare(&l4, Some((index, frame))) {
+                    self.tcp.input(&mut self.net, &arrived, burst);
+                }
             }
+            Parsed::Drop(_) => {}
+            other => self.receive_other(now, &other, burst),
         }
     }
 
@@ -147,8 +210,8 @@ impl Stack {
         };
         let header = segment.header;
         let key = FlowKey {
-            remote: l4.src,
-            local: l4.dst,
+            remote: l4.src.into(),
+            local: l4.dst.into(),
             remote_port: header.src_port,
             local_port: header.dst_port,
         };
@@ -156,19 +219,16 @@ impl Stack {
             let start = segment.payload.as_ptr() as usize - frame.bytes.as_ptr() as usize;
             (index as u16, start as u32)
         });
-        let segments = match l4.gso {
-            Some(gso) => segment.payload.len().div_ceil(usize::from(gso.size.max(1))).max(1),
-            None => 1,
-        };
         Some(Arrived {
             hash: self.tcp.secrets.flow_hash(&key),
+            hint: demux::NO_HINT,
             key,
             header,
             options: segment.options,
             payload: segment.payload,
             frame,
-            ce: l4.ecn == 3,
-            segments: segments as u16,
+            ce: l4.ecn == CONGESTION_EXPERIENCED,
+            segments: wire_segments(l4.gso, segment.payload),
         })
     }
 
@@ -542,3 +602,7 @@ pub struct Usage {
     /// Bytes of the flow table.
     pub flow_table_bytes: usize,
 }
+
+#[cfg(test)]
+#[path = "stack_tests.rs"]
+mod tests;

@@ -45,6 +45,18 @@ impl Instant {
         self.0 / 1_000_000
     }
 
+    /// Whole microseconds since `earlier`, zero if `earlier` is later.
+    #[inline]
+    pub(crate) const fn micros_since(self, earlier: Self) -> u64 {
+        self.0.saturating_sub(earlier.0) / 1_000
+    }
+
+    /// The instant `micros` microseconds later. Saturates.
+    #[inline]
+    pub(crate) const fn after_micros(self, micros: u64) -> Self {
+        Self(self.0.saturating_add(micros.saturating_mul(1_000)))
+    }
+
     /// Time since `earlier`, zero if `earlier` is later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

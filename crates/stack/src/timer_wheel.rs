@@ -66,8 +66,18 @@ const _: () = assert!(size_of::<TimerNode>() == 12);
 
 impl TimerNode {
     /// Whether the timer will fire.
+    #[inline]
     pub const fn is_armed(&self) -> bool {
         self.next != 0
+    }
+
+    /// A node that is not armed, but that its owner has noted to be armed soon. Arming it ends that.
+    pub(crate) const DEFERRED: Self = Self { next: 0, prev: u32::MAX, deadline: 0 };
+
+    /// Whether the node is [`TimerNode::DEFERRED`].
+    #[inline]
+    pub(crate) const fn is_deferred(&self) -> bool {
+        self.next == 0 && self.prev == u32::MAX
     }
 }
 

@@ -19,6 +19,7 @@
 
 use super::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 use ginnel_stack::device::{Gso, GsoKind, RxBurst, RxChecksum, RxFrame, TxMeta};
+use ginnel_stack::prefetch::prefetch;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ const LAPS_PER_TRIAL: u32 = 16;
 
 /// Records start at multiples of this: one cache line.
 const ALIGN: usize = 64;
+/// Cache lines of waiting records that are asked for at once: about as many as a core can wait for.
+const FETCH_LINES_MAX: usize = 16;
 /// Where the frame starts inside its record.
 const FRAME_AT: usize = 10;
 /// Bytes of the extension behind a super-frame, with the padding that aligns it.
@@ -294,6 +297,16 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
+    /// Asks for the cache lines of records from `position` on, as far as they are published.
+    fn fetch(&self, position: usize) {
+        let lines = (self.tail.wrapping_sub(position) / ALIGN).min(FETCH_LINES_MAX);
+        for line in 0..lines {
+            let byte = self.shared.at(position.wrapping_add(line * ALIGN));
+            // SAFETY: inside the allocation, published, and not written before it is released.
+            prefetch(unsafe { byte.as_ref() });
+        }
+    }
+
     /// Returns the frames of the last burst to the producer and lends the next ones.
     pub(super) fn burst<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
         self.release();
@@ -305,6 +318,8 @@ impl Consumer {
                 if position == self.tail {
                     break;
                 }
+                // Each record says where the next one is, so without this their cache lines would come from the other core one after another.
+                self.fetch(position);
             }
             shared.note_read(position, ALIGN);
             // SAFETY: a record was published at this position, and records start with a header.

@@ -18,21 +18,21 @@ fn check(table: &FlowTable) {
         }
         for (depth, bucket) in chain.iter().enumerate() {
             assert!(bucket.is_full() || depth == 1 || chain.len() == 1, "a hole in a chain");
-            assert!(bucket.count > 0 || depth == 0);
-            for slot in 0..bucket.count as usize {
-                assert_eq!(table.address(bucket.hashes[slot]), home);
+            assert!(bucket.count() > 0 || depth == 0);
+            for slot in 0..bucket.count() as usize {
+                assert_eq!(table.address(bucket.lanes[slot]), home);
             }
-            entries += bucket.count as usize;
+            entries += bucket.count() as usize;
         }
         overflow_buckets += chain.len() - 1;
     }
     let mut pending = table.pending;
     while pending != 0 {
         let bucket = &table.overflow[pending as usize - 1];
-        for slot in 0..bucket.count as usize {
-            assert_eq!(bucket.hashes[slot] & table.pending_mask, table.pending_home);
+        for slot in 0..bucket.count() as usize {
+            assert_eq!(bucket.lanes[slot] & table.pending_mask, table.pending_home);
         }
-        entries += bucket.count as usize;
+        entries += bucket.count() as usize;
         overflow_buckets += 1;
         pending = bucket.link;
     }
@@ -87,7 +87,7 @@ fn only_values_under_the_very_hash_are_offered() {
 }
 
 #[test]
-fn at_any_size_memory_is_at_most_14_bytes_per_entry_and_one_bucket_is_nearly_enough() {
+fn at_any_size_memory_is_at_most_19_bytes_per_entry_and_one_bucket_is_nearly_enough() {
     const ENTRIES: u32 = 1_000_000;
     let mut table = FlowTable::with_capacity(ENTRIES as usize);
     let reserved = (table.buckets.capacity(), table.overflow.capacity());
@@ -104,8 +104,8 @@ fn at_any_size_memory_is_at_most_14_bytes_per_entry_and_one_bucket_is_nearly_eno
         }
     }
     println!("{worst_bytes:.2} bytes per entry, {worst_buckets:.2} buckets per search, at worst");
-    assert!(worst_bytes <= 14.0, "{worst_bytes} bytes per entry");
-    assert!(worst_buckets <= 1.5, "{worst_buckets} buckets visited in the mean");
+    assert!(worst_bytes <= 19.0, "{worst_bytes} bytes per entry");
+    assert!(worst_buckets <= 1.25, "{worst_buckets} buckets visited in the mean");
     assert_eq!((table.buckets.capacity(), table.overflow.capacity()), reserved, "never reallocated");
     check(&table);
     for n in 0..ENTRIES {
@@ -138,9 +138,9 @@ fn hashes_alike_in_their_low_or_high_bits_spread() {
         for n in 0..1 << 17 {
             table.insert(n << shift | 5 & ((1 << shift) - 1), n).unwrap();
         }
-        // Random hashes make about a quarter of the buckets overflow.
+        // Random hashes make less than a tenth of the buckets overflow.
         let total = table.bytes_used() / 64;
-        assert!(table.overflow_buckets() * 3 < total, "{} of {total}", table.overflow_buckets());
+        assert!(table.overflow_buckets() * 10 < total, "{} of {total}", table.overflow_buckets());
     }
 }
 

@@ -9,6 +9,7 @@
 
 pub mod config;
 mod datagram;
+mod destinations;
 pub(crate) mod entropy;
 mod input;
 mod links;
@@ -21,10 +22,12 @@ pub(crate) mod route;
 mod routing;
 pub mod stats;
 pub(crate) mod timers;
+pub(crate) mod usual;
 
 pub use config::NetworkConfig;
 pub use input::{Input, Reassembled};
-pub use output::{Checksum, IpHeader, PacketOut, Sealed, TxError};
+pub(crate) use output::PlainV4;
+pub use output::{Checksum, IpHeader, PacketOut, Sealed, Summing, TxError};
 pub use parse::{L4, Other, Parsed};
 pub(crate) use parse::{Packet4, Packet6, Problem6};
 pub use route::RouteConfig;
@@ -36,6 +39,7 @@ use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::icmp::error::TransportError;
 use crate::icmp::limit::Limiter;
+use crate::ip::destinations::Destinations;
 use crate::ip::entropy::{Entropy, KeyedHash};
 use crate::ip::local::LocalAddresses;
 use crate::ip::path_mtu::PathMtuCache;
@@ -61,6 +65,7 @@ pub struct Network {
     pub(crate) neighbours: NeighbourTable,
     pub(crate) routes: RouteTable,
     pub(crate) path_mtu: PathMtuCache,
+    destinations: Destinations,
     reassembly: Reassembly,
     pub(crate) icmp_limit: Limiter,
     pub(crate) timers: Timers,
@@ -110,6 +115,7 @@ impl Network {
             neighbours: NeighbourTable::new(&config, hash),
             routes: RouteTable::default(),
             path_mtu,
+            destinations: Destinations::new(),
             reassembly: Reassembly::new(config.fragment_bytes as usize),
             icmp_limit,
             timers: Timers::default(),

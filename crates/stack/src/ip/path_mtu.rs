@@ -26,11 +26,19 @@ pub(crate) struct PathMtuCache {
     entries_max: usize,
     lifetime: Duration,
     floor_v4: u16,
+    changes: u64,
 }
 
 impl PathMtuCache {
     pub(crate) fn new(entries_max: usize, lifetime: Duration, floor_v4: u16) -> Self {
-        Self { entries: BTreeMap::new(), by_age: BTreeSet::new(), entries_max, lifetime, floor_v4 }
+        Self {
+            entries: BTreeMap::new(),
+            by_age: BTreeSet::new(),
+            entries_max,
+            lifetime,
+            floor_v4,
+            changes: 0,
+        }
     }
 
     /// What is known about `destination`, or nothing if the link's own MTU applies.
@@ -64,7 +72,14 @@ impl PathMtuCache {
         true
     }
 
+    /// Counts up with each destination that becomes known.
+    #[inline]
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
     fn insert(&mut self, destination: IpAddr, entry: PathMtu) {
+        self.changes += 1;
         if let Some(before) = self.entries.insert(destination, entry) {
             self.by_age.remove(&(before.expires, destination));
         }

@@ -84,6 +84,23 @@ impl Network {
     /// # Errors
     /// See [`RouteError`].
     pub fn route(&mut self, now: Instant, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
+        let (IpAddr::V4(to), Some(IpAddr::V4(from))) = (dst, src) else {
+            return self.find_route(now, dst, src);
+        };
+        let (to, from, changes) = (to.to_bits(), from.to_bits(), self.path_mtu.changes());
+        if let Some(route) = self.destinations.get(to, from, changes)
+            && self.hop_is_current(&route.hop)
+        {
+            return Ok(*route);
+        }
+        let route = self.find_route(now, dst, src)?;
+        if self.path_mtu.get(now, dst).is_none() {
+            self.destinations.put(to, from, changes, route);
+        }
+        Ok(route)
+    }
+
+    fn find_route(&mut self, now: Instant, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
         let source_link = match src {
             None => None,
             Some(src) if src.is_ipv4() != dst.is_ipv4() => return Err(RouteError::SourceNotLocal),

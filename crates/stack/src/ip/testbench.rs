@@ -3,6 +3,7 @@
 use super::{Checksum, Input, IpHeader, L4, Network, NetworkConfig, Parsed, Route, TxError};
 use crate::device::{Capabilities, RxChecksum, RxFrame, TxMeta, TxQueue};
 use crate::handle::{LinkId, PortId};
+use crate::ip::usual;
 use crate::link::LinkConfig;
 use crate::time::Instant;
 use crate::wire::ethernet::{self, EtherType, VlanTag};
@@ -141,7 +142,19 @@ impl Bench {
         let frame = RxFrame { bytes: frame, checksum: RxChecksum::Unverified, gso: None };
         let parsed = self.network.parse(self.port, &frame);
         self.network.account(&parsed);
+        self.check_glance(&frame, &parsed);
         parsed
+    }
+
+    /// Whatever is taken for a usual segment at a glance is one, with the same contents.
+    #[track_caller]
+    fn check_glance(&self, frame: &RxFrame<'_>, parsed: &Parsed<'_>) {
+        let ends = usual::ends(frame.bytes);
+        let Some(usual) = self.network.usual(self.port, frame) else { return };
+        let Parsed::Tcp(l4) = parsed else { panic!("no segment for those who look closely: {parsed:?}") };
+        assert_eq!((usual.src.ip(), usual.dst.ip(), usual.ecn, usual.l4), (l4.src, l4.dst, l4.ecn, l4.bytes));
+        assert_eq!(&frame.bytes[usual.at as usize..][..usual.l4.len()], l4.bytes);
+        assert_eq!(ends.map(|key| (key.remote, key.local)), Some((usual.src, usual.dst)));
     }
 
     /// A frame arrives that is neither TCP nor UDP nor to be dropped.

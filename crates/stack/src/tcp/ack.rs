@@ -197,19 +197,14 @@ impl Tcp {
             // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
             c.flags.set(Flags::ECN_CWR);
         }
-        if may_grow && delivery.delivered > 0 && limited {
-            let rtt_us = delivery.last_at.map(|at| (now - at).as_micros() as u32);
-            b.congestion.on_ack(c, &AckEvent { now, delivered: delivery.delivered, rtt_us });
-        }
         if advanced {
-            let (una, nxt) = (c.snd_una, c.snd_nxt);
-            b.congestion.on_una(una, nxt, c);
+            grow(c, b, now, delivery, may_grow && limited);
         }
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
 
     /// What is left to do: more to send, room to report, bytes to report.
-    fn after_ack(&mut self, idx: u32, advanced: bool) {
+    pub fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
         if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.sent.lost_out > 0 {
@@ -234,7 +229,7 @@ impl Tcp {
         }
     }
 
-    fn fin_acknowledged(&self, idx: u32) -> bool {
+    pub fn fin_acknowledged(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
         matches!(c.state, State::FinWait1 | State::Closing | State::LastAck)
             && c.snd_una == c.snd_nxt
@@ -270,8 +265,11 @@ impl Tcp {
         if !restart && b.timer_kind == RetransmitTimer::Probe {
             return;
         }
-        let rto_at =
-            if restart || !running { now + rtt::rto(c, &self.config, b.backoff) } else { b.timer_at };
+        let rto_at = if restart || !running {
+            now.after_micros(rtt::rto_us(c, &self.config, b.backoff))
+        } else {
+            b.timer_at
+        };
         let probe_allowed = self.config.tail_loss_probes
             && c.has(Flags::SACK)
             && b.sent.sacked_out == 0
@@ -280,7 +278,7 @@ impl Tcp {
             && matches!(b.recovery.state, CaState::Open | CaState::Cwr);
         if probe_allowed {
             // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
-            let at = rto_at.min(now + tail_probe_timeout(c, b, &self.config));
+            let at = rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, &self.config)));
             b.set_timer(RetransmitTimer::Probe, at);
         } else if restart || !running {
             b.set_timer(RetransmitTimer::Rto, rto_at);
@@ -288,23 +286,28 @@ impl Tcp {
     }
 }
 
-/// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.
-fn tail_probe_timeout(c: &Tcb, b: &Busy, config: &super::config::TcpConfig) -> core::time::Duration {
-    use core::time::Duration;
-    if c.srtt == 0 {
-        return Duration::from_millis(config.rto_initial_ms.into());
+/// The congestion window after an acknowledgement of something new. It grows only if it was what `limited` the sender (RFC 7661).
+#[inline]
+pub(super) fn grow(c: &mut Tcb, b: &mut Busy, now: crate::time::Instant, delivery: &Delivery, limited: bool) {
+    if limited && delivery.delivered > 0 {
+        let rtt_us = delivery.last_at.map(|at| now.micros_since(at) as u32);
+        b.congestion.on_ack(c, &AckEvent { now, delivered: delivery.delivered, rtt_us });
     }
-    let two_rounds = Duration::from_micros(u64::from(c.srtt >> 2));
-    let allowance = if b.sent.packets_out == 1 {
-        Duration::from_millis(config.rto_min_ms.into())
-    } else {
-        Duration::from_millis(2)
-    };
-    two_rounds + allowance
+    let (una, nxt) = (c.snd_una, c.snd_nxt);
+    b.congestion.on_una(una, nxt, c);
+}
+
+/// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.
+fn tail_probe_timeout_us(c: &Tcb, b: &Busy, config: &super::config::TcpConfig) -> u64 {
+    if c.srtt == 0 {
+        return u64::from(config.rto_initial_ms) * 1000;
+    }
+    let allowance = if b.sent.packets_out == 1 { u64::from(config.rto_min_ms) * 1000 } else { 2000 };
+    u64::from(c.srtt >> 2) + allowance
 }
 
 /// RFC 9293 §3.10.7.4: the window of the newest segment counts.
-fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
+pub(super) fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
     let window = u32::from(seg.header.window) << c.snd_wscale();
     let newer = seg.header.ack.gt(c.snd_una)
         || seg.header.seq.gt(c.snd_wl1)
@@ -317,7 +320,7 @@ fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
 }
 
 /// Moves `snd_una`. Returns the bytes of payload that were acknowledged, without FIN.
-fn advance(c: &mut Tcb, b: &mut Busy, ack: SeqNumber) -> u32 {
+pub(super) fn advance(c: &mut Tcb, b: &mut Busy, ack: SeqNumber) -> u32 {
     let acked = (ack - c.snd_una) as u32;
     c.snd_una = ack;
     if b.small_end.is_some_and(|end| end.le(ack)) {
@@ -393,7 +396,7 @@ fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
 }
 
 /// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1). Whether there was a measurement.
-fn take_rtt(
+pub(super) fn take_rtt(
     c: &mut Tcb,
     config: &super::config::TcpConfig,
     now: crate::time::Instant,
@@ -402,7 +405,7 @@ fn take_rtt(
 ) -> bool {
     let cumulative = delivery.first_at.filter(|_| !delivery.retransmitted_acked);
     if let Some(at) = cumulative.or(delivery.sacked_at) {
-        rtt::on_sample(c, config, (now - at).as_micros() as u32);
+        rtt::on_sample(c, config, now.micros_since(at) as u32);
         return true;
     }
     if delivery.delivered > 0
@@ -437,7 +440,7 @@ fn process_tail_probe(c: &mut Tcb, b: &mut Busy, dsack: Option<(SeqNumber, SeqNu
 }
 
 /// Whether the congestion window was what kept the sender from sending more (RFC 7661): only then may it grow.
-fn is_cwnd_limited(c: &Tcb, b: &Busy) -> bool {
+pub(super) fn is_cwnd_limited(c: &Tcb, b: &Busy) -> bool {
     if b.cwnd_limited {
         return true;
     }

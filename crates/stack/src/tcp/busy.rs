@@ -139,14 +139,62 @@ impl Busy {
     }
 
     /// Back to the initial state, keeping the capacity of the queues. Buffers must have been cleared by the caller, who has the pools.
+    ///
+    /// Field by field, because all of it at once would be built elsewhere first and then copied.
     pub fn reset(&mut self) {
-        self.sent.clear();
-        let (send, sent, recv) = (
-            core::mem::take(&mut self.send),
-            core::mem::take(&mut self.sent),
-            core::mem::take(&mut self.recv),
-        );
-        *self = Self { send, sent, recv, ..Self::new() };
+        let Self {
+            owner,
+            send: _,
+            sent,
+            recv: _,
+            recovery,
+            rack,
+            congestion,
+            timer_kind,
+            timer_at,
+            retransmits,
+            backoff,
+            probes,
+            trouble_since,
+            small_end,
+            cork_at,
+            probe_end,
+            dsack,
+            flight_max,
+            cwnd_limited,
+            usage_end,
+            acked_bytes,
+            last_sent,
+            idle_since,
+            total_retrans,
+            urgent_in,
+            urgent_out,
+            window_max,
+            send_tail,
+            force,
+            fin_sent,
+            starved,
+            fin_at,
+            last_invalid_ms,
+        } = self;
+        sent.clear();
+        *owner = NONE;
+        *recovery = Recovery::default();
+        *rack = Rack::default();
+        *congestion = Congestion::default();
+        *timer_kind = RetransmitTimer::Off;
+        *timer_at = Instant::MAX;
+        (*retransmits, *backoff, *probes) = (0, 0, 0);
+        (*trouble_since, *cork_at, *idle_since) = (None, None, None);
+        (*small_end, *urgent_out, *fin_at) = (None, None, None);
+        *probe_end = None;
+        *dsack = None;
+        *last_invalid_ms = None;
+        *usage_end = SeqNumber(0);
+        *last_sent = Instant::ZERO;
+        *urgent_in = Urgent::None;
+        (*flight_max, *acked_bytes, *total_retrans, *window_max) = (0, 0, 0, 0);
+        (*cwnd_limited, *send_tail, *force, *fin_sent, *starved) = (false, false, false, false, false);
     }
 
     /// Nothing is queued, in flight or unread, and nothing needs to be remembered. `state` is the connection's.

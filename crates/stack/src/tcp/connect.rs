@@ -77,7 +77,8 @@ impl Tcp {
         local: IpAddr,
         port: u16,
     ) -> Result<(FlowKey, u32, Option<u32>), ConnectError> {
-        let key = |port| FlowKey { remote: remote.ip(), local, remote_port: remote.port(), local_port: port };
+        let (remote_port, remote, local) = (remote.port(), remote.ip().into(), local.into());
+        let key = |local_port| FlowKey { remote, local, remote_port, local_port };
         if port != 0 {
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
@@ -86,7 +87,7 @@ impl Tcp {
         }
         let first = u32::from(self.config.local_port_first);
         let count = u32::from(self.config.local_port_last) - first + 1;
-        let offset = self.secrets.port_offset(local, remote.ip(), remote.port());
+        let offset = self.secrets.port_offset(local, remote, remote_port);
         for _ in 0..count {
             let at = offset.wrapping_add(self.next_port) % count;
             self.next_port = self.next_port.wrapping_add(1);
@@ -121,11 +122,15 @@ impl Tcp {
     /// An ICMP error about a segment of ours, or a neighbour that does not answer.
     pub fn on_icmp_error(&mut self, net: &mut Network, error: &TransportError) {
         let key = FlowKey {
-            remote: error.remote.ip(),
-            local: error.local.ip(),
+            remote: error.remote.ip().into(),
+            local: error.local.ip().into(),
             remote_port: error.remote.port(),
             local_port: error.local.port(),
         };
+        if key.remote.is_v4() != error.remote.is_ipv4() || key.local.is_v4() != error.local.is_ipv4() {
+            // A mapped address in a quoted IPv6 header: nothing of ours.
+            return;
+        }
         let hash = self.secrets.flow_hash(&key);
         let found = demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, &key);
         let Some(Found::Connection(idx)) = found else { return };
@@ -164,7 +169,7 @@ impl Tcp {
     /// Routes or addresses changed: asks for the way again.
     pub fn reroute(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let key = self.key(idx);
-        match net.route(self.now, key.remote, Some(key.local)) {
+        match net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
             Ok(route) => {
                 let c = &mut self.conns[idx];
                 c.hop = route.hop;

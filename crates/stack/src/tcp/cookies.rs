@@ -31,7 +31,7 @@ fn period(now: Instant) -> u32 {
 }
 
 fn table(key: &FlowKey) -> &'static [u16; 8] {
-    if key.remote.is_ipv4() { &MSS_V4 } else { &MSS_V6 }
+    if key.remote.is_v4() { &MSS_V4 } else { &MSS_V6 }
 }
 
 /// The sequence number of a SYN+ACK that stands for a connection, for a peer that announced `mss`.
@@ -88,8 +88,8 @@ mod tests {
 
     fn key(port: u16) -> FlowKey {
         FlowKey {
-            remote: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)),
-            local: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)),
+            remote: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)).into(),
+            local: IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)).into(),
             remote_port: port,
             local_port: 80,
         }

@@ -8,55 +8,127 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Marks an index in the flow table as one of the TIME_WAIT table.
 pub(crate) const TIME_WAIT_BIT: u32 = 1 << 31;
 
+/// The address of one end: an IPv6 address as a number, an IPv4 address as the IPv6 address it is mapped to (RFC 4291 §2.5.5.2), which
+/// no packet has. So both families compare and hash without a branch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Host(u128);
+
+/// The upper 96 bits of mapped addresses, the lower 32 being 0.
+const MAPPED: u128 = 0xffff_0000_0000;
+
+impl Host {
+    #[inline(always)]
+    pub const fn v4(address: u32) -> Self {
+        Self(MAPPED | address as u128)
+    }
+
+    #[inline(always)]
+    pub const fn v6(address: Ipv6Addr) -> Self {
+        Self(address.to_bits())
+    }
+
+    #[inline(always)]
+    pub const fn is_v4(self) -> bool {
+        self.0 >> 32 == MAPPED >> 32
+    }
+
+    /// The IPv4 address as a number, if it is one.
+    #[inline(always)]
+    pub const fn low(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Both halves of the number.
+    #[inline(always)]
+    pub const fn halves(self) -> (u64, u64) {
+        ((self.0 >> 64) as u64, self.0 as u64)
+    }
+
+    #[inline]
+    pub const fn ip(self) -> IpAddr {
+        if self.is_v4() {
+            IpAddr::V4(Ipv4Addr::from_bits(self.low()))
+        } else {
+            IpAddr::V6(Ipv6Addr::from_bits(self.0))
+        }
+    }
+}
+
+impl From<IpAddr> for Host {
+    #[inline]
+    fn from(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::v4(address.to_bits()),
+            IpAddr::V6(address) => Self::v6(address),
+        }
+    }
+}
+
+impl core::fmt::Debug for Host {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.ip().fmt(f)
+    }
+}
+
+/// No value of the flow table. It has [`TIME_WAIT_BIT`], so that one test tells a connection.
+pub(crate) const NO_HINT: u32 = u32::MAX;
+
 /// Both ends of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowKey {
-    pub remote: IpAddr,
-    pub local: IpAddr,
+    pub remote: Host,
+    pub local: Host,
     pub remote_port: u16,
     pub local_port: u16,
 }
 
 impl FlowKey {
     pub fn remote_addr(&self) -> SocketAddr {
-        SocketAddr::new(self.remote, self.remote_port)
+        SocketAddr::new(self.remote.ip(), self.remote_port)
     }
 
     pub fn local_addr(&self) -> SocketAddr {
-        SocketAddr::new(self.local, self.local_port)
+        SocketAddr::new(self.local.ip(), self.local_port)
+    }
+
+    /// Both ports in one number.
+    #[inline(always)]
+    pub const fn ports(&self) -> u32 {
+        (self.remote_port as u32) << 16 | self.local_port as u32
     }
 }
 
 /// IPv6 addresses of connections: too large for the connection itself, which holds an index.
 #[derive(Default)]
 pub(crate) struct AddressPool {
-    pairs: Vec<(Ipv6Addr, Ipv6Addr)>,
+    pairs: Vec<(Host, Host)>,
     free: Vec<u32>,
 }
 
 impl AddressPool {
     /// What a connection stores for its addresses: (remote, local, is IPv6).
+    #[inline]
     pub fn store(&mut self, key: &FlowKey) -> (u32, u32, bool) {
-        match (key.remote, key.local) {
-            (IpAddr::V4(r), IpAddr::V4(l)) => (r.to_bits(), l.to_bits(), false),
-            (remote, local) => {
-                let pair = (to_v6(remote), to_v6(local));
-                let index = match self.free.pop() {
-                    Some(index) => {
-                        self.pairs[index as usize] = pair;
-                        index
-                    }
-                    None => {
-                        self.pairs.push(pair);
-                        (self.pairs.len() - 1) as u32
-                    }
-                };
-                (index, 0, true)
+        if key.remote.is_v4() { (key.remote.low(), key.local.low(), false) } else { self.store_v6(key) }
+    }
+
+    fn store_v6(&mut self, key: &FlowKey) -> (u32, u32, bool) {
+        let pair = (key.remote, key.local);
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.pairs[index as usize] = pair;
+                index
             }
-        }
+            None => {
+                self.pairs.push(pair);
+                (self.pairs.len() - 1) as u32
+            }
+        };
+        (index, 0, true)
     }
 
     /// Gives back what `store` took.
+    #[inline]
     pub fn release(&mut self, v6: bool, remote_ip: u32) {
         if v6 {
             self.free.push(remote_ip);
@@ -70,28 +142,18 @@ impl AddressPool {
 
     #[inline]
     pub fn matches(&self, v6: bool, remote_ip: u32, local_ip: u32, key: &FlowKey) -> bool {
-        match (key.remote, key.local) {
-            (IpAddr::V4(r), IpAddr::V4(l)) => !v6 && remote_ip == r.to_bits() && local_ip == l.to_bits(),
-            (IpAddr::V6(r), IpAddr::V6(l)) => v6 && self.pairs[remote_ip as usize] == (r, l),
-            _ => false,
+        if v6 {
+            self.pairs[remote_ip as usize] == (key.remote, key.local)
+        } else {
+            key.remote == Host::v4(remote_ip) && key.local == Host::v4(local_ip)
         }
     }
 
+    #[inline]
     pub fn key(&self, v6: bool, remote_ip: u32, local_ip: u32, remote_port: u16, local_port: u16) -> FlowKey {
-        let (remote, local) = if v6 {
-            let (r, l) = self.pairs[remote_ip as usize];
-            (IpAddr::V6(r), IpAddr::V6(l))
-        } else {
-            (IpAddr::V4(Ipv4Addr::from_bits(remote_ip)), IpAddr::V4(Ipv4Addr::from_bits(local_ip)))
-        };
+        let (remote, local) =
+            if v6 { self.pairs[remote_ip as usize] } else { (Host::v4(remote_ip), Host::v4(local_ip)) };
         FlowKey { remote, local, remote_port, local_port }
-    }
-}
-
-fn to_v6(address: IpAddr) -> Ipv6Addr {
-    match address {
-        IpAddr::V4(a) => a.to_ipv6_mapped(),
-        IpAddr::V6(a) => a,
     }
 }
 
@@ -127,7 +189,7 @@ pub(crate) fn find(
 }
 
 #[inline]
-fn tcb_matches(c: &Tcb, addresses: &AddressPool, key: &FlowKey) -> bool {
+pub(crate) fn tcb_matches(c: &Tcb, addresses: &AddressPool, key: &FlowKey) -> bool {
     c.remote_port == key.remote_port
         && c.local_port == key.local_port
         && addresses.matches(c.has(Flags::V6), c.remote_ip, c.local_ip, key)

@@ -2,10 +2,10 @@
 
 use super::Tcp;
 use super::ack::AckOutcome;
-use super::conn::{Flags, Tcb};
-use super::demux::{self, FlowKey, Found};
-use super::listen;
+use super::conn::{Flags, Life, Tcb};
+use super::demux::{FlowKey, Found};
 use super::state::State;
+use super::{listen, prediction};
 use crate::device::RxBurst;
 use crate::events::CloseReason;
 use crate::ip::Network;
@@ -18,6 +18,8 @@ pub(crate) const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
 pub(crate) struct Arrived<'a> {
     pub key: FlowKey,
     pub hash: u32,
+    /// What the flow table had under `hash` a moment ago, or [`demux::NO_HINT`]: to be looked at first, and not to be relied on.
+    pub hint: u32,
     pub header: TcpHeader,
     pub options: &'a [u8],
     pub payload: &'a [u8],
@@ -57,8 +59,7 @@ impl Tcp {
     /// Takes one segment. `burst` is what `seg.frame` refers to.
     pub fn input(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         self.stats.segments_in += u64::from(seg.segments);
-        let found =
-            demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key);
+        let found = self.find(seg);
         match found {
             None => self.input_listen(net, seg),
             Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg),
@@ -67,11 +68,25 @@ impl Tcp {
                     // What cannot follow in place must not overtake.
                     self.stash_pending(idx, burst);
                 }
-                match self.conns[idx].state {
-                    State::SynSent => self.input_syn_sent(net, idx, seg),
-                    _ => self.input_established(net, idx, seg),
+                let c = &self.conns[idx];
+                let predicted = prediction::predict(c, seg);
+                #[cfg(test)]
+                let predicted = predicted.filter(|_| !self.unpredicted);
+                if let Some(timestamps) = predicted {
+                    self.input_predicted(net, idx, seg, timestamps);
+                } else if c.state == State::SynSent {
+                    self.input_syn_sent(net, idx, seg);
+                } else {
+                    self.input_established(net, idx, seg);
                 }
-                self.rearm(idx);
+                // What is on the transmit list gets its timer there, once however many segments came; and the answer of the application,
+                // which is about to put it there, is nearly certain.
+                let c = &self.conns[idx];
+                if c.life != Life::Open || seg.payload.is_empty() {
+                    self.rearm(idx);
+                } else {
+                    self.want_transmit(idx);
+                }
             }
         }
     }
@@ -242,7 +257,7 @@ impl Tcp {
     }
 
     /// The acknowledgement that completes a passive or simultaneous open. False if the segment goes no further.
-    fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) -> bool {
+    pub fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) -> bool {
         let now_us = self.now.as_micros() as u32;
         let c = &self.conns[idx];
         if seg.header.ack.le(c.snd_una) || seg.header.ack.gt(c.snd_nxt) {

@@ -11,7 +11,7 @@ use super::{Tcp, rtt};
 use crate::error::ListenError;
 use crate::events::Event;
 use crate::handle::{Conn, Listener};
-use crate::ip::Network;
+use crate::ip::{Network, TxError};
 use crate::options::ListenOptions;
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
@@ -232,7 +232,7 @@ impl Tcp {
 
     /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
     pub fn input_listen(&mut self, net: &mut Network, seg: &Arrived<'_>) {
-        let Some(listener) = self.listeners.find(seg.key.local, seg.key.local_port) else {
+        let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port) else {
             self.stats.no_listener += 1;
             self.reset_segment(net, seg);
             return;
@@ -292,7 +292,12 @@ impl Tcp {
         c.flags.set(Flags::SYN_PENDING);
         c.snd_nxt = iss + 1;
         c.token = listener;
-        self.want_transmit(idx);
+        // Nothing of the application can ride on the answer, so there is nothing to wait for.
+        if self.send_syn(net, idx) == Err(TxError::Full) {
+            self.stats.device_full += 1;
+            self.want_transmit(idx);
+        }
+        self.rearm(idx);
         true
     }
 
@@ -305,7 +310,7 @@ impl Tcp {
         options: &TcpOptions,
         iss: SeqNumber,
     ) -> Option<u32> {
-        let route = net.route(self.now, seg.key.remote, Some(seg.key.local)).ok()?;
+        let route = net.route(self.now, seg.key.remote.ip(), Some(seg.key.local.ip())).ok()?;
         let profile = self.listeners.entries[listener as usize].profile;
         let socket = self.listeners.entries[listener as usize].options.socket;
         let Some(idx) = self.insert_connection(&seg.key, seg.hash, profile) else {
@@ -415,10 +420,10 @@ impl Tcp {
 
     fn send_cookie(&mut self, net: &mut Network, listener: u32, seg: &Arrived<'_>) {
         let options = TcpOptions::parse(seg.options);
-        let Ok(route) = net.route(self.now, seg.key.remote, Some(seg.key.local)) else { return };
+        let Ok(route) = net.route(self.now, seg.key.remote.ip(), Some(seg.key.local.ip())) else { return };
         let peer_mss = options.mss.unwrap_or(536);
         let cookie = cookies::make(&self.secrets, &seg.key, seg.header.seq.0, peer_mss, self.now);
-        let header = if seg.key.remote.is_ipv4() { 40 } else { 60 };
+        let header = if seg.key.remote.is_v4() { 40 } else { 60 };
         let announced = match self.profiles.get(self.listeners.get(listener).profile).mss {
             0 => route.mtu.saturating_sub(header),
             limit => limit.min(route.mtu.saturating_sub(header)),
@@ -481,7 +486,9 @@ impl Tcp {
 
 /// The window a connection offers in its SYN, and the smallest shift that can express its whole buffer (RFC 7323 §2.3: at most 14).
 fn initial_window(recv_buffer: u32, mss: u16) -> (u16, u8) {
-    let shift = (0..14).find(|s| 65_535u32 << s >= recv_buffer).unwrap_or(14);
+    // 65,535 << shift covers the buffer.
+    let units = recv_buffer.div_ceil(65_535).max(1);
+    let shift = units.next_power_of_two().trailing_zeros().min(14) as u8;
     let window = recv_buffer.min(65_535) as u16;
     (if window > mss { window - window % mss.max(1) } else { window }, shift)
 }

@@ -16,6 +16,8 @@ pub(crate) mod demux;
 pub(crate) mod input;
 mod listen;
 mod output;
+mod pending;
+mod prediction;
 mod profile;
 mod rack;
 mod receive;
@@ -35,13 +37,10 @@ mod syn_sent;
 mod time_wait;
 mod timers;
 
-#[cfg(test)]
-mod tests;
-
 pub use stats::TcpStats;
 
 use crate::chunk_pool::ChunkPool;
-use crate::events::{CloseReason, Event, InlineData};
+use crate::events::{CloseReason, Event};
 use crate::flow_table::FlowTable;
 use crate::handle::Conn;
 use crate::prefetch::prefetch;
@@ -55,6 +54,7 @@ use core::time::Duration;
 use demux::AddressPool;
 pub(crate) use demux::FlowKey;
 use listen::ListenTable;
+use pending::PendingQueue;
 use profile::{Profile, ProfileId, ProfileTable};
 use secrets::Secrets;
 use source::SourceTable;
@@ -63,14 +63,8 @@ use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
 
-/// In-burst data that the owner has not dealt with yet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pending {
-    pub conn: Conn,
-    pub data: InlineData,
-    /// Its event was taken: the owner is reading it.
-    pub delivered: bool,
-}
+/// What the second-level cache of a core holds beside other things, in bytes.
+const CACHE_BYTES: usize = 512 << 10;
 
 /// All TCP state of a shard.
 pub(crate) struct Tcp {
@@ -80,6 +74,8 @@ pub(crate) struct Tcp {
     pub addresses: AddressPool,
     pub flows: FlowTable,
     pub wheel: TimerWheel,
+    /// Timers that are not in the wheel yet, in order of time.
+    pub deferred: VecDeque<timers::Deferred>,
     pub time_wait: TimeWaitTable,
     pub listeners: ListenTable,
     pub profiles: ProfileTable,
@@ -88,7 +84,7 @@ pub(crate) struct Tcp {
     pub secrets: Secrets,
     pub events: VecDeque<Event>,
     /// Data of the current burst whose events were not taken, or not dealt with, yet.
-    pub pending: VecDeque<Pending>,
+    pub pending: PendingQueue,
     /// Senders that found no memory: they are told when there is some.
     pub starved: Starved,
     /// Connections that have something to send.
@@ -103,6 +99,9 @@ pub(crate) struct Tcp {
     pub stats: TcpStats,
     /// Time of the current call.
     pub now: Instant,
+    /// Header prediction is off: what it does is compared with what is done without it.
+    #[cfg(test)]
+    pub unpredicted: bool,
 }
 
 impl Tcp {
@@ -114,6 +113,7 @@ impl Tcp {
             addresses: AddressPool::default(),
             flows: FlowTable::with_capacity(flows),
             wheel: TimerWheel::new(now),
+            deferred: VecDeque::new(),
             time_wait: TimeWaitTable::new(
                 config.time_wait_max,
                 Duration::from_secs(config.time_wait_seconds.into()),
@@ -124,7 +124,7 @@ impl Tcp {
             sources: SourceTable::default(),
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
-            pending: VecDeque::new(),
+            pending: PendingQueue::default(),
             starved: Starved::default(),
             tx_list: VecDeque::new(),
             reap: None,
@@ -134,6 +134,8 @@ impl Tcp {
             next_port: 0,
             stats: TcpStats::default(),
             now,
+            #[cfg(test)]
+            unpredicted: false,
             config,
         }
     }
@@ -203,19 +205,37 @@ impl Tcp {
         c.busy = NONE;
     }
 
-    /// Asks for the cache lines of the connections that a hash may mean.
+    /// Whether what is looked up for segments is more than a core's own cache can hold: only then asking for it ahead of time pays.
     #[inline]
-    pub fn prefetch_connection(&self, hash: u32) {
-        self.flows.find(hash, |value| {
-            if value & demux::TIME_WAIT_BIT == 0 {
-                let c = &self.conns[value];
-                prefetch(&c.remote_ip);
-                prefetch(&c.cwnd);
-            } else {
-                prefetch(self.time_wait.get(value & !demux::TIME_WAIT_BIT));
+    pub fn outgrows_cache(&self) -> bool {
+        self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > CACHE_BYTES
+    }
+
+    /// Asks for the cache lines of what the flow table has under a hash, and returns that: a hint for [`Tcp::find`].
+    #[inline]
+    pub fn fetch_ahead(&self, hash: u32) -> u32 {
+        let Some(value) = self.flows.find(hash, |_| true) else { return demux::NO_HINT };
+        if value & demux::TIME_WAIT_BIT == 0 {
+            let c = &self.conns[value];
+            prefetch(&c.remote_ip);
+            prefetch(&c.cwnd);
+        } else {
+            prefetch(self.time_wait.get(value & !demux::TIME_WAIT_BIT));
+        }
+        value
+    }
+
+    /// What a segment belongs to.
+    #[inline]
+    pub fn find(&self, seg: &input::Arrived<'_>) -> Option<demux::Found> {
+        // Only a connection that lives is certain to be what the table would say.
+        if seg.hint & demux::TIME_WAIT_BIT == 0 {
+            let c = &self.conns[seg.hint];
+            if c.life == Life::Open && demux::tcb_matches(c, &self.addresses, &seg.key) {
+                return Some(demux::Found::Connection(seg.hint));
             }
-            false
-        });
+        }
+        demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
     }
 
     /// The next event whose connection still exists.
@@ -231,9 +251,9 @@ impl Tcp {
                         continue;
                     }
                     // It may have moved to the receive buffer meanwhile.
-                    let pending = self.pending.iter_mut().find(|p| p.conn == conn && p.data == data);
-                    let Some(pending) = pending.filter(|p| !p.delivered) else { continue };
-                    pending.delivered = true;
+                    if !self.pending.deliver(conn, data) {
+                        continue;
+                    }
                     return Some(event);
                 }
                 Event::Closed { conn, reason, .. } => {
@@ -342,12 +362,9 @@ impl Tcp {
         if flags.has(Flags::INLINE) && !readable {
             let handle = self.conns.handle(idx);
             let chunks = &mut self.chunks;
-            self.pending.retain(|p| {
-                let keep = p.conn != handle;
-                if !keep {
-                    chunks.unreserve(receive::chunks_for(p.data.len()));
-                }
-                keep
+            self.pending.remove_of(handle, |p| {
+                chunks.unreserve(receive::chunks_for(p.data.len()));
+                true
             });
         }
         self.stats.count_close(reason);

@@ -9,7 +9,7 @@ use super::conn::{Flags, NONE, Tcb};
 use super::rtt;
 use super::sent_queue::Sent;
 use super::state::State;
-use crate::ip::{Checksum, IpHeader, Network, TxError};
+use crate::ip::{IpHeader, Network, PlainV4, Summing, TxError};
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
@@ -128,7 +128,7 @@ impl Tcp {
     }
 
     /// SYN or SYN+ACK.
-    fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    pub fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let c = &self.conns[idx];
         let mut flags = TcpFlags::SYN;
         let passive = c.state == State::SynReceived;
@@ -162,7 +162,7 @@ impl Tcp {
     }
 
     /// An acknowledgement by itself.
-    fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    pub fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let c = &self.conns[idx];
         let segment = Segment { seq: c.snd_nxt, len: 0, flags: TcpFlags::ACK, gso_size: None, ect: false };
         self.emit(net, idx, &segment)
@@ -180,8 +180,8 @@ impl Tcp {
         if !self.config.slow_start_after_idle {
             return;
         }
-        let rto = rtt::rto(c, &self.config, 0);
-        let mut idle = now - b.last_sent;
+        let rto = rtt::rto_us(c, &self.config, 0);
+        let mut idle = now.micros_since(b.last_sent);
         if idle <= rto {
             return;
         }
@@ -339,13 +339,20 @@ impl Tcp {
                 self.note_usage(idx, true);
                 return Ok(());
             }
-            let most = a.unsent.min(a.window).min(self.super_payload(net, idx, a.mss, a.segments));
+            let mut most = a.unsent.min(a.window);
+            if most > a.mss {
+                most = most.min(self.super_payload(net, idx, a.mss, a.segments));
+            }
             let Some(len) = self.size_to_send(idx, &a, most) else {
                 self.note_usage(idx, false);
                 self.hold(idx, &a);
                 return Ok(());
             };
             self.send_one(net, idx, len, len == a.unsent, a.mss)?;
+            let c = &self.conns[idx];
+            if len == a.unsent && c.has(Flags::FIN_QUEUED) == self.busy[c.busy].fin_sent {
+                return Ok(());
+            }
         }
     }
 
@@ -512,23 +519,79 @@ impl Tcp {
     }
 
     /// Builds one segment in the device's own memory.
-    fn emit(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+    #[inline]
+    pub fn emit(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+        if self.is_plain(idx, segment) && self.emit_plain(net, idx, segment)? {
+            return Ok(());
+        }
+        self.emit_any(net, idx, segment)
+    }
+
+    /// Whether a segment has no options but timestamps, and nothing else that is not on nearly every one.
+    #[inline(always)]
+    fn is_plain(&self, idx: u32, segment: &Segment) -> bool {
+        let c = &self.conns[idx];
+        if segment.flags.0 & (TcpFlags::SYN.0 | TcpFlags::RST.0) != 0
+            || c.has(Flags::V6 | Flags::ECN_ECHO | Flags::MTU_LOCKED)
+        {
+            return false;
+        }
+        if c.busy == NONE {
+            return true;
+        }
+        let b = &self.busy[c.busy];
+        b.urgent_out.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
+    }
+
+    /// Builds a plain segment; `false` if the network layer wants a closer look at where it goes.
+    #[inline]
+    fn emit_plain(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<bool, TxError> {
+        let (window, edge) = self.window_field(idx, false);
+        let now_ms = self.now_ms();
+        let c = &self.conns[idx];
+        let timestamps = c.has(Flags::TIMESTAMPS);
+        let header_len = if timestamps { tcp::PLAIN_WITH_TIMESTAMPS } else { TcpHeader::LEN };
+        let len = segment.len as usize;
+        let tos = if segment.ect { ECT0 } else { 0 };
+        let write = |l4: &mut [u8], summing: Summing| {
+            let ts = Timestamps { value: now_ms.wrapping_add(c.ts_offset), echo: c.ts_recent };
+            let ports = u32::from(c.local_port) << 16 | u32::from(c.remote_port);
+            tcp::emit_plain(
+                l4,
+                ports,
+                segment.seq,
+                c.rcv_nxt,
+                segment.flags,
+                window,
+                timestamps.then_some(ts),
+            );
+            if len == 0 {
+                return (header_len, Sum::ZERO);
+            }
+            let offset = (segment.seq - c.snd_una) as u64;
+            let payload = &mut l4[header_len..];
+            (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
+        };
+        let ip = PlainV4 { src: c.local_ip, dst: c.remote_ip, tos, ttl: self.config.hop_limit };
+        if !net.send_tcp_v4(self.now, &c.hop, ip, header_len + len, segment.gso_size, write)? {
+            return Ok(false);
+        }
+        let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
+        self.stats.segments_out += wire;
+        self.on_ack_sent(idx, edge);
+        Ok(true)
+    }
+
+    /// Builds any segment.
+    #[inline(never)]
+    fn emit_any(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
         if !net.hop_is_current(&self.conns[idx].hop) {
             self.reroute(net, idx)?;
         }
         let options = self.options_for(idx, segment);
-        let key = self.key(idx);
         let syn = segment.flags.contains(TcpFlags::SYN);
         let (window, edge) = self.window_field(idx, syn);
         let c = &self.conns[idx];
-        let header = IpHeader {
-            src: key.local,
-            dst: key.remote,
-            protocol: protocol::TCP,
-            tos: if segment.ect { ECT0 } else { 0 },
-            hop_limit: self.config.hop_limit,
-            dont_fragment: !c.has(Flags::MTU_LOCKED),
-        };
         let mut flags = segment.flags;
         if c.has(Flags::ECN_ECHO) && !syn {
             flags |= TcpFlags::ECE;
@@ -547,8 +610,8 @@ impl Tcp {
         }
         let has_ack = flags.contains(TcpFlags::ACK);
         let tcp_header = TcpHeader {
-            src_port: key.local_port,
-            dst_port: key.remote_port,
+            src_port: c.local_port,
+            dst_port: c.remote_port,
             seq: segment.seq,
             ack: if has_ack { c.rcv_nxt } else { SeqNumber(0) },
             flags,
@@ -558,22 +621,30 @@ impl Tcp {
         };
         let header_len = TcpHeader::LEN + options.encoded_len();
         let l4_len = header_len + segment.len as usize;
-        let mut packet = net.begin(self.now, &c.hop, &header, l4_len)?;
-        let l4 = packet.l4();
-        tcp::emit(&tcp_header, &options, l4);
-        let payload = if segment.len > 0 {
-            let b = &self.busy[c.busy];
+        let write = |l4: &mut [u8], summing: Summing| {
+            tcp::emit(&tcp_header, &options, l4);
+            let payload = &mut l4[header_len..];
+            if payload.is_empty() {
+                return (header_len, Sum::ZERO);
+            }
             let offset = (segment.seq - c.snd_una) as u64;
-            Some((header_len, b.send.fill(&self.chunks, &self.sources, offset, &mut l4[header_len..l4_len])))
-        } else {
-            Some((header_len, Sum::ZERO))
+            (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
         };
-        let sealed = packet.seal(
-            l4_len,
-            Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload },
-            segment.gso_size,
-        );
-        net.commit(sealed);
+        let (tos, ttl) = (if segment.ect { ECT0 } else { 0 }, self.config.hop_limit);
+        let ip = PlainV4 { src: c.local_ip, dst: c.remote_ip, tos, ttl };
+        let plain = !c.has(Flags::V6 | Flags::MTU_LOCKED);
+        if !plain || !net.send_tcp_v4(self.now, &c.hop, ip, l4_len, segment.gso_size, write)? {
+            let key = self.key(idx);
+            let header = IpHeader {
+                src: key.local.ip(),
+                dst: key.remote.ip(),
+                protocol: protocol::TCP,
+                tos,
+                hop_limit: ttl,
+                dont_fragment: !c.has(Flags::MTU_LOCKED),
+            };
+            net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;
+        }
         let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
         self.stats.segments_out += wire;
         if has_ack {
@@ -596,6 +667,7 @@ impl Tcp {
     }
 
     /// The acknowledgement that just left covers everything received.
+    #[inline(always)]
     fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
         let c = &mut self.conns[idx];
         c.rcv_edge = edge;

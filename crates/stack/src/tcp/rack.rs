@@ -14,7 +14,7 @@ pub(crate) struct Rack {
     /// When the most recently sent delivered segment was sent, and its end.
     newest: Option<(Instant, SeqNumber)>,
     /// Its round trip time.
-    rtt: Duration,
+    rtt_us: u64,
     /// Highest sequence number known to have arrived (RACK.fack).
     pub highest: Option<SeqNumber>,
     /// An original transmission was delivered below a later one.
@@ -54,13 +54,13 @@ impl Rack {
         }
         self.reordering_seen |= delivery.reordered;
         let Some(n) = delivery.newest else { return false };
-        let rtt = input.now - n.at;
+        let rtt_us = input.now.micros_since(n.at);
         // An acknowledgement of a retransmitted segment may be one of the original: step 2 leaves those out.
-        let too_soon = rtt < Duration::from_micros(input.min_rtt_us.into());
+        let too_soon = rtt_us < u64::from(input.min_rtt_us);
         if n.retransmitted && (input.echo_is_older_than_retransmission || too_soon) {
             return false;
         }
-        self.rtt = rtt;
+        self.rtt_us = rtt_us;
         let newer = self.newest.is_none_or(|(at, end)| n.at > at || (n.at == at && n.end.gt(end)));
         if newer {
             self.newest = Some((n.at, n.end));
@@ -102,6 +102,10 @@ impl Rack {
     /// Step 5: marks what is lost. Returns the number of segments and when to look again.
     pub fn detect_loss(&self, queue: &mut SentQueue, input: &RackInput) -> (u32, Option<Instant>) {
         let Some(newest) = self.newest else { return (0, None) };
-        queue.mark_lost_by_time(newest, self.rtt + self.reorder_window(input), input.now)
+        queue.mark_lost_by_time(
+            newest,
+            Duration::from_micros(self.rtt_us) + self.reorder_window(input),
+            input.now,
+        )
     }
 }

@@ -1,16 +1,17 @@
 //! What a segment carries: payload in and out of order, urgent data, FIN; and when it is acknowledged.
 
+use super::Tcp;
 use super::busy::Urgent;
-use super::conn::{Flags, Life, NONE};
+use super::conn::{Flags, Life, NONE, Tcb};
 use super::input::Arrived;
 use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
-use super::{Pending, Tcp};
 use crate::chunk_pool::CHUNK_BYTES;
-use crate::device::RxBurst;
+use crate::device::{BURST_FRAMES_MAX, RxBurst};
 use crate::events::{CloseReason, Event, InlineData};
 use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
+use arrayvec::ArrayVec;
 
 /// What the receive window begins with, in bytes: as much as can be said without scaling.
 const WINDOW_FIRST: u64 = 65_535;
@@ -102,9 +103,9 @@ impl Tcp {
             let conn = self.conns.handle(idx);
             let data = InlineData { frame, start: start + skip as u32, len: data.len() as u32 };
             self.chunks.reserve(chunks_for(data.len()));
-            self.pending.push_back(Pending { conn, data, delivered: false });
             self.events.push_back(Event::Data { conn, data });
             let c = &mut self.conns[idx];
+            self.pending.push(conn, data, c.has(Flags::INLINE));
             c.flags.set(Flags::INLINE);
             c.rcv_nxt += data.len;
             return data.len();
@@ -176,12 +177,13 @@ impl Tcp {
         let limit = self.profile(idx).recv_buffer_bytes;
         let delay = self.config.delayed_ack_ms;
         let now_ms = self.now_ms();
-        let advertised = self.announced_mss(idx);
-        let c = &mut self.conns[idx];
-        let wire = (seg.payload.len() / usize::from(seg.segments.max(1))).min(usize::from(advertised)) as u16;
-        if wire > c.rcv_mss {
-            c.rcv_mss = wire;
+        let wire =
+            if seg.segments > 1 { seg.payload.len() / usize::from(seg.segments) } else { seg.payload.len() };
+        if wire > usize::from(self.conns[idx].rcv_mss) {
+            let wire = wire.min(self.announced_mss(idx).into()) as u16;
+            self.conns[idx].rcv_mss = self.conns[idx].rcv_mss.max(wire);
         }
+        let c = &mut self.conns[idx];
         let window = (WINDOW_FIRST << c.rcv_grow).min(limit.into()) as u32;
         if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit {
             c.rcv_grow += 1;
@@ -308,18 +310,16 @@ impl Tcp {
             return;
         }
         let conn = self.conns.handle(idx);
-        for i in 0..self.pending.len() {
-            let p = self.pending[i];
-            if p.conn == conn && !p.delivered {
-                self.pending[i].data.len = 0;
-                self.chunks.unreserve(chunks_for(p.data.len()));
-                self.stash(idx, p.data.bytes(burst));
-            }
+        let waiting: ArrayVec<InlineData, BURST_FRAMES_MAX> =
+            self.pending.of(conn).filter(|p| !p.delivered).map(|p| p.data).collect();
+        for data in waiting {
+            self.chunks.unreserve(chunks_for(data.len()));
+            self.stash(idx, data.bytes(burst));
         }
         // What was delivered is being read: its rest comes through `consume`.
-        let delivered = self.pending.iter().any(|p| p.conn == conn && p.delivered);
+        self.pending.remove_of(conn, |p| !p.delivered);
+        let delivered = self.pending.of(conn).next().is_some();
         self.conns[idx].flags.assign(Flags::INLINE, delivered);
-        self.pending.retain(|p| p.data.len > 0);
     }
 
     /// Appends bytes that `rcv_nxt` has passed already to the receive buffer. There is room: it was reserved when they came, and the caller has
@@ -345,13 +345,12 @@ impl Tcp {
             return buffered;
         }
         let conn = self.conns.handle(idx);
-        let pending = self.pending.iter().filter(|p| p.conn == conn && !p.delivered);
+        let pending = self.pending.of(conn).filter(|p| !p.delivered);
         buffered + pending.map(|p| p.data.len()).sum::<usize>()
     }
 
     /// The owner read something: perhaps the window opened enough to tell the peer (RFC 9293 §3.8.6.2.2).
     pub fn after_read(&mut self, idx: u32) {
-        let window = self.window_to_offer(idx);
         let c = &self.conns[idx];
         if !c.state.may_receive() {
             if c.life == Life::Unread && self.unread(idx) == 0 {
@@ -359,22 +358,25 @@ impl Tcp {
             }
             return;
         }
-        let left = c.rcv_wnd();
-        if window > 0 && u64::from(window) >= 2 * u64::from(left) {
+        let left = u64::from(c.rcv_wnd());
+        if 2 * left > window_capacity(c) {
+            // It cannot have doubled.
+            return;
+        }
+        let window = self.window_to_offer(idx);
+        if window > 0 && u64::from(window) >= 2 * left {
             self.ack_now(idx);
         }
     }
 
     /// Window the next segment of ours should offer, by receiver's silly window avoidance (RFC 9293 §3.8.6.2.2), unscaled.
+    #[inline]
     pub fn window_to_offer(&self, idx: u32) -> u32 {
         let limit = self.profile(idx).recv_buffer_bytes;
         let c = &self.conns[idx];
-        let unread = self.unread(idx);
-        // The window grows by a byte with each byte that arrives, so that it doubles in a round trip like that of a sender in slow start,
-        // and without steps, which would make the sender burst.
-        let step = WINDOW_FIRST << c.rcv_grow;
-        let grown = u64::from((c.rcv_nxt - c.grow_mark) as u32).min(step);
-        let capacity = (step + grown).min(limit.into()) as u32;
+        let idle = !c.has(Flags::INLINE) && (c.busy == NONE || self.busy[c.busy].recv.readable() == 0);
+        let unread = if idle { 0 } else { self.unread(idx) };
+        let capacity = window_capacity(c).min(limit.into()) as u32;
         // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
         let chunks = if unread > HELD_WHEN_SCARCE { self.chunks.spare() } else { self.chunks.available() };
         let pool = u32::try_from(chunks * CHUNK_BYTES / 2).unwrap_or(u32::MAX);
@@ -383,6 +385,18 @@ impl Tcp {
         let step = u32::from(c.rcv_mss).min(capacity / 2);
         if free < left + step && free < capacity { left } else { free.max(left) }
     }
+}
+
+/// The largest window a connection may offer now, by how it has grown. It grows by a byte with each byte that arrives, so that it doubles
+/// in a round trip like that of a sender in slow start, and without steps, which would make the sender burst.
+#[inline]
+fn window_capacity(c: &Tcb) -> u64 {
+    let step = WINDOW_FIRST << c.rcv_grow;
+    if c.has(Flags::ORPHAN) {
+        // Nobody reads any more; and in FIN-WAIT-2 the mark is a deadline.
+        return step;
+    }
+    step + u64::from((c.rcv_nxt - c.grow_mark) as u32).min(step)
 }
 
 /// Chunks that so many bytes may need in a receive buffer: they may begin and end inside one.

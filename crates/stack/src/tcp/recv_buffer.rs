@@ -218,6 +218,9 @@ impl RecvBuffer {
 
     /// Drops everything.
     pub fn clear(&mut self, pool: &mut ChunkPool) {
+        if self.is_empty() && self.chunks.is_empty() {
+            return;
+        }
         self.base = self.contiguous_end;
         self.ranges.clear();
         self.reset(pool);
@@ -370,8 +373,12 @@ impl RecvBuffer {
         }
         self.origin = self.base;
         self.recent.clear();
-        self.chunks.shrink_to(KEPT_CHUNK_ENTRIES);
-        self.ranges.shrink_to(KEPT_RANGE_ENTRIES);
+        if self.chunks.capacity() > KEPT_CHUNK_ENTRIES {
+            self.chunks.shrink_to(KEPT_CHUNK_ENTRIES);
+        }
+        if self.ranges.capacity() > KEPT_RANGE_ENTRIES {
+            self.ranges.shrink_to(KEPT_RANGE_ENTRIES);
+        }
     }
 }
 

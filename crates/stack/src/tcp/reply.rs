@@ -6,7 +6,7 @@ use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::input::Arrived;
 use super::time_wait::TimeWait;
-use crate::ip::{Checksum, Hop, IpHeader, Network, Route};
+use crate::ip::{Hop, IpHeader, Network, Route};
 use crate::tcp::config::EcnMode;
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
@@ -32,23 +32,19 @@ impl Tcp {
         options: &TcpOptions,
     ) {
         let ip = IpHeader {
-            src: key.local,
-            dst: key.remote,
+            src: key.local.ip(),
+            dst: key.remote.ip(),
             protocol: protocol::TCP,
             tos: 0,
             hop_limit: self.config.hop_limit,
             dont_fragment: true,
         };
         let len = TcpHeader::LEN + options.encoded_len();
-        let Ok(mut packet) = net.begin(self.now, hop, &ip, len) else {
+        let write = |l4: &mut [u8], _| (tcp::emit(header, options, l4), Sum::ZERO);
+        if net.send_tcp(self.now, hop, &ip, len, None, write).is_err() {
             self.stats.device_full += 1;
             return;
-        };
-        tcp::emit(header, options, packet.l4());
-        let checksum =
-            Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload: Some((len, Sum::ZERO)) };
-        let sealed = packet.seal(len, checksum, None);
-        net.commit(sealed);
+        }
         self.stats.segments_out += 1;
         if header.flags.contains(TcpFlags::RST) {
             self.stats.resets_out += 1;
@@ -62,7 +58,7 @@ impl Tcp {
         header: &TcpHeader,
         options: &TcpOptions,
     ) {
-        if let Ok(route) = net.route(self.now, key.remote, Some(key.local)) {
+        if let Ok(route) = net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
             self.send_bare(net, &route.hop, key, header, options);
         }
     }
@@ -131,6 +127,9 @@ impl Tcp {
 
     /// An acknowledgement that cannot wait for the end of the batch, because the connection's entry goes before it.
     pub fn reply_ack(&mut self, net: &mut Network, idx: u32) {
+        if self.conns[idx].state.is_synchronized() && self.send_ack(net, idx).is_ok() {
+            return;
+        }
         let seq = self.conns[idx].snd_nxt;
         self.send_for(net, idx, seq, TcpFlags::ACK);
         let c = &mut self.conns[idx];

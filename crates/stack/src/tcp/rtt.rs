@@ -26,22 +26,25 @@ pub(crate) fn on_sample(c: &mut Tcb, config: &TcpConfig, rtt_us: u32) {
 }
 
 /// The time-out of data if even the handshake measured nothing, because its segments had to be repeated (RFC 6298 §5.7).
-const RTO_UNMEASURED: Duration = Duration::from_secs(3);
+const RTO_UNMEASURED_US: u64 = 3_000_000;
 
-/// The retransmission time-out without back-off.
-pub(crate) fn base_rto(c: &Tcb, config: &TcpConfig) -> Duration {
-    if c.srtt == 0 {
-        let initial = Duration::from_millis(config.rto_initial_ms.into());
-        return if c.state.is_synchronized() { initial.max(RTO_UNMEASURED) } else { initial };
-    }
-    let us = u64::from(c.srtt >> 3) + u64::from(c.rttvar);
-    Duration::from_micros(us).min(rto_max(config))
+/// The retransmission time-out in µs, doubled `backoff` times and bounded (RFC 6298 §5.5 and §2.5).
+#[inline]
+pub(crate) fn rto_us(c: &Tcb, config: &TcpConfig, backoff: u8) -> u64 {
+    let max = u64::from(config.rto_max_seconds) * 1_000_000;
+    let base = if c.srtt == 0 {
+        let initial = u64::from(config.rto_initial_ms) * 1000;
+        if c.state.is_synchronized() { initial.max(RTO_UNMEASURED_US) } else { initial }
+    } else {
+        u64::from(c.srtt >> 3) + u64::from(c.rttvar)
+    };
+    // Cannot overflow: 2^33 µs at the most, shifted by 20.
+    (base << backoff.min(20)).min(max)
 }
 
-/// The retransmission time-out, doubled `backoff` times and bounded (RFC 6298 §5.5 and §2.5).
+/// The same as a duration.
 pub(crate) fn rto(c: &Tcb, config: &TcpConfig, backoff: u8) -> Duration {
-    let base = base_rto(c, config);
-    base.saturating_mul(1 << u32::from(backoff.min(20))).min(rto_max(config))
+    Duration::from_micros(rto_us(c, config, backoff))
 }
 
 /// The upper bound of any retransmission time-out.

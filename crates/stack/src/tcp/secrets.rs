@@ -1,35 +1,60 @@
 //! Everything that must not be guessed: flow hash, initial sequence numbers, timestamp offsets, port choice, cookies.
-//! Keyed with SipHash-1-3 from the seed that the owner gave.
+//!
+//! What a peer sees is keyed with SipHash-1-3 from the seed that the owner gave. The flow hash, which nobody outside ever sees and every
+//! segment needs, is a keyed product instead (docs/adr/0007).
 
-use super::demux::FlowKey;
+use super::demux::{FlowKey, Host};
 use crate::time::Instant;
 use core::hash::Hasher;
 use core::net::IpAddr;
 use siphasher::sip::SipHasher13;
 
+/// Timestamp offsets that are remembered: a power of two.
+const OFFSETS: usize = 256;
+
 /// Keys of a stack.
 pub(crate) struct Secrets {
-    flow: SipHasher13,
+    flow: [u64; 3],
     sequence: SipHasher13,
+    timestamp: SipHasher13,
+    /// Timestamp offsets asked for last, each with the addresses it is for.
+    offsets: Box<[(u64, u32); OFFSETS]>,
     cookie: SipHasher13,
     port: SipHasher13,
     random: u64,
 }
 
-fn write_address(hasher: &mut SipHasher13, address: IpAddr) {
-    match address {
+fn write_address(hasher: &mut SipHasher13, address: Host) {
+    match address.ip() {
         IpAddr::V4(a) => hasher.write(&a.octets()),
         IpAddr::V6(a) => hasher.write(&a.octets()),
     }
+}
+
+/// Both halves of a product, folded: every bit of the factors reaches every bit of the result.
+#[inline(always)]
+const fn fold(a: u64, b: u64) -> u64 {
+    let product = a as u128 * b as u128;
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Two IPv4 addresses in one number.
+#[inline(always)]
+fn pair_v4(remote: Host, local: Host) -> u64 {
+    u64::from(remote.low()) << 32 | u64::from(local.low())
 }
 
 impl Secrets {
     pub fn new(seed: &[u8; 32]) -> Self {
         let word = |i: usize| u64::from_le_bytes(core::array::from_fn(|k| seed[i * 8 + k]));
         let key = |purpose: u64| SipHasher13::new_with_keys(word(0) ^ purpose, word(1).wrapping_add(purpose));
+        let flow = key(0x666c_6f77);
         Self {
-            flow: key(0x666c_6f77),
+            flow: [flow.hash(&[0]), flow.hash(&[1]), flow.hash(&[2])],
             sequence: key(0x6973_6e00),
+            timestamp: key(0x7473_0000),
+            // No peer has the address 0.0.0.0.
+            offsets: Box::new([(0, 0); OFFSETS]),
             cookie: key(0x636f_6f6b),
             port: key(0x706f_7274),
             random: word(2) ^ word(3).rotate_left(32) | 1,
@@ -37,42 +62,55 @@ impl Secrets {
     }
 
     fn with_key(mut hasher: SipHasher13, key: &FlowKey) -> SipHasher13 {
-        match (key.remote, key.local) {
-            (IpAddr::V4(r), IpAddr::V4(l)) => {
-                let mut bytes = [0; 12];
-                bytes[..4].copy_from_slice(&r.octets());
-                bytes[4..8].copy_from_slice(&l.octets());
-                bytes[8..10].copy_from_slice(&key.remote_port.to_be_bytes());
-                bytes[10..].copy_from_slice(&key.local_port.to_be_bytes());
-                hasher.write(&bytes);
-            }
-            (remote, local) => {
-                write_address(&mut hasher, remote);
-                write_address(&mut hasher, local);
-                hasher.write_u16(key.remote_port);
-                hasher.write_u16(key.local_port);
-            }
-        }
+        write_address(&mut hasher, key.remote);
+        write_address(&mut hasher, key.local);
+        hasher.write_u16(key.remote_port);
+        hasher.write_u16(key.local_port);
         hasher
     }
 
     /// Where a connection stands in the flow table. Keyed, so that nobody can choose colliding ports.
     #[inline]
     pub fn flow_hash(&self, key: &FlowKey) -> u32 {
-        Self::with_key(self.flow, key).finish() as u32
+        let [k0, k1, k2] = self.flow;
+        let ports = u64::from(key.ports());
+        let addresses = if key.remote.is_v4() {
+            pair_v4(key.remote, key.local)
+        } else {
+            let ((r0, r1), (l0, l1)) = (key.remote.halves(), key.local.halves());
+            fold(r0 ^ k2, r1 ^ k0).wrapping_add(fold(l0 ^ k1, l1 ^ k2))
+        };
+        let hash = fold(addresses ^ k0, ports ^ k1);
+        let hash = fold(hash ^ k2, k1);
+        hash as u32
     }
 
     /// Initial sequence number (RFC 6528): a clock of 64 ns plus a hash of the connection.
     pub fn initial_sequence(&self, key: &FlowKey, now: Instant) -> u32 {
-        let hash = Self::with_key(self.sequence, key).finish() as u32;
-        hash.wrapping_add((now.as_nanos() >> 6) as u32)
+        let hash = if key.remote.is_v4() {
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&pair_v4(key.remote, key.local).to_le_bytes());
+            bytes[8..].copy_from_slice(&u64::from(key.ports()).to_le_bytes());
+            self.sequence.hash(&bytes)
+        } else {
+            Self::with_key(self.sequence, key).finish()
+        };
+        (hash as u32).wrapping_add((now.as_nanos() >> 6) as u32)
     }
 
     /// Offset of our timestamps towards a peer (RFC 7323 §5.4). The same for all connections between two addresses, so that
     /// TIME_WAIT can compare old and new ones.
-    pub fn timestamp_offset(&self, local: IpAddr, remote: IpAddr) -> u32 {
-        let mut hasher = self.sequence;
-        hasher.write_u8(1);
+    pub fn timestamp_offset(&mut self, local: Host, remote: Host) -> u32 {
+        if remote.is_v4() {
+            let pair = pair_v4(remote, local);
+            let place = remote.low().wrapping_mul(0x9E37_79B1) >> (32 - OFFSETS.ilog2());
+            let known = &mut self.offsets[place as usize];
+            if known.0 != pair {
+                *known = (pair, self.timestamp.hash(&pair.to_le_bytes()) as u32);
+            }
+            return known.1;
+        }
+        let mut hasher = self.timestamp;
         write_address(&mut hasher, local);
         write_address(&mut hasher, remote);
         hasher.finish() as u32
@@ -88,7 +126,7 @@ impl Secrets {
     }
 
     /// Where the search for a free port begins for a destination (RFC 6056 §3.3.3).
-    pub fn port_offset(&self, local: IpAddr, remote: IpAddr, remote_port: u16) -> u32 {
+    pub fn port_offset(&self, local: Host, remote: Host, remote_port: u16) -> u32 {
         let mut hasher = self.port;
         write_address(&mut hasher, local);
         write_address(&mut hasher, remote);

@@ -15,6 +15,7 @@
 
 use super::source::{SourceId, SourceTable};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
+use crate::ip::Summing;
 use crate::wire::checksum::{Sum, copy_and_sum};
 use std::collections::VecDeque;
 
@@ -164,12 +165,40 @@ impl SendBuffer {
         Ok(())
     }
 
-    /// Writes the bytes that begin `offset` bytes after the first unacknowledged one to all of `out`. Returns their sum.
+    /// Writes the bytes that begin `offset` bytes after the first unacknowledged one to all of `out`. Returns their sum if it is wanted.
     ///
     /// # Panics
     /// If fewer bytes are queued.
-    pub fn fill(&self, pool: &ChunkPool, sources: &SourceTable, offset: u64, out: &mut [u8]) -> Sum {
+    #[inline]
+    pub fn fill(
+        &self,
+        pool: &ChunkPool,
+        sources: &SourceTable,
+        offset: u64,
+        out: &mut [u8],
+        summing: Summing,
+    ) -> Sum {
         assert!(offset <= self.len() && out.len() as u64 <= self.len() - offset, "more than is queued");
+        if summing == Summing::Idle
+            && self.items.len() == 1
+            && let Some(Item { position, content: Content::Bytes { chunk, start, .. } }) = self.items.front()
+        {
+            // A short message, as most are.
+            let from = usize::from(*start) + (self.start + offset - position) as usize;
+            out.copy_from_slice(&pool.bytes(*chunk)[from..from + out.len()]);
+            return Sum::ZERO;
+        }
+        self.fill_pieces(pool, sources, offset, out, summing)
+    }
+
+    fn fill_pieces(
+        &self,
+        pool: &ChunkPool,
+        sources: &SourceTable,
+        offset: u64,
+        out: &mut [u8],
+        summing: Summing,
+    ) -> Sum {
         if out.is_empty() {
             return Sum::ZERO;
         }
@@ -186,12 +215,22 @@ impl SendBuffer {
             let piece_sum = match item.content {
                 Content::Bytes { chunk, start, .. } => {
                     let from = usize::from(start) + within as usize;
-                    copy_and_sum(&pool.bytes(chunk)[from..from + n], piece)
+                    let bytes = &pool.bytes(chunk)[from..from + n];
+                    match summing {
+                        Summing::Wanted => copy_and_sum(bytes, piece),
+                        Summing::Idle => {
+                            piece.copy_from_slice(bytes);
+                            Sum::ZERO
+                        }
+                    }
                 }
                 Content::Slice { source, offset } => {
                     let source = sources.in_use(source);
                     source.fill(offset + within, piece);
-                    source.sum(offset + within, n).unwrap_or_else(|| Sum::of(piece))
+                    match summing {
+                        Summing::Wanted => source.sum(offset + within, n).unwrap_or_else(|| Sum::of(piece)),
+                        Summing::Idle => Sum::ZERO,
+                    }
                 }
             };
             sum = sum.add_at(done, piece_sum);
@@ -220,14 +259,23 @@ impl SendBuffer {
                 Content::Bytes { start, .. } => *start += gone as u16,
                 Content::Slice { offset, .. } => *offset += gone,
             }
-        } else {
+        } else if self.items.capacity() > KEPT_ITEMS {
             self.items.shrink_to(KEPT_ITEMS);
         }
     }
 
     /// Drops everything.
     pub fn clear(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
-        self.discard_front(pool, sources, self.len());
+        if self.is_empty() {
+            return;
+        }
+        self.start = self.end;
+        while !self.items.is_empty() {
+            self.discard_item(pool, sources);
+        }
+        if self.items.capacity() > KEPT_ITEMS {
+            self.items.shrink_to(KEPT_ITEMS);
+        }
     }
 
     /// A chunk with room at the end of the stream, and how much of it is used. There is an item for what is written there.

@@ -128,6 +128,12 @@ impl SentQueue {
         self.queue.is_empty()
     }
 
+    /// Nothing is lost, selectively acknowledged or sent again.
+    #[inline]
+    pub fn is_untroubled(&self) -> bool {
+        self.sacked_out | self.lost_out | self.retrans_out == 0
+    }
+
     pub fn front(&self) -> Option<&Sent> {
         self.queue.front()
     }
@@ -142,11 +148,14 @@ impl SentQueue {
 
     /// Forgets everything; keeps the capacity unless it is large.
     pub fn clear(&mut self) {
-        self.queue.clear();
-        if self.queue.capacity() > 256 {
-            self.queue = VecDeque::new();
+        let Self { queue, packets_out, sacked_out, lost_out, retrans_out, hint, previous } = self;
+        queue.clear();
+        if queue.capacity() > 256 {
+            *queue = VecDeque::new();
         }
-        *self = Self { queue: core::mem::take(&mut self.queue), ..Self::default() };
+        (*packets_out, *sacked_out, *lost_out, *retrans_out) = (0, 0, 0, 0);
+        *hint = None;
+        *previous = Default::default();
     }
 
     /// Appends a first transmission.
@@ -172,6 +181,21 @@ impl SentQueue {
         }
         if sent.has(RETRANSMITTED) {
             self.retrans_out -= n;
+        }
+    }
+
+    /// Removes the first entry if a cumulative acknowledgement up to `una` covers just that, and it was sent only once: request and response.
+    /// False if there is more to it.
+    #[inline]
+    pub fn acknowledge_first(&mut self, una: SeqNumber, highest: SeqNumber, out: &mut Delivery) -> bool {
+        match self.queue.front() {
+            Some(front) if front.end == una && front.flags == 0 => {
+                self.packets_out -= u32::from(front.segments);
+                out.note(front, highest);
+                self.queue.pop_front();
+                true
+            }
+            _ => false,
         }
     }
 

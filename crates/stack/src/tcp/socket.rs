@@ -241,22 +241,22 @@ impl Tcp {
 
     /// The owner has read the first `count` bytes of in-burst data; the rest moves to the receive buffer.
     pub fn consume(&mut self, conn: Conn, data: InlineData, count: usize, burst: &RxBurst<'_>) {
-        let found = self.pending.iter().position(|p| p.conn == conn && p.data == data);
-        let Some(at) = found else { return };
-        self.pending.remove(at);
+        let Some(more) = self.pending.remove(conn, data) else { return };
         self.chunks.unreserve(chunks_for(data.len()));
         let Some(idx) = self.index(conn) else { return };
-        if !self.pending.iter().any(|p| p.conn == conn) {
+        if !more {
             self.conns[idx].flags.clear(Flags::INLINE);
         }
-        let bytes = data.bytes(burst);
-        self.stash(idx, &bytes[count.min(bytes.len())..]);
+        if count < data.len() {
+            let bytes = data.bytes(burst);
+            self.stash(idx, &bytes[count..]);
+        }
         self.after_read(idx);
     }
 
     /// Moves in-burst data that nobody consumed to receive buffers. To be called before the burst goes.
     pub fn finish_burst(&mut self, burst: &RxBurst<'_>) {
-        while let Some(p) = self.pending.pop_front() {
+        while let Some(p) = self.pending.pop() {
             self.chunks.unreserve(chunks_for(p.data.len()));
             let Some(idx) = self.index(p.conn) else { continue };
             self.conns[idx].flags.clear(Flags::INLINE);
@@ -314,7 +314,9 @@ impl Tcp {
         if self.conns[idx].state == State::FinWait2 {
             self.start_fin_timeout(idx);
         }
-        self.rearm(idx);
+        if !self.conns[idx].has(Flags::TX_LISTED) {
+            self.rearm(idx);
+        }
         Ok(())
     }
 

@@ -9,6 +9,7 @@ use super::{Tcp, rtt};
 use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::time::Instant;
+use crate::timer_wheel::TimerNode;
 use core::time::Duration;
 
 /// TIME_WAIT entries that one turn removes at the most.
@@ -20,9 +21,35 @@ const TIME_WAIT_SLACK: Duration = Duration::from_millis(100);
 /// Keepalive probes in a row at the most.
 const KEEPALIVE_PROBES_MAX: u32 = 240;
 
+/// Timers that are further away than this are not put into the wheel at once but when it has passed: the connection may be gone by then, and
+/// if it is busy its timer has moved on many times.
+const DEFERRAL: Duration = Duration::from_millis(8);
+
+/// Connections whose timers are deferred at the most; beyond that they go into the wheel at once.
+const DEFERRED_MAX: usize = 1 << 15;
+
+/// A connection whose timer goes into the wheel at a later time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deferred {
+    idx: u32,
+    until: Instant,
+}
+
 impl Tcp {
     /// Runs all timers that are due.
     pub fn advance(&mut self, net: &mut Network) {
+        while let Some(&Deferred { idx, until }) = self.deferred.front()
+            && until <= self.now
+        {
+            self.deferred.pop_front();
+            // Otherwise it was armed meanwhile, or its connection is gone.
+            if self.conns[idx].timer.is_deferred() {
+                self.conns[idx].timer = TimerNode::default();
+                if let Some(at) = self.earliest(idx) {
+                    self.wheel.schedule(&mut self.conns, idx, at);
+                }
+            }
+        }
         while let Some(idx) = self.wheel.pop_expired(&mut self.conns, self.now) {
             self.on_timer(net, idx);
         }
@@ -39,7 +66,8 @@ impl Tcp {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
-        [self.wheel.next_deadline(), time_wait].into_iter().flatten().min()
+        let deferred = self.deferred.front().map(|d| d.until);
+        [self.wheel.next_deadline(), time_wait, deferred].into_iter().flatten().min()
     }
 
     /// The absolute time of a deadline kept as low bits of the clock in ms.
@@ -88,8 +116,17 @@ impl Tcp {
     /// time-outs on with each acknowledgement, and the wheel need not know.
     pub fn rearm(&mut self, idx: u32) {
         self.note_idle(idx);
-        if let Some(at) = self.earliest(idx) {
+        let Some(at) = self.earliest(idx) else { return };
+        let node = &mut self.conns[idx].timer;
+        let until = self.now + DEFERRAL;
+        if node.is_armed() || at <= until {
             self.wheel.schedule_no_later(&mut self.conns, idx, at);
+        } else if !node.is_deferred() {
+            if self.deferred.len() == DEFERRED_MAX {
+                return self.wheel.schedule(&mut self.conns, idx, at);
+            }
+            *node = TimerNode::DEFERRED;
+            self.deferred.push_back(Deferred { idx, until });
         }
     }
 
@@ -108,7 +145,7 @@ impl Tcp {
     fn release_at(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
-        let at = b.idle_since? + rtt::rto(c, &self.config, 0);
+        let at = b.idle_since?.after_micros(rtt::rto_us(c, &self.config, 0));
         let interval = self.config.invalid_ack_interval_ms;
         Some(b.last_invalid_ms.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
     }
@@ -119,8 +156,8 @@ impl Tcp {
         if c.has(Flags::SYN_PENDING) && c.has(Flags::TX_LISTED) {
             return None;
         }
-        let rto = rtt::rto(c, &self.config, c.retries);
-        Some(self.instant(c.last_rx.wrapping_add(rto.as_millis() as u32)))
+        let rto_ms = rtt::rto_us(c, &self.config, c.retries) / 1000;
+        Some(self.instant(c.last_rx.wrapping_add(rto_ms as u32)))
     }
 
     /// Time since something was received, in ms. Right for 49 days.

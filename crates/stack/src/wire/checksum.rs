@@ -81,6 +81,12 @@ impl Sum {
         Self(sum + carry as u32)
     }
 
+    /// The sum of four bytes.
+    #[inline(always)]
+    pub(crate) const fn of_word(word: u32) -> Self {
+        Self(word)
+    }
+
     /// Adds one 16-bit field.
     #[inline]
     #[must_use]

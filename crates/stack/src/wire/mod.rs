@@ -83,13 +83,13 @@ impl std::error::Error for WireError {}
 
 /// Reads 16 bits in network order. With an array and a constant offset the bounds check is done at compile time.
 #[inline(always)]
-const fn be16<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
+pub(crate) const fn be16<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
     u16::from_be_bytes([bytes[at], bytes[at + 1]])
 }
 
 /// Reads 32 bits in network order.
 #[inline(always)]
-const fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+pub(crate) const fn be32<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
     u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
@@ -111,7 +111,7 @@ fn room<const N: usize>(out: &mut [u8]) -> &mut [u8; N] {
 
 /// Copies `N` bytes from a constant offset of an array.
 #[inline(always)]
-fn array<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
+pub(crate) fn array<const N: usize, const M: usize>(bytes: &[u8; M], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out

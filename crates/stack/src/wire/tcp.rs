@@ -287,5 +287,36 @@ pub fn emit(header: &TcpHeader, options: &TcpOptions, out: &mut [u8]) -> usize {
     header_len
 }
 
+/// Bytes of a header with timestamps alone.
+pub(crate) const PLAIN_WITH_TIMESTAMPS: usize = TcpHeader::LEN + 12;
+
+/// The same for a header without options, or with timestamps alone: word by word, for the way of every segment. `ports` are source and
+/// destination in one number.
+#[inline(always)]
+pub(crate) fn emit_plain(
+    out: &mut [u8],
+    ports: u32,
+    seq: SeqNumber,
+    ack: SeqNumber,
+    flags: TcpFlags,
+    window: u16,
+    timestamps: Option<Timestamps>,
+) {
+    let words = timestamps.map_or(5, |_| 8);
+    let rest = words << 28 | u32::from(flags.0) << 16 | u32::from(window);
+    let head = room::<{ TcpHeader::LEN }>(out);
+    head[0..4].copy_from_slice(&ports.to_be_bytes());
+    head[4..8].copy_from_slice(&seq.0.to_be_bytes());
+    head[8..12].copy_from_slice(&ack.0.to_be_bytes());
+    head[12..16].copy_from_slice(&rest.to_be_bytes());
+    head[16..20].copy_from_slice(&[0; 4]);
+    if let Some(timestamps) = timestamps {
+        let head = room::<PLAIN_WITH_TIMESTAMPS>(out);
+        head[20..24].copy_from_slice(&options::TIMESTAMPS_ALIGNED);
+        head[24..28].copy_from_slice(&timestamps.value.to_be_bytes());
+        head[28..32].copy_from_slice(&timestamps.echo.to_be_bytes());
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -33,7 +33,10 @@ impl Bench {
 
     fn filled(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out);
+        let sum = self.buffer.fill(&self.pool, &self.sources, offset, &mut out, Summing::Wanted);
+        let mut again = vec![0; out.len()];
+        self.buffer.fill(&self.pool, &self.sources, offset, &mut again, Summing::Idle);
+        assert_eq!(again, out, "the same bytes whether or not they are summed");
         assert_eq!(sum.fold() % 0xffff, Sum::of(&out).fold() % 0xffff);
         out
     }
@@ -169,7 +172,9 @@ fn the_sum_a_source_knows_is_used_if_it_covers_the_whole_piece() {
     bench.push_source(id, 0, 8).unwrap();
     bench.push(b"z");
     let mut out = [0; 9];
-    let sum = |bench: &Bench, out: &mut [u8]| bench.buffer.fill(&bench.pool, &bench.sources, 0, out).fold();
+    let sum = |bench: &Bench, out: &mut [u8]| {
+        bench.buffer.fill(&bench.pool, &bench.sources, 0, out, Summing::Wanted).fold()
+    };
     assert_eq!(sum(&bench, &mut out), Sum::ZERO.add_u16(0x1234).add(Sum::of(b"z")).fold());
     assert_eq!(sum(&bench, &mut out[..6]), Sum::of(&[1; 6]).fold());
 }

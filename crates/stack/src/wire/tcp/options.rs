@@ -23,7 +23,7 @@ const TIMESTAMPS: u8 = 8;
 const USER_TIMEOUT: u8 = 28;
 
 /// NOP, NOP, and kind and length of the timestamps option: how nearly every segment's options begin.
-const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
+pub(super) const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
 
 /// The timestamps option (RFC 7323 §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

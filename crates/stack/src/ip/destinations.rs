@@ -1,0 +1,46 @@
+//! The destination cache (RFC 4861 §5.1, here for IPv4): the routes that were asked for last, so that the next connection of a peer finds
+//! its way without searching routes, neighbours and path MTUs.
+//!
+//! An entry holds as long as nothing it was made from has changed; nobody takes entries out. A destination whose path MTU is known
+//! is never here, because that expires.
+
+use super::routing::Route;
+
+/// Entries: a power of two.
+const ENTRIES: usize = 256;
+
+#[derive(Clone, Copy)]
+struct Entry {
+    dst: u32,
+    src: u32,
+    /// [`super::path_mtu::PathMtuCache::changes`] when it was made.
+    path_mtu_changes: u64,
+    route: Route,
+}
+
+/// The cache: each destination has one place in it.
+pub(crate) struct Destinations {
+    entries: Box<[Option<Entry>; ENTRIES]>,
+}
+
+impl Destinations {
+    pub(crate) fn new() -> Self {
+        Self { entries: Box::new([None; ENTRIES]) }
+    }
+
+    fn place(dst: u32) -> usize {
+        (dst.wrapping_mul(0x9E37_79B1) >> (32 - ENTRIES.ilog2())) as usize
+    }
+
+    /// The route from `src` to `dst` as it was. Whether its hop is still current the caller must see.
+    #[inline]
+    pub(crate) fn get(&self, dst: u32, src: u32, path_mtu_changes: u64) -> Option<&Route> {
+        let entry = self.entries[Self::place(dst)].as_ref()?;
+        (entry.dst == dst && entry.src == src && entry.path_mtu_changes == path_mtu_changes)
+            .then_some(&entry.route)
+    }
+
+    pub(crate) fn put(&mut self, dst: u32, src: u32, path_mtu_changes: u64, route: Route) {
+        self.entries[Self::place(dst)] = Some(Entry { dst, src, path_mtu_changes, route });
+    }
+}

@@ -1,0 +1,105 @@
+use super::*;
+use crate::ip::Parsed;
+use crate::ip::testbench::*;
+use crate::wire::MacAddr;
+use crate::wire::ethernet::EtherType;
+use crate::wire::ipv4;
+
+/// A frame of the peer's with a segment in it whose checksum is right.
+fn v4_segment() -> Vec<u8> {
+    let mut bytes = segment(11);
+    let sum = pseudo_v4(PEER_V4, OUR_V4, protocol::TCP, bytes.len()).add(Sum::of(&bytes));
+    bytes[16..18].copy_from_slice(&sum.finish().to_be_bytes());
+    bytes
+}
+
+fn v6_frame() -> Vec<u8> {
+    let mut bytes = segment(11);
+    let sum = pseudo_v6(PEER_V6, OUR_V6, protocol::TCP, bytes.len()).add(Sum::of(&bytes));
+    bytes[16..18].copy_from_slice(&sum.finish().to_be_bytes());
+    frame(EtherType::IPV6, &ipv6_packet(PEER_V6, OUR_V6, protocol::TCP, 64, &bytes))
+}
+
+/// Whether a frame is taken for a usual one; if it is, [`Bench::parse`] compares it with the close look.
+fn is_usual(bench: &mut Bench, bytes: &[u8]) -> bool {
+    bench.parse(bytes);
+    let frame = RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None };
+    bench.network.usual(bench.port, &frame).is_some()
+}
+
+#[test]
+fn plain_segments_of_both_families_are_usual() {
+    let mut bench = Bench::new();
+    assert!(is_usual(&mut bench, &v4_frame(protocol::TCP, &v4_segment())));
+    assert!(is_usual(&mut bench, &v6_frame()));
+    let mut padded = v4_frame(protocol::TCP, &v4_segment());
+    padded.extend_from_slice(&[0; 7]);
+    assert!(is_usual(&mut bench, &padded));
+}
+
+#[test]
+fn whatever_is_different_is_left_to_the_close_look() {
+    let mut bench = Bench::new();
+    let packet = |change: &dyn Fn(&mut ipv4::Header)| {
+        let mut header = ipv4_header(PEER_V4, OUR_V4, protocol::TCP, v4_segment().len());
+        change(&mut header);
+        frame(EtherType::IPV4, &ipv4_packet(header, &v4_segment()))
+    };
+    let others = [
+        packet(&|h| h.more_fragments = true),
+        packet(&|h| h.fragment_offset = 8),
+        packet(&|h| h.protocol = protocol::UDP),
+        packet(&|h| h.src = OUR_V4),
+        packet(&|h| h.src = Ipv4Addr::BROADCAST),
+        packet(&|h| h.src = Ipv4Addr::new(224, 0, 0, 9)),
+        packet(&|h| h.src = Ipv4Addr::LOCALHOST),
+        packet(&|h| h.src = Ipv4Addr::UNSPECIFIED),
+        packet(&|h| h.dst = PEER_V4),
+        packet(&|h| h.total_len = 39),
+        frame_to(MacAddr::BROADCAST, None, EtherType::IPV4, &v4_frame(protocol::TCP, &v4_segment())[14..]),
+        frame_to(
+            MacAddr([2, 9, 9, 9, 9, 9]),
+            None,
+            EtherType::IPV4,
+            &v4_frame(protocol::TCP, &v4_segment())[14..],
+        ),
+    ];
+    for (case, bytes) in others.iter().enumerate() {
+        assert!(!is_usual(&mut bench, bytes), "case {case}");
+    }
+}
+
+#[test]
+fn no_prefix_and_no_flipped_bit_is_usual_by_mistake() {
+    let mut bench = Bench::new();
+    for whole in [v4_frame(protocol::TCP, &v4_segment()), v6_frame()] {
+        for len in 0..whole.len() {
+            assert!(!is_usual(&mut bench, &whole[..len]), "{len}");
+        }
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            // Some bits mean nothing, like those of the source's MAC address. That the rest is noticed `parse` sees to.
+            is_usual(&mut bench, &bytes);
+        }
+    }
+}
+
+#[test]
+fn a_device_that_vouches_for_another_checksum_is_not_believed() {
+    let bench = Bench::new();
+    let mut bytes = v4_frame(protocol::TCP, &v4_segment());
+    *bytes.last_mut().unwrap() ^= 1;
+    let seen = |checksum| {
+        let frame = RxFrame { bytes: &bytes, checksum, gso: None };
+        assert_eq!(
+            bench.network.usual(bench.port, &frame).is_some(),
+            matches!(bench.network.parse(bench.port, &frame), Parsed::Tcp(_))
+        );
+        bench.network.usual(bench.port, &frame).is_some()
+    };
+    assert!(seen(RxChecksum::Verified));
+    assert!(seen(RxChecksum::Partial { start: 34, offset: 16 }));
+    assert!(!seen(RxChecksum::Partial { start: 54, offset: 16 }));
+    assert!(!seen(RxChecksum::Unverified));
+}

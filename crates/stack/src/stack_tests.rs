@@ -1,0 +1,203 @@
+//! Two stacks talk to each other over a line that loses frames, once with header prediction and once without: every frame of both must be
+//! the same.
+
+use super::*;
+use crate::device::{Capabilities, RxChecksum};
+use crate::ip::testbench::{Recorder, RecordingQueue};
+use crate::tcp::config::CongestionControl;
+use crate::wire::MacAddr;
+use core::net::Ipv4Addr;
+use core::time::Duration;
+use std::sync::{Arc, Mutex};
+
+/// Frames in the order in which they were sent, and all that the applications saw.
+type Transcript = Vec<String>;
+
+struct Random(u64);
+
+impl Random {
+    /// A number below `bound`.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+struct End {
+    name: char,
+    stack: Stack,
+    port: PortId,
+    recorder: Arc<Mutex<Recorder>>,
+    conns: Vec<Conn>,
+}
+
+fn mac(last: u8) -> [u8; 6] {
+    [2, 0, 0, 0, 0, last]
+}
+
+fn address(last: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 0, 0, last)
+}
+
+impl End {
+    fn new(name: char, own: u8, peer: u8, config: &TcpConfig, predicts: bool, gso: bool) -> Self {
+        let config = StackConfig { tcp: config.clone(), ..StackConfig::default() };
+        let mut stack = Stack::new(config, [own; 32], Instant::from_millis(1_000)).unwrap();
+        stack.tcp.unpredicted = !predicts;
+        let recorder = Arc::new(Mutex::new(Recorder { room: usize::MAX, ..Recorder::default() }));
+        let capabilities = Capabilities {
+            mac: mac(own),
+            mtu: 1500,
+            tx_checksum: gso,
+            gso_bytes_max: if gso { 9_000 } else { 0 },
+            uso: false,
+        };
+        let queue = RecordingQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
+        let port = stack.add_port(Box::new(queue));
+        let link = LinkConfig {
+            name: "line".into(),
+            addresses: vec![(address(own).into(), 24)],
+            static_neighbours: vec![(address(peer).into(), MacAddr(mac(peer)))],
+            ..LinkConfig::default()
+        };
+        stack.add_link(port, &link).unwrap();
+        Self { name, stack, port, recorder, conns: Vec::new() }
+    }
+
+    /// One turn: `frames` arrive, the application does this and that.
+    fn turn(
+        &mut self,
+        now: Instant,
+        frames: &[(Vec<u8>, crate::device::TxMeta)],
+        random: &mut Random,
+        seen: &mut Transcript,
+    ) -> Vec<(Vec<u8>, crate::device::TxMeta)> {
+        for frames in frames.chunks(BURST_FRAMES_MAX) {
+            let burst: RxBurst<'_> = frames
+                .iter()
+                .map(|(bytes, meta)| {
+                    let checksum = match meta.partial_checksum {
+                        Some((start, offset)) => RxChecksum::Partial { start, offset },
+                        None => RxChecksum::Unverified,
+                    };
+                    RxFrame { bytes, checksum, gso: meta.gso }
+                })
+                .collect();
+            self.stack.receive(now, self.port, &burst);
+            self.events(&burst, random, seen);
+            self.stack.finish_burst(&burst);
+        }
+        self.stack.advance(now);
+        self.events(&RxBurst::new(), random, seen);
+        self.act(random);
+        self.stack.transmit(now);
+        self.stack.check_invariants();
+        let sent = core::mem::take(&mut self.recorder.lock().unwrap().sent);
+        seen.extend(sent.iter().map(|(bytes, meta)| format!("{} {bytes:02x?} {meta:?}", self.name)));
+        sent
+    }
+
+    fn events(&mut self, burst: &RxBurst<'_>, random: &mut Random, seen: &mut Transcript) {
+        while let Some(event) = self.stack.next_event() {
+            seen.push(format!("{} {event:?}", self.name));
+            match event {
+                Event::Incoming { listener } => self.conns.extend(self.stack.accept(listener)),
+                Event::Data { conn, data } => {
+                    let count = if random.below(4) == 0 {
+                        random.below(data.len() as u64) as usize
+                    } else {
+                        data.len()
+                    };
+                    self.stack.consume(conn, data, count, burst);
+                }
+                Event::PeerClosed { conn } => {
+                    _ = self.stack.recv(conn, &mut [0; 1 << 16]);
+                    _ = self.stack.close(conn);
+                }
+                Event::Closed { conn, .. } => self.conns.retain(|known| *known != conn),
+                _ => {}
+            }
+        }
+    }
+
+    fn act(&mut self, random: &mut Random) {
+        for conn in self.conns.clone() {
+            match random.below(40) {
+                0 => _ = self.stack.recv(conn, &mut [0; 3_000]),
+                1 | 2 => _ = self.stack.send(conn, &[7; 5_000][..random.below(5_000) as usize]),
+                3 => _ = self.stack.send(conn, &[9; 60]),
+                4 if random.below(8) == 0 => _ = self.stack.close(conn),
+                5 if random.below(20) == 0 => _ = self.stack.shutdown_write(conn),
+                6 => _ = self.stack.recv(conn, &mut [0; 1 << 16]),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// What happens with a seed.
+fn run(seed: u64, predicts: bool) -> (Transcript, u64) {
+    let mut random = Random(seed);
+    let config = TcpConfig {
+        timestamps: random.below(3) > 0,
+        sack: random.below(3) > 0,
+        ecn: if random.below(3) == 0 {
+            crate::tcp::config::EcnMode::Active
+        } else {
+            TcpConfig::default().ecn
+        },
+        congestion_control: if random.below(2) == 0 {
+            CongestionControl::Cubic
+        } else {
+            CongestionControl::NewReno
+        },
+        time_wait_seconds: 1,
+        ..TcpConfig::default()
+    };
+    let loss = random.below(4) * 20;
+    let gso = random.below(2) == 0;
+    let mut server = End::new('S', 1, 2, &config, predicts, gso);
+    let mut client = End::new('C', 2, 1, &config, predicts, gso);
+    let to = SocketAddr::new(address(1).into(), 80);
+    server.stack.listen(to, ListenOptions::default()).unwrap();
+    let mut seen = Transcript::new();
+    let mut now = Instant::from_millis(1_000);
+    let mut to_server = Vec::new();
+    for _ in 0..1_500 {
+        now += Duration::from_micros(100 + random.below(3_000));
+        if random.below(100) == 0 {
+            now += Duration::from_millis(random.below(700));
+        }
+        if client.conns.len() < 3 && random.below(5) == 0 {
+            client.conns.extend(client.stack.connect(now, to, &ConnectOptions::default()));
+        }
+        let mut lose = |frames: Vec<_>| -> Vec<_> {
+            frames.into_iter().filter(|_| random.below(1000) >= loss).collect()
+        };
+        let arriving = lose(core::mem::take(&mut to_server));
+        let to_client = server.turn(now, &arriving, &mut random, &mut seen);
+        let mut lose = |frames: Vec<_>| -> Vec<_> {
+            frames.into_iter().filter(|_| random.below(1000) >= loss).collect()
+        };
+        let arriving = lose(to_client);
+        to_server = client.turn(now, &arriving, &mut random, &mut seen);
+    }
+    (seen, server.stack.tcp_stats().passive_opens)
+}
+
+#[test]
+fn header_prediction_changes_no_frame_and_no_event() {
+    let mut opened = 0;
+    for seed in 0..30 {
+        let (with, count) = run(seed, true);
+        let (without, _) = run(seed, false);
+        opened += count;
+        let differs = with.iter().zip(&without).position(|(a, b)| a != b);
+        if let Some(at) = differs {
+            let context = with[at.saturating_sub(12)..at].join("\n");
+            panic!("seed {seed}: after\n{context}\nwith:    {}\nwithout: {}", with[at], without[at]);
+        }
+        assert_eq!(with.len(), without.len(), "seed {seed}");
+    }
+    assert!(opened > 500, "only {opened} connections");
+}

@@ -1,0 +1,154 @@
+//! Data that still lie in the frames of the current burst, in the order in which they came.
+//!
+//! The owner deals with them in that order, so whatever is asked about is nearly always the first entry: nothing is searched and
+//! nothing moves. The queue is empty when the burst goes.
+
+use crate::events::InlineData;
+use crate::handle::Conn;
+
+/// In-burst data that the owner has not dealt with yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    pub conn: Conn,
+    pub data: InlineData,
+    /// Its event was taken: the owner is reading it.
+    pub delivered: bool,
+    /// More of the same connection follows.
+    followed: bool,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct PendingQueue {
+    entries: Vec<Pending>,
+    /// Entries before this one are done.
+    first: usize,
+}
+
+impl PendingQueue {
+    /// Appends data. `again` says that there may be others of the same connection.
+    #[inline]
+    pub fn push(&mut self, conn: Conn, data: InlineData, again: bool) {
+        if again && let Some(before) = self.entries[self.first..].iter_mut().rev().find(|p| p.conn == conn) {
+            before.followed = true;
+        }
+        self.entries.push(Pending { conn, data, delivered: false, followed: false });
+    }
+
+    /// Where data are in the queue.
+    #[inline]
+    fn position(&self, conn: Conn, data: InlineData) -> Option<usize> {
+        let wanted = |p: &Pending| p.conn == conn && p.data == data;
+        let first = self.entries.get(self.first)?;
+        if wanted(first) {
+            return Some(self.first);
+        }
+        let found = self.entries[self.first + 1..].iter().position(wanted)?;
+        Some(self.first + 1 + found)
+    }
+
+    /// Notes that the owner reads data now. Returns false if they moved to the receive buffer meanwhile.
+    #[inline]
+    pub fn deliver(&mut self, conn: Conn, data: InlineData) -> bool {
+        let Some(at) = self.position(conn, data) else { return false };
+        self.entries[at].delivered = true;
+        true
+    }
+
+    /// Removes data. Returns whether there are others of the connection; `None` if the data are not there.
+    #[inline]
+    pub fn remove(&mut self, conn: Conn, data: InlineData) -> Option<bool> {
+        let at = self.position(conn, data)?;
+        if at != self.first {
+            self.entries.remove(at);
+            return Some(self.settle(conn));
+        }
+        let followed = self.entries[at].followed;
+        self.skip_first();
+        Some(followed)
+    }
+
+    /// Takes the first entry.
+    #[inline]
+    pub fn pop(&mut self) -> Option<Pending> {
+        let first = *self.entries.get(self.first)?;
+        self.skip_first();
+        Some(first)
+    }
+
+    fn skip_first(&mut self) {
+        self.first += 1;
+        if self.first == self.entries.len() {
+            self.entries.clear();
+            self.first = 0;
+        }
+    }
+
+    /// All entries.
+    pub fn iter(&self) -> impl Iterator<Item = &Pending> {
+        self.entries[self.first..].iter()
+    }
+
+    /// The entries of a connection.
+    pub fn of(&self, conn: Conn) -> impl Iterator<Item = &Pending> {
+        self.iter().filter(move |p| p.conn == conn)
+    }
+
+    /// Removes the entries of a connection that `unwanted` names. Each of them is passed to it once, in order.
+    pub fn remove_of(&mut self, conn: Conn, mut unwanted: impl FnMut(&Pending) -> bool) {
+        self.entries.drain(..core::mem::take(&mut self.first));
+        self.entries.retain(|p| p.conn != conn || !unwanted(p));
+        self.settle(conn);
+    }
+
+    /// The last of a connection is followed no more. Returns whether there is one.
+    fn settle(&mut self, conn: Conn) -> bool {
+        let last = self.entries[self.first..].iter_mut().rev().find(|p| p.conn == conn);
+        last.map(|p| p.followed = false).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Conn = Conn::new(1, 0);
+    const B: Conn = Conn::new(2, 0);
+
+    fn data(frame: u16) -> InlineData {
+        InlineData { frame, start: 0, len: 10 }
+    }
+
+    fn queue() -> PendingQueue {
+        let mut queue = PendingQueue::default();
+        queue.push(A, data(0), false);
+        queue.push(B, data(1), false);
+        queue.push(A, data(2), true);
+        queue
+    }
+
+    #[test]
+    fn the_last_of_a_connection_is_known_in_order_and_out_of_it() {
+        let mut q = queue();
+        assert_eq!(q.remove(A, data(0)), Some(true));
+        assert_eq!(q.remove(A, data(0)), None);
+        assert_eq!(q.remove(A, data(2)), Some(false));
+        assert_eq!(q.remove(B, data(1)), Some(false));
+        let mut q = queue();
+        assert_eq!(q.remove(A, data(2)), Some(true));
+        assert_eq!(q.pop().map(|p| (p.conn, p.data)), Some((A, data(0))));
+        assert_eq!(q.pop().map(|p| p.conn), Some(B));
+        assert!(q.pop().is_none());
+    }
+
+    #[test]
+    fn entries_that_go_leave_no_trace() {
+        let mut q = queue();
+        assert!(q.deliver(A, data(0)));
+        q.remove_of(A, |p| !p.delivered);
+        assert_eq!(q.of(A).count(), 1);
+        assert!(!q.deliver(A, data(2)));
+        assert_eq!(q.remove(A, data(0)), Some(false));
+        assert_eq!(q.iter().count(), 1);
+    }
+}
