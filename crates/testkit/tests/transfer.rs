@@ -184,3 +184,32 @@ fn connecting_into_the_void_times_out_after_six_retries() {
     let took = (sim.now - start).as_secs();
     assert!((126..=128).contains(&took), "1+2+4+8+16+32+64 s: {took}");
 }
+
+/// Without timestamps only F-RTO can tell that the path became slower and nothing was lost (RFC 5682).
+#[test]
+fn a_path_that_slows_down_at_once_costs_few_retransmissions() {
+    let retransmitted = |frto: bool| {
+        let mut config = HostConfig::default();
+        config.stack.tcp.timestamps = false;
+        config.stack.tcp.frto = frto;
+        let model =
+            LinkModel { delay: Duration::from_millis(10), rate_bps: 20_000_000, ..LinkModel::default() };
+        let mut sim = Sim::pair_with(1, config.clone(), config, model.clone());
+        sim.hosts[1].listen(80);
+        let (now, to) = (sim.now, server(&sim, false));
+        let client = sim.hosts[0].connect(now, to);
+        let all = bytes(1, 4 << 20);
+        sim.hosts[0].send_all(now, client, all.clone(), true);
+        sim.collect(0);
+        sim.run(Duration::from_millis(500));
+        sim.set_link(&LinkModel { delay: Duration::from_millis(800), ..model });
+        sim.run(2 * MINUTE);
+        let served = sim.hosts[1].accepted[0];
+        assert!(sim.hosts[1].received[&served].bytes == all, "frto {frto}");
+        let stats = sim.hosts[0].stack.tcp_stats();
+        assert!(stats.timeouts > 0, "the time-out was spurious");
+        stats.retransmitted
+    };
+    let (with, without) = (retransmitted(true), retransmitted(false));
+    assert!(with <= 5 && without > 10 * with, "{with} with F-RTO, {without} without");
+}
