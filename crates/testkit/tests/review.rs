@@ -459,3 +459,19 @@ fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
     p.wait(Duration::from_secs(3600));
     assert_eq!((rejected, closed(&p)), (0, 0));
 }
+
+#[test]
+fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let bytes = p.segment(ACK, 1, 1, b"abc", &TcpOptions::default());
+    let announced = p.special(ACK | TcpFlags::URG, 4, 1, 60_000, 1, &[]);
+    let mut burst = RxBurst::new();
+    for bytes in [&bytes, &announced] {
+        burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+    }
+    p.stack.receive(p.now, PortId(0), &burst);
+    assert_eq!(p.stack.urgent_mark(conn).map(|mark| mark.ahead), Some(3));
+    p.stack.finish_burst(&burst);
+    assert_eq!(p.stack.urgent_mark(conn).map(|mark| mark.ahead), Some(3));
+}

@@ -187,7 +187,7 @@ impl Tcp {
             Urgent::Pending(at) | Urgent::Taken(at) => (at, false),
             Urgent::Held(at, _) => (at, true),
         };
-        let first_unread = c.data_end() - b.recv.readable() as u32;
+        let first_unread = c.data_end() - self.unread(conn.index()) as u32;
         let ahead = usize::try_from(at - first_unread).ok()?;
         Some(UrgentMark { ahead, ready })
     }
