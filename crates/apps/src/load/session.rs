@@ -30,8 +30,10 @@ use std::sync::Arc;
 
 /// Not a deadline.
 const NEVER: u32 = u32::MAX;
-/// Connections being opened at once while the run builds up: more would only overrun the server's backlog.
-const CONNECTING_MAX: u32 = 1024;
+/// Connections being opened for the first time at once, while the run builds up: more would only overrun the server's backlog. Those that
+/// take the place of others do not count, or a closed loop of short connections, of which half are always being opened, would never have
+/// more than twice as many.
+const BUILDING_MAX: u32 = 1024;
 /// A slot whose connection failed waits so long, or a server that refuses would be asked without pause.
 const COOL_DOWN: Duration = Duration::from_millis(10);
 /// Resolution of time-outs, and how often progress is published.
@@ -95,6 +97,8 @@ struct Slot {
     /// Those of them that were sent as a whole.
     sent: u16,
     state: State,
+    /// Its first connection is being opened.
+    is_new: bool,
     in_ready: bool,
     in_sweep: bool,
 }
@@ -126,6 +130,8 @@ pub struct Session {
     measure_to: Instant,
     drain_until: Instant,
     connecting: u32,
+    /// Those of them that are the first of their slots.
+    building: u32,
     open: u32,
     in_flight: u64,
     /// Requests begun in the measured time.
@@ -169,6 +175,7 @@ impl Session {
             measure_to: Instant::MAX,
             drain_until: Instant::MAX,
             connecting: 0,
+            building: 0,
             open: 0,
             in_flight: 0,
             begun: 0,
@@ -231,7 +238,9 @@ impl Session {
         s.state = State::Open;
         s.deadline = NEVER;
         let begun = s.begun;
+        let was_new = core::mem::take(&mut s.is_new);
         self.connecting -= 1;
+        self.building -= u32::from(was_new);
         self.now_published.connected += 1;
         if self.is_measured(begun) {
             self.stats.connect.record(begun, now);
@@ -247,6 +256,9 @@ impl Session {
         } else {
             self.offer(slot);
             self.dispatch(now, net);
+        }
+        if was_new {
+            self.build_up(now, net);
         }
     }
 
@@ -424,6 +436,7 @@ impl Session {
     fn vacate(&mut self, slot: u32) {
         let s = &mut self.slots[slot as usize];
         self.connecting -= u32::from(s.state == State::Connecting);
+        self.building -= u32::from(core::mem::take(&mut s.is_new));
         self.open = self.open.saturating_sub(1);
         self.in_flight -= u64::from(s.in_flight);
         s.parser.reset(&mut self.records);

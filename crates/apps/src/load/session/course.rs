@@ -1,6 +1,6 @@
 //! The course of a run: its stages, and what happens because it is time.
 
-use super::{CONNECTING_MAX, NEVER, Network, Session, Slot, Stage, State, TICK, tick_of};
+use super::{BUILDING_MAX, NEVER, Network, Session, Slot, Stage, State, TICK, tick_of};
 use crate::load::arrivals::Arrivals;
 use crate::load::response::Parser;
 use crate::load::session::flight::Pending;
@@ -52,11 +52,15 @@ impl Session {
             at = at.min(*until);
         }
         match self.stage {
-            Stage::Setup if self.connecting < CONNECTING_MAX => at = at.min(self.next_opening()),
             Stage::WarmUp => at = at.min(self.measure_from),
             Stage::Measure => at = at.min(self.measure_to),
             Stage::Drain => at = at.min(self.drain_until),
             Stage::Setup | Stage::Done => {}
+        }
+        // One that is due already waits for others to be there.
+        let opening = self.next_opening();
+        if opening > now {
+            at = at.min(opening);
         }
         self.next_arrival().map_or(at, |due| at.min(due)).max(now)
     }
@@ -172,11 +176,13 @@ impl Session {
     /// Opens connections until all are there, evenly over the set-up time.
     pub(super) fn build_up(&mut self, now: Instant, net: &mut impl Network) {
         while self.is_running()
-            && self.connecting < CONNECTING_MAX
+            && self.building < BUILDING_MAX
             && self.next_opening() <= now
             && (!self.plan.is_short() || self.may_begin(now))
         {
             let slot = self.add_slot();
+            self.slots[slot as usize].is_new = true;
+            self.building += 1;
             self.open(slot, now, now, net);
         }
     }
@@ -192,6 +198,7 @@ impl Session {
             in_flight: 0,
             sent: 0,
             state: State::Vacant,
+            is_new: false,
             in_ready: false,
             in_sweep: false,
         });

@@ -236,6 +236,7 @@ fn check(session: &Session) {
     let open = count(State::Open) + count(State::Connecting) + count(State::Closing);
     assert_eq!(session.open, open);
     assert_eq!(session.connecting, count(State::Connecting));
+    assert_eq!(session.building, session.slots.iter().filter(|s| s.is_new).count() as u32);
     assert_eq!(session.in_flight, session.slots.iter().map(|s| u64::from(s.in_flight)).sum::<u64>());
     assert!(session.open <= session.plan.connections);
 }
@@ -438,6 +439,14 @@ fn a_keep_alive_server_that_closes_each_time_is_followed() {
     let plan = Plan { requests: Some(50), duration: None, ..plan() };
     let (session, net) = run(plan, Server { response, closes: true, ..Server::default() });
     assert_eq!((session.stats().counters.completed, net.requests, failures(&session)), (50, 50, 0));
+}
+
+#[test]
+fn a_closed_loop_has_as_many_connections_as_asked_for_though_half_of_them_are_being_opened() {
+    let plan = Plan { connections: 5000, duration: Some(Duration::from_millis(100)), ..short() };
+    let (session, net) = run(plan, Server { closes: true, ..Server::default() });
+    assert_eq!(session.stats().counters.open_max, 5000);
+    assert!(failures(&session) == 0 && net.requests > 50_000, "{}", net.requests);
 }
 
 #[test]
