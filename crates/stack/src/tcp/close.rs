@@ -9,6 +9,7 @@ use super::state::State;
 use super::time_wait::TimeWait;
 use crate::events::CloseReason;
 use crate::ip::Network;
+use crate::prefetch::prefetch;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 
 impl Tcp {
@@ -87,6 +88,14 @@ impl Tcp {
         self.flows.remove(hash, index | TIME_WAIT_BIT);
         self.addresses.release(entry.v6, entry.remote_ip);
         self.time_wait.remove(index);
+        if let Some(next) = self.time_wait.oldest() {
+            // The one that goes next was put there long ago: its bucket is in no cache.
+            let next = self.time_wait.get(next);
+            self.flows.prefetch(self.secrets.flow_hash(&next.key(&self.addresses)));
+            if let Some(after) = self.time_wait.after(next) {
+                prefetch(after);
+            }
+        }
     }
 
     /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).

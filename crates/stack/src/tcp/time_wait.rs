@@ -120,6 +120,11 @@ impl TimeWaitTable {
         (self.head != NONE).then_some(self.head)
     }
 
+    /// The entry that ends after `entry`.
+    pub fn after(&self, entry: &TimeWait) -> Option<&TimeWait> {
+        self.entries.get(entry.next as usize)
+    }
+
     /// When the oldest entry ends, given the current time.
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let left = self.oldest().map(|i| self.get(i).deadline.wrapping_sub(now.as_millis() as u32) as i32)?;
