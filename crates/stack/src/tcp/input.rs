@@ -18,7 +18,7 @@ pub(crate) const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
 pub(crate) struct Arrived<'a> {
     pub key: FlowKey,
     pub hash: u32,
-    /// What the flow table had under `hash` a moment ago, or [`demux::NO_HINT`]: to be looked at first, and not to be relied on.
+    /// What the flow table had under `hash` a moment ago, or [`super::demux::NO_HINT`]: to be looked at first, and not to be relied on.
     pub hint: u32,
     pub header: TcpHeader,
     pub options: &'a [u8],
