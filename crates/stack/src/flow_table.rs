@@ -97,10 +97,16 @@ impl Bucket {
         self.entry(self.count() as usize)
     }
 
+    /// Bit `i` is set if the entry in slot `i` has this hash.
+    #[inline(always)]
+    fn equal(&self, hash: u32) -> u32 {
+        equal_lanes(&self.lanes, hash) & ((1 << self.count()) - 1)
+    }
+
     /// The slot of the first entry with this hash whose value `wanted` accepts.
     #[inline(always)]
     fn position(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<usize> {
-        let mut equal = equal_lanes(&self.lanes, hash) & ((1 << self.count()) - 1);
+        let mut equal = self.equal(hash);
         while equal != 0 {
             let slot = equal.trailing_zeros() as usize;
             if wanted(self.values[slot]) {
@@ -195,8 +201,13 @@ impl FlowTable {
     pub fn find(&self, hash: u32, mut wanted: impl FnMut(u32) -> bool) -> Option<u32> {
         let hash = mix(hash);
         let bucket = &self.buckets[self.address(hash)];
-        if let Some(slot) = bucket.position(hash, &mut wanted) {
-            return Some(bucket.values[slot]);
+        let mut equal = bucket.equal(hash);
+        while equal != 0 {
+            let value = bucket.values[equal.trailing_zeros() as usize];
+            if wanted(value) {
+                return Some(value);
+            }
+            equal &= equal - 1;
         }
         if bucket.link == 0 && self.pending == 0 {
             return None;
@@ -292,7 +303,7 @@ impl FlowTable {
         &self,
         mut link: u32,
         hash: u32,
-        wanted: &mut impl FnMut(u32) -> bool,
+        wanted: &mut dyn FnMut(u32) -> bool,
     ) -> Option<Place> {
         let mut pending = false;
         loop {

@@ -198,13 +198,25 @@ impl Tcp {
             c.flags.set(Flags::ECN_CWR);
         }
         if advanced {
-            grow(c, b, now, delivery, may_grow && limited);
+            grow(c, b, now, (delivery.delivered, delivery.rtt_us(now)), may_grow && limited);
         }
         self.set_retransmit_timer(idx, advanced, reorder_at);
     }
 
     /// What is left to do: more to send, room to report, bytes to report.
+    #[inline]
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let nothing = b.send.is_empty()
+            && b.sent.lost_out | b.acked_bytes == 0
+            && !c.has(Flags::FIN_QUEUED | Flags::WANT_WRITABLE);
+        if !nothing {
+            self.follow_ack(idx, advanced);
+        }
+    }
+
+    fn follow_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
         if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.sent.lost_out > 0 {
@@ -286,12 +298,18 @@ impl Tcp {
     }
 }
 
-/// The congestion window after an acknowledgement of something new. It grows only if it was what `limited` the sender (RFC 7661).
+/// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was
+/// what `limited` the sender (RFC 7661).
 #[inline]
-pub(super) fn grow(c: &mut Tcb, b: &mut Busy, now: crate::time::Instant, delivery: &Delivery, limited: bool) {
-    if limited && delivery.delivered > 0 {
-        let rtt_us = delivery.last_at.map(|at| now.micros_since(at) as u32);
-        b.congestion.on_ack(c, &AckEvent { now, delivered: delivery.delivered, rtt_us });
+pub(super) fn grow(
+    c: &mut Tcb,
+    b: &mut Busy,
+    now: crate::time::Instant,
+    (delivered, rtt_us): (u32, Option<u32>),
+    limited: bool,
+) {
+    if limited && delivered > 0 {
+        b.congestion.on_ack(c, &AckEvent { now, delivered, rtt_us });
     }
     let (una, nxt) = (c.snd_una, c.snd_nxt);
     b.congestion.on_una(una, nxt, c);

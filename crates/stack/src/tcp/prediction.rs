@@ -9,7 +9,7 @@ use super::input::Arrived;
 use super::recovery;
 use super::sent_queue::Delivery;
 use super::state::State;
-use super::{Tcp, ack};
+use super::{Tcp, ack, rtt};
 use crate::ip::Network;
 use crate::options::CaState;
 use crate::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
@@ -73,8 +73,27 @@ impl Tcp {
         }
         match self.on_predicted_ack(net, idx, seg, timestamps, advanced) {
             AckOutcome::Gone => {}
+            _ if self.lend(idx, seg) => {}
             _ => self.on_payload(net, idx, seg),
         }
+    }
+
+    /// Lends the payload to the application where it lies, if that is all there is to do: it is next, fits and brings no FIN.
+    #[inline]
+    fn lend(&mut self, idx: u32, seg: &Arrived<'_>) -> bool {
+        let c = &self.conns[idx];
+        let simple = !seg.payload.is_empty()
+            && !seg.header.flags.contains(TcpFlags::FIN)
+            && c.state.may_receive()
+            && !c.has(Flags::ORPHAN)
+            && seg.payload.len() <= c.rcv_wnd() as usize
+            && (c.busy == NONE || self.busy[c.busy].fin_at.is_none());
+        if !simple || !self.may_lend(idx, seg) {
+            return false;
+        }
+        self.take_in_order(idx, seg, 0, seg.payload);
+        self.on_new_bytes(idx, seg, seg.payload.len(), false);
+        true
     }
 
     /// Whether a segment is the last that a connection waits for which the application has closed: it acknowledges all, our FIN
@@ -135,34 +154,47 @@ impl Tcp {
         let now = self.now;
         let c = &mut self.conns[idx];
         let b = &mut self.busy[c.busy];
-        let outstanding = b.sent.packets_out;
-        let mut delivery = Delivery::default();
         let highest = b.rack.highest.unwrap_or(c.snd_una);
         let bytes = ack::advance(c, b, seg.header.ack);
         b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
         if c.has(Flags::ACK_EVENTS) {
             b.acked_bytes = b.acked_bytes.saturating_add(bytes);
         }
-        let sack = c.has(Flags::SACK);
-        if !b.sent.acknowledge_first(c.snd_una, highest, &mut delivery) {
-            b.sent.acknowledge(c.snd_una, c.mss(), sack, highest, &mut delivery);
-        }
-        if ack::take_rtt(c, &self.config, now, &delivery, timestamps) {
-            b.backoff = 0;
-        }
         c.flags.clear(Flags::SOFT_ERROR);
         b.retransmits = 0;
         b.trouble_since = None;
         b.probes = 0;
-        if outstanding > 0 {
+        b.recovery.high_seq = c.snd_una;
+        let sack = c.has(Flags::SACK);
+        if highest.le(c.snd_una)
+            && let Some(first) = b.sent.acknowledge_first(c.snd_una)
+        {
+            // Request and response: one transmission, and it is through.
+            let rtt_us = now.micros_since(first.at);
+            rtt::on_sample(c, &self.config, rtt_us as u32);
+            b.backoff = 0;
             if sack {
-                let input = recovery::rack_input(c, b, now, self.config.reordering_segments, false);
-                b.rack.on_delivery(&delivery, Some(c.snd_una), &input);
+                b.rack.on_in_order(first.at, first.end, rtt_us);
             }
             let limited = ack::is_cwnd_limited(c, b);
-            b.recovery.high_seq = c.snd_una;
-            ack::grow(c, b, now, &delivery, limited);
+            ack::grow(c, b, now, (first.segments.into(), Some(rtt_us as u32)), limited);
             self.set_retransmit_timer(idx, true, None);
+        } else {
+            let mut delivery = Delivery::default();
+            let outstanding = b.sent.packets_out;
+            b.sent.acknowledge(c.snd_una, c.mss(), sack, highest, &mut delivery);
+            if ack::take_rtt(c, &self.config, now, &delivery, timestamps) {
+                b.backoff = 0;
+            }
+            if outstanding > 0 {
+                if sack {
+                    let input = recovery::rack_input(c, b, now, self.config.reordering_segments, false);
+                    b.rack.on_delivery(&delivery, Some(c.snd_una), &input);
+                }
+                let limited = ack::is_cwnd_limited(c, b);
+                ack::grow(c, b, now, (delivery.delivered, delivery.rtt_us(now)), limited);
+                self.set_retransmit_timer(idx, true, None);
+            }
         }
         self.after_ack(idx, true);
     }

@@ -68,6 +68,16 @@ impl Rack {
         newer
     }
 
+    /// The same for an acknowledgement of the one segment in flight, never retransmitted and up to the highest sequence number known.
+    #[inline]
+    pub fn on_in_order(&mut self, at: Instant, end: SeqNumber, rtt_us: u64) {
+        self.highest = Some(end);
+        self.rtt_us = rtt_us;
+        if self.newest.is_none_or(|(newest, last)| at > newest || (at == newest && end.gt(last))) {
+            self.newest = Some((at, end));
+        }
+    }
+
     /// Step 4: a DSACK says that a retransmission was for nothing, so the reordering window was too small.
     pub fn on_dsack(&mut self, snd_una: SeqNumber, snd_nxt: SeqNumber) {
         if self.dsack_round.is_some_and(|round| snd_una.lt(round)) {

@@ -98,7 +98,7 @@ impl Tcp {
     }
 
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
-    fn take_in_order(&mut self, idx: u32, seg: &Arrived<'_>, skip: usize, data: &[u8]) -> usize {
+    pub fn take_in_order(&mut self, idx: u32, seg: &Arrived<'_>, skip: usize, data: &[u8]) -> usize {
         if let Some((frame, start)) = seg.frame.filter(|_| self.may_lend(idx, seg)) {
             let conn = self.conns.handle(idx);
             let data = InlineData { frame, start: start + skip as u32, len: data.len() as u32 };
@@ -172,7 +172,7 @@ impl Tcp {
     }
 
     /// `count` bytes were received in order: window growth and acknowledgement.
-    fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) {
+    pub fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) {
         self.stats.bytes_in += count as u64;
         let limit = self.profile(idx).recv_buffer_bytes;
         let delay = self.config.delayed_ack_ms;

@@ -247,6 +247,9 @@ impl SendBuffer {
     /// If fewer are queued.
     pub fn discard_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, n: u64) {
         assert!(n <= self.len(), "more than is queued");
+        if n == self.len() {
+            return self.clear(pool, sources);
+        }
         self.start += n;
         while !self.items.is_empty() && self.item_end(0) <= self.start {
             self.discard_item(pool, sources);
@@ -259,8 +262,6 @@ impl SendBuffer {
                 Content::Bytes { start, .. } => *start += gone as u16,
                 Content::Slice { offset, .. } => *offset += gone,
             }
-        } else if self.items.capacity() > KEPT_ITEMS {
-            self.items.shrink_to(KEPT_ITEMS);
         }
     }
 

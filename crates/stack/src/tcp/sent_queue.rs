@@ -75,6 +75,11 @@ pub(crate) struct Delivery {
 }
 
 impl Delivery {
+    /// Round trip time of the youngest segment that was never retransmitted, in µs.
+    pub fn rtt_us(&self, now: Instant) -> Option<u32> {
+        self.last_at.map(|at| now.micros_since(at) as u32)
+    }
+
     fn note_original(&mut self, end: SeqNumber) {
         self.original_end = Some(self.original_end.map_or(end, |e| e.min(end)));
     }
@@ -184,19 +189,13 @@ impl SentQueue {
         }
     }
 
-    /// Removes the first entry if a cumulative acknowledgement up to `una` covers just that, and it was sent only once: request and response.
-    /// False if there is more to it.
+    /// Takes the first entry if a cumulative acknowledgement up to `una` covers just that, and it was sent only once.
     #[inline]
-    pub fn acknowledge_first(&mut self, una: SeqNumber, highest: SeqNumber, out: &mut Delivery) -> bool {
-        match self.queue.front() {
-            Some(front) if front.end == una && front.flags == 0 => {
-                self.packets_out -= u32::from(front.segments);
-                out.note(front, highest);
-                self.queue.pop_front();
-                true
-            }
-            _ => false,
-        }
+    pub fn acknowledge_first(&mut self, una: SeqNumber) -> Option<Sent> {
+        let first = *self.queue.front().filter(|first| first.end == una && first.flags == 0)?;
+        self.packets_out -= u32::from(first.segments);
+        self.queue.pop_front();
+        Some(first)
     }
 
     /// Removes what a cumulative acknowledgement up to `una` covers. `highest` is the highest sequence number known to have arrived.
