@@ -55,6 +55,8 @@ impl Scanner {
                 return self.check_size(bytes.len(), limits).map(|()| None);
             };
             let end = self.scanned + offset;
+            // As if the bytes in front of it had come first: what is too long is so, however its line ends.
+            self.check_size(end, limits)?;
             if end == self.line_start || bytes[end - 1] != b'\r' {
                 return Err(Status::BadRequest); // a bare LF
             }

@@ -197,6 +197,20 @@ fn the_usual_request_is_read_at_once_and_peculiar_ones_are_not() {
     }
 }
 
+#[test]
+fn a_head_that_is_too_long_is_so_however_its_last_line_ends() {
+    let limits = Limits { line_bytes_max: 40, head_bytes_max: 90, body_bytes_max: 0 };
+    let bytes = format!("GET / HTTP/1.1\r\nHost: {}\n", "a".repeat(69));
+    assert_eq!(bytes.len(), 92);
+    assert_eq!(Scanner::default().find_end(bytes.as_bytes(), &limits), Err(Status::HeaderFieldsTooLarge));
+    assert_eq!(
+        Scanner::default().find_end(&bytes.as_bytes()[..91], &limits),
+        Err(Status::HeaderFieldsTooLarge)
+    );
+    let bytes = bytes.replace("aa\n", "\n");
+    assert_eq!(Scanner::default().find_end(bytes.as_bytes(), &limits), Err(Status::BadRequest));
+}
+
 proptest! {
     #[test]
     fn reading_at_once_and_carefully_come_to_the_same(parts in proptest::collection::vec(fragment(), 0..8), small: bool) {
