@@ -13,8 +13,8 @@ const ENTRIES: usize = 256;
 struct Entry {
     dst: u32,
     src: u32,
-    /// [`super::path_mtu::PathMtuCache::changes`] when it was made.
-    path_mtu_changes: u64,
+    /// How many path MTUs had been learned and neighbours evicted when it was made.
+    changes: u64,
     route: Route,
 }
 
@@ -34,13 +34,12 @@ impl Destinations {
 
     /// The route from `src` to `dst` as it was. Whether its hop is still current the caller must see.
     #[inline]
-    pub(crate) fn get(&self, dst: u32, src: u32, path_mtu_changes: u64) -> Option<&Route> {
+    pub(crate) fn get(&self, dst: u32, src: u32, changes: u64) -> Option<&Route> {
         let entry = self.entries[Self::place(dst)].as_ref()?;
-        (entry.dst == dst && entry.src == src && entry.path_mtu_changes == path_mtu_changes)
-            .then_some(&entry.route)
+        (entry.dst == dst && entry.src == src && entry.changes == changes).then_some(&entry.route)
     }
 
-    pub(crate) fn put(&mut self, dst: u32, src: u32, path_mtu_changes: u64, route: Route) {
-        self.entries[Self::place(dst)] = Some(Entry { dst, src, path_mtu_changes, route });
+    pub(crate) fn put(&mut self, dst: u32, src: u32, changes: u64, route: Route) {
+        self.entries[Self::place(dst)] = Some(Entry { dst, src, changes, route });
     }
 }

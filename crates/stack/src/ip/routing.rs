@@ -87,7 +87,9 @@ impl Network {
         let (IpAddr::V4(to), Some(IpAddr::V4(from))) = (dst, src) else {
             return self.find_route(now, dst, src);
         };
-        let (to, from, changes) = (to.to_bits(), from.to_bits(), self.path_mtu.changes());
+        // References to neighbours tell the tenants of a slot apart, but not for ever.
+        let changes = self.path_mtu.changes().wrapping_add(self.stats.neighbours_evicted);
+        let (to, from) = (to.to_bits(), from.to_bits());
         if let Some(route) = self.destinations.get(to, from, changes)
             && self.hop_is_current(&route.hop)
         {

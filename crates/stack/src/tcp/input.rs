@@ -118,7 +118,7 @@ impl Tcp {
         let una = self.conns[idx].snd_una;
         let hop = self.conns[idx].hop;
         let outcome = self.on_ack(net, idx, seg, timestamps);
-        if seg.header.ack.gt(una) {
+        if seg.header.ack.gt(una) && outcome != AckOutcome::Invalid {
             // What we sent arrived, so the neighbour is there (RFC 4861 §7.3.1).
             net.confirm(self.now, &hop);
         }

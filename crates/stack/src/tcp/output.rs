@@ -203,9 +203,10 @@ impl Tcp {
             return Ok(false);
         }
         self.busy[busy].force = true;
-        self.send_new(net, idx)?;
+        let result = self.send_new(net, idx);
         let (c, b) = (&self.conns[idx], &mut self.busy[busy]);
         b.force = false;
+        result?;
         let sent = c.snd_nxt.gt(b.recovery.high_seq);
         if !sent {
             b.recovery.end_frto();

@@ -132,10 +132,10 @@ impl Tcp {
         let c = &mut self.conns[idx];
         let busy = c.busy;
         if busy != NONE {
-            let b = &self.busy[busy];
+            let b = &mut self.busy[busy];
             let quiet = advanced
                 && b.recovery.state == CaState::Open
-                && b.sent.is_untroubled()
+                && b.sent.is_untroubled(c.snd_una)
                 && b.probe_end.is_none();
             if !quiet {
                 return self.on_ack(net, idx, seg, timestamps);

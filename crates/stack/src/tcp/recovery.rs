@@ -219,6 +219,7 @@ fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
         r.undo(c);
         b.congestion.on_undo();
         b.recovery.state = CaState::Open;
+        b.recovery.end_frto();
         b.rack.on_recovery_end();
         b.sent_unmark_lost();
         return;

@@ -115,6 +115,8 @@ pub(crate) struct SentQueue {
     pub lost_out: u32,
     /// Retransmissions in flight.
     pub retrans_out: u32,
+    /// End of the last segment that was ever sent again, until it is acknowledged.
+    resent_end: Option<SeqNumber>,
     /// Nothing below this needs a retransmission.
     hint: Option<SeqNumber>,
     /// SACK blocks of the previous acknowledgement: their contents need no second walk.
@@ -133,10 +135,13 @@ impl SentQueue {
         self.queue.is_empty()
     }
 
-    /// Nothing is lost, selectively acknowledged or sent again.
+    /// Nothing of what is not acknowledged, from `una` on, is lost, selectively acknowledged or was ever sent again.
     #[inline]
-    pub fn is_untroubled(&self) -> bool {
-        self.sacked_out | self.lost_out | self.retrans_out == 0
+    pub fn is_untroubled(&mut self, una: SeqNumber) -> bool {
+        if self.resent_end.is_some_and(|end| end.le(una)) {
+            self.resent_end = None;
+        }
+        self.sacked_out | self.lost_out | self.retrans_out == 0 && self.resent_end.is_none()
     }
 
     pub fn front(&self) -> Option<&Sent> {
@@ -153,13 +158,13 @@ impl SentQueue {
 
     /// Forgets everything; keeps the capacity unless it is large.
     pub fn clear(&mut self) {
-        let Self { queue, packets_out, sacked_out, lost_out, retrans_out, hint, previous } = self;
+        let Self { queue, packets_out, sacked_out, lost_out, retrans_out, resent_end, hint, previous } = self;
         queue.clear();
         if queue.capacity() > 256 {
             *queue = VecDeque::new();
         }
         (*packets_out, *sacked_out, *lost_out, *retrans_out) = (0, 0, 0, 0);
-        *hint = None;
+        (*resent_end, *hint) = (None, None);
         *previous = Default::default();
     }
 
@@ -483,6 +488,8 @@ impl SentQueue {
             self.retrans_out += u32::from(sent.segments);
         }
         sent.flags |= RETRANSMITTED | EVER_RETRANSMITTED;
+        let end = sent.end;
+        self.resent_end = Some(self.resent_end.map_or(end, |known| known.max(end)));
     }
 
     /// The last segment, split off if it is part of a super-frame: what a tail loss probe sends again (RFC 8985 §7.3).
