@@ -3,7 +3,7 @@
 //! One turn of its owner:
 //!
 //! ```text
-//!   receive(now, port, &burst)     frames are parsed, their connections fetched, then processed; events queue up
+//!   receive(now, port, &burst)     connections are fetched ahead, frames processed one by one; events queue up
 //!   next_event() … consume(…)      the owner reads events and answers
 //!   finish_burst(&burst)           what it did not read moves to receive buffers; the burst may go
 //!   advance(now)                   timers

@@ -216,12 +216,7 @@ fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
     let echo = ack.echo.filter(|_| ack.una_advanced);
     let news = ack.una_advanced || ack.dsack;
     if news && matches!(r.state, CaState::Recovery | CaState::Loss) && r.undo_is_due(echo) {
-        r.undo(c);
-        b.congestion.on_undo();
-        b.recovery.state = CaState::Open;
-        b.recovery.end_frto();
-        b.rack.on_recovery_end();
-        b.sent_unmark_lost();
+        take_back(c, b);
         return;
     }
     if r.state == CaState::Loss && detect_spurious_timeout(c, b, ack) {
@@ -257,6 +252,18 @@ fn leave_finished_states(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) {
     }
 }
 
+/// Recovery was for nothing: it ends, and so does what it changed.
+fn take_back(c: &mut Tcb, b: &mut Busy) {
+    if b.recovery.undo_marker.is_some() {
+        b.recovery.undo(c);
+        b.congestion.on_undo();
+    }
+    b.recovery.state = CaState::Open;
+    b.recovery.end_frto();
+    b.rack.on_recovery_end();
+    b.sent_unmark_lost();
+}
+
 /// F-RTO (RFC 5682 §3.1, as Linux has it). The time-out was for nothing if something that was never sent again arrives. To see that, new data
 /// leave on the first acknowledgement that does not cover everything. Returns whether the time-out was taken back.
 fn detect_spurious_timeout(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
@@ -267,14 +274,7 @@ fn detect_spurious_timeout(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool 
     }
     if ack.original_end.is_some_and(|end| end.le(r.high_seq)) {
         // Step 3b.
-        if r.undo_marker.is_some() {
-            r.undo(c);
-            b.congestion.on_undo();
-        }
-        b.recovery.state = CaState::Open;
-        b.recovery.end_frto();
-        b.rack.on_recovery_end();
-        b.sent_unmark_lost();
+        take_back(c, b);
         return true;
     }
     if c.snd_nxt.gt(r.high_seq) {
