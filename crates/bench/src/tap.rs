@@ -206,6 +206,10 @@ fn kernel_sends(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
     }
 }
 
+/// What a call with a time-out says when the time is up, or when the machine was halted for a while (signal(7)).
+const AGAIN: [io::ErrorKind; 3] =
+    [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut, io::ErrorKind::Interrupted];
+
 /// Tries until it works, fails, or all is over.
 fn retry<R>(over: &AtomicBool, mut attempt: impl FnMut() -> io::Result<R>) -> io::Result<R> {
     loop {
@@ -213,7 +217,7 @@ fn retry<R>(over: &AtomicBool, mut attempt: impl FnMut() -> io::Result<R>) -> io
             return Err(io::ErrorKind::TimedOut.into());
         }
         match attempt() {
-            Err(e) if [io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut].contains(&e.kind()) => {}
+            Err(e) if AGAIN.contains(&e.kind()) => {}
             result => return result,
         }
     }

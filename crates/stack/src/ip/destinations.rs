@@ -43,3 +43,30 @@ impl Destinations {
         self.entries[Self::place(dst)] = Some(Entry { dst, src, changes, route });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::ip::testbench::*;
+    use core::net::{IpAddr, Ipv4Addr};
+
+    #[test]
+    fn a_route_is_remembered_until_a_path_mtu_is_learned_or_a_neighbour_evicted() {
+        let mut bench = Bench::new();
+        let (to, from) = (PEER_V4.to_bits(), OUR_V4.to_bits());
+        let ask = |bench: &mut Bench| {
+            let route = bench.network.route(bench.now, PEER_V4.into(), Some(OUR_V4.into())).unwrap();
+            let changes = bench.network.path_mtu.changes() + bench.network.stats.neighbours_evicted;
+            assert_eq!(bench.network.destinations.get(to, from, changes), Some(&route));
+            changes
+        };
+        let first = ask(&mut bench);
+        assert_eq!(ask(&mut bench), first);
+        bench.network.stats.neighbours_evicted += 1;
+        assert_eq!(bench.network.destinations.get(to, from, first + 1), None);
+        ask(&mut bench);
+        let other = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 77));
+        assert!(bench.network.path_mtu.learn(bench.now, other, 600, 1500));
+        assert_eq!(bench.network.destinations.get(to, from, first + 2), None);
+        ask(&mut bench);
+    }
+}

@@ -572,6 +572,21 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_sent_again_is_trouble_until_it_is_acknowledged_even_if_no_counter_shows_it() {
+        let mut q = queue(3);
+        assert!(q.is_untroubled(seq(0)));
+        q.mark_all_lost(false);
+        q.on_retransmitted(seq(1000), at(50));
+        q.mark_all_lost(false);
+        q.unmark_lost();
+        assert_eq!((q.sacked_out, q.lost_out, q.retrans_out), (0, 0, 0));
+        assert!(!q.is_untroubled(seq(0)), "its time is that of the second sending");
+        assert!(!q.is_untroubled(seq(1000)));
+        assert!(q.is_untroubled(seq(2000)));
+        q.check();
+    }
+
+    #[test]
     fn a_cumulative_acknowledgement_inside_a_segment_keeps_it() {
         let mut q = queue(3);
         let mut d = Delivery::default();

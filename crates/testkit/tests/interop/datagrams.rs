@@ -113,6 +113,17 @@ fn context<T>(what: impl std::fmt::Display, result: io::Result<T>) -> Result<T, 
     result.map_err(|e| format!("{what}: {e}"))
 }
 
+/// Receives with a socket that has a time-out. Linux ends such a call with EINTR when the machine or the process was halted for a
+/// while (signal(7)), though no signal was handled.
+fn received<T>(mut receive: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match receive() {
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 #[test]
 fn ginnel_answers_datagrams_of_every_size() {
     everywhere("Ginnel answers UDP", |case| {
@@ -128,7 +139,8 @@ fn ginnel_answers_datagrams_of_every_size() {
                     context(format_args!("sending {size} bytes"), socket.send(sent))?;
                     // A link that duplicates brings answers to earlier questions again.
                     loop {
-                        let got = context(format_args!("answer to {size} bytes"), socket.recv(&mut buffer))?;
+                        let got = received(|| socket.recv(&mut buffer));
+                        let got = context(format_args!("answer to {size} bytes"), got)?;
                         if got == size {
                             break;
                         }
@@ -202,7 +214,7 @@ fn the_kernel_learns_that_nobody_has_a_port() {
                 context("connect", socket.connect(SocketAddr::new(network.ginnel, NOBODYS_PORT)))?;
                 for size in [0, 100, 1472] {
                     context("send", socket.send(Stream::Request.piece(0, size)))?;
-                    match socket.recv(&mut [0; 10]) {
+                    match received(|| socket.recv(&mut [0; 10])) {
                         Err(e) if e.kind() == ErrorKind::ConnectionRefused => {}
                         other => return Err(format!("{other:?} instead of ECONNREFUSED for {size} bytes")),
                     }
@@ -263,9 +275,10 @@ fn ginnel_answers_echo_requests_of_every_size() {
                         rustix::net::send(&socket, &message, SendFlags::empty()).map_err(io::Error::from);
                     context(format_args!("request with {size} bytes"), sent)?;
                     loop {
-                        let got = rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty());
-                        let got =
-                            context(format_args!("reply to {size} bytes"), got.map_err(io::Error::from))?.0;
+                        let got = received(|| {
+                            Ok(rustix::net::recv(&socket, &mut buffer[..], RecvFlags::empty())?.0)
+                        });
+                        let got = context(format_args!("reply to {size} bytes"), got)?;
                         // A link that duplicates brings earlier replies again.
                         if got >= 8 && buffer[7] == sequence as u8 {
                             if buffer[0] != reply || buffer[8..got] != message[8..] {
