@@ -13,7 +13,7 @@ use ginnel_stack::time::Instant;
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4};
 use ginnel_stack::wire::ethernet::{self, EtherType};
 use ginnel_stack::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, TcpSegment};
-use ginnel_stack::wire::{MacAddr, ipv4, protocol};
+use ginnel_stack::wire::{MacAddr, arp, ipv4, protocol};
 
 const STACK_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -63,8 +63,29 @@ pub struct Puppet {
 }
 
 impl Puppet {
-    /// A stack that has nothing to do yet.
+    /// A stack that has nothing to do yet, and knows where its peer is.
     pub fn new(config: StackConfig) -> Self {
+        Self::with_neighbours(config, vec![(IpAddr::V4(PEER), PEER_MAC)])
+    }
+
+    /// The same, but the peer has asked for the stack only now: it is known, though not known to answer.
+    pub fn newly_met(config: StackConfig) -> Self {
+        let mut puppet = Self::with_neighbours(config, Vec::new());
+        let question = arp::Packet {
+            operation: arp::Operation::Request,
+            sender_mac: PEER_MAC,
+            sender_ip: PEER,
+            target_mac: MacAddr::ZERO,
+            target_ip: STACK,
+        };
+        let mut frame = vec![0; ethernet::Header::LEN + arp::Packet::LEN];
+        let at = ethernet::Header::new(MacAddr::BROADCAST, PEER_MAC, None, EtherType::ARP).emit(&mut frame);
+        question.emit(&mut frame[at..]);
+        puppet.deliver_frame(&frame);
+        puppet
+    }
+
+    fn with_neighbours(config: StackConfig, static_neighbours: Vec<(IpAddr, MacAddr)>) -> Self {
         let now = Instant::from_millis(1_000_000);
         let mut stack = Stack::new(config, [7; 32], now).expect("the test's configuration is valid");
         let outbox = Outbox::default();
@@ -72,7 +93,7 @@ impl Puppet {
         let link = LinkConfig {
             name: "puppet".into(),
             addresses: vec![(IpAddr::V4(STACK), 24)],
-            static_neighbours: vec![(IpAddr::V4(PEER), PEER_MAC)],
+            static_neighbours,
             ..LinkConfig::default()
         };
         stack.add_link(port, &link).expect("the link is valid");

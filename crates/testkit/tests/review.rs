@@ -6,6 +6,7 @@ use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
 use ginnel_stack::error::{RecvError, SendError};
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::PortId;
+use ginnel_stack::link::neighbour::NeighbourState;
 use ginnel_stack::options::{ListenOptions, SocketOptions, TcpOption};
 use ginnel_stack::stack::StackConfig;
 use ginnel_stack::tcp::config::SynCookies;
@@ -474,4 +475,22 @@ fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
     assert_eq!(p.stack.urgent_mark(conn).map(|mark| mark.ahead), Some(3));
     p.stack.finish_burst(&burst);
     assert_eq!(p.stack.urgent_mark(conn).map(|mark| mark.ahead), Some(3));
+}
+
+#[test]
+fn an_acknowledgement_of_what_was_never_sent_does_not_vouch_for_the_neighbour() {
+    let mut p = Puppet::newly_met(config());
+    p.listen();
+    p.open(&TcpOptions { mss: Some(1000), ..TcpOptions::default() });
+    let conn = p.conn.unwrap();
+    p.stack.send(conn, &[1; 500]).unwrap();
+    p.flush();
+    let state = |p: &Puppet| p.stack.network().neighbours().map(|n| n.state).collect::<Vec<_>>();
+    // In use, and to be probed unless somebody vouches for it.
+    assert_eq!(state(&p), [NeighbourState::Delay]);
+    let answer = p.deliver(ACK, 1, 502, &[]);
+    assert_eq!((answer.len(), p.stack.tcp_stats().challenge_acks), (1, 1));
+    assert_eq!(state(&p), [NeighbourState::Delay]);
+    p.deliver(ACK, 1, 501, &[]);
+    assert_eq!(state(&p), [NeighbourState::Reachable]);
 }
