@@ -1,7 +1,7 @@
 //! Two whole stacks on a cable in memory allocate while they grow, and nothing once they have seen their load: connections that come, talk, end and
 //! wait, many at once, losses, unread data, datagrams and ICMP.
 
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame, RxQueue};
@@ -12,6 +12,9 @@ use ginnel_stack::options::{ConnectOptions, ListenOptions};
 use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{UdpError, UdpOptions};
+use ginnel_stack::wire::checksum::{Sum, pseudo_v6};
+use ginnel_stack::wire::ethernet::{self, EtherType};
+use ginnel_stack::wire::{MacAddr, ipv4, ipv6, protocol};
 use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
 
 #[global_allocator]
@@ -19,6 +22,8 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
+const SERVER_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1);
+const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// One of the two.
@@ -61,7 +66,7 @@ static BYTES: [u8; 1 << 18] = [7; 1 << 18];
 
 fn end(
     device: ginnel_stack::device::Device,
-    ip: Ipv4Addr,
+    addresses: &[(IpAddr, u8)],
     seed: u8,
     change: &dyn Fn(&mut StackConfig),
 ) -> End {
@@ -75,14 +80,23 @@ fn end(
     change(&mut config);
     let mut stack = Stack::new(config, [seed; 32], Instant::from_millis(1000)).unwrap();
     let port = stack.add_port(device.tx);
-    let addresses = vec![(IpAddr::V4(ip), 24)];
+    let addresses = addresses.to_vec();
     stack.add_link(port, &LinkConfig { name: "lan".into(), addresses, ..LinkConfig::default() }).unwrap();
     End { stack, rx: device.rx, port, lazy: false, left: vec![0; 1000] }
 }
 
 fn two(talk: Talk, change: &dyn Fn(&mut StackConfig)) -> Two {
+    two_at(talk, &[(SERVER.into(), 24)], &[(CLIENT.into(), 24)], change)
+}
+
+fn two_at(
+    talk: Talk,
+    servers: &[(IpAddr, u8)],
+    clients: &[(IpAddr, u8)],
+    change: &dyn Fn(&mut StackConfig),
+) -> Two {
     let (a, b) = pair(MemoryConfig::default().without_offloads());
-    let (mut server, client) = (end(a, SERVER, 1, change), end(b, CLIENT, 2, change));
+    let (mut server, client) = (end(a, servers, 1, change), end(b, clients, 2, change));
     let at = SocketAddr::new(SERVER.into(), 80);
     let listener = server.stack.listen(at, ListenOptions::default()).unwrap();
     Two {
@@ -310,7 +324,7 @@ impl Two {
 
     fn drain(&mut self, at_server: bool, socket: UdpHandle) {
         let end = if at_server { &mut self.server } else { &mut self.client };
-        let mut buffer = [0; 2048];
+        let mut buffer = [0; 1 << 15];
         while end.stack.udp_recv_from(socket, &mut buffer).is_ok() {
             self.datagrams += 1;
         }
@@ -362,4 +376,109 @@ fn echo_requests() {
         two.rest(SECOND / 1000);
     });
     assert_eq!(two.server.stack.network().stats().icmp_echo_replies, 1010);
+}
+
+/// An echo request of the client's, or one fragment of it, in a frame.
+fn echo_frame(v6: bool, ident: u16, part: core::ops::Range<usize>) -> Vec<u8> {
+    let mut message = vec![5; 3000];
+    message[..8].copy_from_slice(&[if v6 { 128 } else { 8 }, 0, 0, 0, 0, 1, 0, 1]);
+    let pseudo =
+        if v6 { pseudo_v6(CLIENT_V6, SERVER_V6, protocol::ICMPV6, message.len()) } else { Sum::ZERO };
+    let checksum = pseudo.add(Sum::of(&message)).finish();
+    message[2..4].copy_from_slice(&checksum.to_be_bytes());
+    let (offset, more) = (part.start as u16, part.end < message.len());
+    let payload = &message[part];
+    let mut headers = [0; 14 + 40 + 8];
+    let ethertype = if v6 { EtherType::IPV6 } else { EtherType::IPV4 };
+    let (to, from) = (MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2]));
+    let at = ethernet::Header::new(to, from, None, ethertype).emit(&mut headers);
+    let at = if v6 {
+        let header = ipv6::Header {
+            dscp: 0,
+            ecn: 0,
+            flow_label: 0,
+            payload_len: (ipv6::FragmentHeader::LEN + payload.len()) as u16,
+            next_header: protocol::FRAGMENT,
+            hop_limit: 64,
+            src: CLIENT_V6,
+            dst: SERVER_V6,
+        };
+        header.emit(&mut headers[at..]);
+        let fragment =
+            ipv6::FragmentHeader { next_header: protocol::ICMPV6, offset, more, ident: ident.into() };
+        fragment.emit(&mut headers[at + 40..]);
+        at + 48
+    } else {
+        let header = ipv4::Header {
+            dscp: 0,
+            ecn: 0,
+            total_len: (20 + payload.len()) as u16,
+            ident,
+            dont_fragment: false,
+            more_fragments: more,
+            fragment_offset: offset,
+            ttl: 64,
+            protocol: protocol::ICMP,
+            src: CLIENT,
+            dst: SERVER,
+            header_len: 20,
+        };
+        header.emit(&mut headers[at..]);
+        at + 20
+    };
+    [&headers[..at], payload].concat()
+}
+
+#[test]
+fn fragments_of_datagrams_and_echo_requests_of_both_families() {
+    let mut two = two_at(
+        SMALL,
+        &[(SERVER.into(), 24), (SERVER_V6.into(), 64)],
+        &[(CLIENT.into(), 24), (CLIENT_V6.into(), 64)],
+        &|config| config.network.dad_transmits = 0,
+    );
+    two.rest(SECOND * 5);
+    let families: [(IpAddr, IpAddr); 2] =
+        [(SERVER.into(), CLIENT.into()), (SERVER_V6.into(), CLIENT_V6.into())];
+    let sockets = families.map(|(server, client)| {
+        let there = two.server.stack.udp_bind(SocketAddr::new(server, 53), UdpOptions::default()).unwrap();
+        let here = two.client.stack.udp_bind(SocketAddr::new(client, 1000), UdpOptions::default()).unwrap();
+        (there, here, SocketAddr::new(server, 53), SocketAddr::new(client, 1000))
+    });
+    // Twenty echo requests of each family, with their fragments mixed, in the wrong order and some twice. Of two more the rest never comes.
+    let mut frames = Vec::new();
+    for part in [1496..3000, 0..496, 0..496, 496..1496] {
+        for ident in 0..20 {
+            frames.extend([false, true].map(|v6| echo_frame(v6, ident, part.clone())));
+        }
+    }
+    frames.extend([false, true].map(|v6| echo_frame(v6, 20, 0..496)));
+    assert_steady(10, 30, || {
+        for (there, here, server, client) in sockets {
+            for len in [2000, 8000, 20_000] {
+                for _ in 0..3 {
+                    two.send(false, here, Some(server), len);
+                    two.send(true, there, Some(client), len);
+                }
+                two.rest(SECOND / 100);
+            }
+            two.drain(true, there);
+            two.drain(false, here);
+        }
+        for frames in frames.chunks(32) {
+            let mut burst = RxBurst::new();
+            for bytes in frames {
+                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            }
+            two.server.stack.receive(two.now, two.server.port, &burst);
+            two.server.stack.finish_burst(&burst);
+            two.rest(SECOND / 100);
+        }
+        // Until those are given up that are not complete, and their sender knows.
+        two.rest(SECOND * 70);
+    });
+    assert_eq!(two.datagrams, 40 * 2 * 2 * 9);
+    let (server, client) = (two.server.stack.network().stats(), two.client.stack.network().stats());
+    assert_eq!((server.icmp_echo_replies, server.reassembly_timeouts), (40 * 40, 40 * 2));
+    assert_eq!((server.reassembled, client.reassembled), (40 * (18 + 40), 40 * (18 + 40)));
 }

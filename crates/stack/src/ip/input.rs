@@ -151,46 +151,37 @@ impl Network {
         timeout_seconds: u32,
     ) -> Input {
         self.stats.fragments_in += 1;
-        let outcome = self.reassembly.insert(piece);
-        match outcome {
-            Outcome::Begun(id) => {
-                let timeout = Duration::from_secs(timeout_seconds.into());
-                self.timers.arm(Timer::Reassembly(id), now + timeout);
-            }
-            Outcome::Waiting => {}
+        let until = now + Duration::from_secs(timeout_seconds.into());
+        match self.reassembly.insert(piece, until) {
+            // One timer for all, which is not stopped either: it finds out itself who is still there.
+            Outcome::Waiting => self.timers.arm_no_later(Timer::Reassembly, until),
             Outcome::Duplicate => self.stats.reassembly_duplicates += 1,
-            Outcome::Complete(id, packet) => {
-                self.timers.cancel(Timer::Reassembly(id));
+            Outcome::Complete(packet) => {
                 self.stats.reassembled += 1;
                 return Input::Reassembled(Reassembled { link, packet });
             }
-            Outcome::Overlap(id) => {
-                self.timers.cancel(Timer::Reassembly(id));
-                self.stats.reassembly_overlaps += 1;
-            }
-            Outcome::Malformed(id) => {
-                if let Some(id) = id {
-                    self.timers.cancel(Timer::Reassembly(id));
-                }
-                self.stats.reassembly_malformed += 1;
-            }
+            Outcome::Overlap => self.stats.reassembly_overlaps += 1,
+            Outcome::Malformed => self.stats.reassembly_malformed += 1,
         }
-        while let Some(id) = self.reassembly.evict() {
-            self.timers.cancel(Timer::Reassembly(id));
+        while self.reassembly.evict() {
             self.stats.reassembly_evicted += 1;
         }
         Input::Nothing
     }
 
     /// Fragments did not come in time.
-    pub(super) fn on_reassembly_timeout(&mut self, now: Instant, id: u64) {
-        let Some(abandoned) = self.reassembly.abandon(id) else { return };
-        self.stats.reassembly_timeouts += 1;
-        // RFC 1122 §3.3.2, RFC 8200 §4.5: only with the first fragment does the sender know what it is about.
-        if let Some(first) = abandoned.first
-            && !abandoned.broadcast
-        {
-            self.send_reassembly_timeout(now, &first);
+    pub(super) fn on_reassembly_timeout(&mut self, now: Instant) {
+        while let Some(expired) = self.reassembly.expire(now) {
+            self.stats.reassembly_timeouts += 1;
+            let Some(first) = expired.first else { continue };
+            // RFC 1122 §3.3.2, RFC 8200 §4.5: only with the first fragment does the sender know what it is about.
+            if !expired.broadcast {
+                self.send_reassembly_timeout(now, &first);
+            }
+            self.reassembly.recycle(first);
+        }
+        if let Some(at) = self.reassembly.next_deadline() {
+            self.timers.arm(Timer::Reassembly, at);
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod config;
 mod datagram;
 mod destinations;
 pub(crate) mod entropy;
+mod fragment_store;
 mod input;
 mod links;
 pub(crate) mod local;
@@ -116,7 +117,7 @@ impl Network {
             routes: RouteTable::default(),
             path_mtu,
             destinations: Destinations::new(),
-            reassembly: Reassembly::new(config.fragment_bytes as usize),
+            reassembly: Reassembly::new(config.fragment_bytes as usize, hash),
             icmp_limit,
             timers: Timers::default(),
             // Not 0, so that a default hop is stale.
@@ -213,7 +214,7 @@ impl Network {
                 Timer::Lifetimes(link) => self.on_lifetimes(now, link),
                 Timer::RouterSolicitation(link) => self.on_router_solicitation(now, link),
                 Timer::ListenerReport(link) => self.on_listener_report(now, link),
-                Timer::Reassembly(id) => self.on_reassembly_timeout(now, id),
+                Timer::Reassembly => self.on_reassembly_timeout(now),
                 Timer::Backlog => self.retry_backlog(now),
             }
         }

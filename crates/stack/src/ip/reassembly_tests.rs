@@ -34,24 +34,37 @@ fn piece<'b>(ident: u32, offset: u16, more: bool, headers: &'b [u8], payload: &'
     Piece { key: key(ident), offset, more, headers, payload, ecn: 0, broadcast: false, rebuild: Rebuild::V4 }
 }
 
+const UNTIL: Instant = Instant::from_millis(30_000);
+
+fn table(cost_max: usize) -> Reassembly {
+    Reassembly::new(cost_max, KeyedHash::new(&[1; 32]))
+}
+
+/// Nothing is there, and all memory is free.
+#[track_caller]
+fn assert_empty(table: &Reassembly) {
+    assert_eq!((table.cost, table.index.len()), (0, 0));
+    assert_eq!((table.slots.len() - table.free.len(), table.store.in_use()), (0, (0, 0)));
+    assert_eq!((table.next_deadline(), table.oldest().count()), (None, 0));
+}
+
 fn insert(table: &mut Reassembly, ident: u32, offset: u16, more: bool, payload: &[u8]) -> Outcome {
-    table.insert(&piece(ident, offset, more, &header(offset, more, payload.len()), payload))
+    table.insert(&piece(ident, offset, more, &header(offset, more, payload.len()), payload), UNTIL)
 }
 
 #[test]
 fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for order in orders {
-        let mut table = Reassembly::new(100_000);
+        let mut table = table(100_000);
         let pieces = [(0, true, [1; 16]), (16, true, [2; 16]), (32, false, [3; 16])];
         for (step, at) in order.into_iter().enumerate() {
             let (offset, more, payload) = pieces[at];
             let outcome = insert(&mut table, 1, offset, more, &payload);
             match step {
-                0 => assert_eq!(outcome, Outcome::Begun(0)),
-                1 => assert_eq!(outcome, Outcome::Waiting),
+                0 | 1 => assert_eq!(outcome, Outcome::Waiting),
                 _ => {
-                    let Outcome::Complete(0, packet) = outcome else { panic!("{outcome:?}") };
+                    let Outcome::Complete(packet) = outcome else { panic!("{outcome:?}") };
                     let header = ipv4::Header::parse(&packet).unwrap();
                     assert!(header.checksum_ok(&packet) && !header.is_fragment());
                     assert_eq!((header.total_len, header.dscp, header.ttl), (68, 4, 60));
@@ -59,8 +72,7 @@ fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
                 }
             }
         }
-        assert_eq!(table.cost, 0);
-        assert!(table.partials.is_empty() && table.index.is_empty());
+        assert_empty(&table);
     }
 }
 
@@ -68,71 +80,72 @@ fn fragments_in_any_order_give_the_packet_with_a_correct_header() {
 fn an_overlap_gives_the_whole_datagram_up() {
     // Into the piece before, into the piece after, over both, and around one.
     for (offset, len) in [(8, 16), (24, 16), (8, 40), (16, 40)] {
-        let mut table = Reassembly::new(100_000);
+        let mut table = table(100_000);
         insert(&mut table, 1, 0, true, &[1; 16]);
         insert(&mut table, 1, 32, true, &[2; 16]);
-        assert_eq!(insert(&mut table, 1, offset, true, &vec![9; len]), Outcome::Overlap(0), "{offset} {len}");
-        assert_eq!(table.cost, 0);
+        assert_eq!(insert(&mut table, 1, offset, true, &vec![9; len]), Outcome::Overlap, "{offset} {len}");
+        assert_empty(&table);
         // What comes later begins anew and stays incomplete.
-        assert_eq!(insert(&mut table, 1, 16, true, &[3; 16]), Outcome::Begun(1));
+        assert_eq!(insert(&mut table, 1, 16, true, &[3; 16]), Outcome::Waiting);
     }
 }
 
 #[test]
 fn a_duplicate_is_ignored_and_the_first_content_stays() {
-    let mut table = Reassembly::new(100_000);
+    let mut table = table(100_000);
     insert(&mut table, 1, 0, true, &[1; 16]);
     assert_eq!(insert(&mut table, 1, 0, true, &[9; 16]), Outcome::Duplicate);
     assert_eq!(insert(&mut table, 1, 8, true, &[9; 8]), Outcome::Duplicate);
-    let Outcome::Complete(_, packet) = insert(&mut table, 1, 16, false, &[2; 3]) else { panic!() };
+    let Outcome::Complete(packet) = insert(&mut table, 1, 16, false, &[2; 3]) else { panic!() };
     assert_eq!(packet[20..], [&[1; 16][..], &[2; 3]].concat());
 }
 
 #[test]
 fn fragments_that_contradict_each_other_give_the_datagram_up() {
-    let mut table = Reassembly::new(100_000);
+    let mut table = table(100_000);
     insert(&mut table, 1, 16, false, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), Outcome::Malformed(Some(0)), "two ends");
+    assert_eq!(insert(&mut table, 1, 32, false, &[1; 8]), Outcome::Malformed, "two ends");
     insert(&mut table, 1, 16, false, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 24, true, &[1; 8]), Outcome::Malformed(Some(1)), "beyond the end");
+    assert_eq!(insert(&mut table, 1, 24, true, &[1; 8]), Outcome::Malformed, "beyond the end");
     insert(&mut table, 1, 24, true, &[1; 8]);
-    assert_eq!(insert(&mut table, 1, 0, false, &[1; 8]), Outcome::Malformed(Some(2)), "end before the reach");
-    assert_eq!(table.cost, 0);
+    assert_eq!(insert(&mut table, 1, 0, false, &[1; 8]), Outcome::Malformed, "end before the reach");
+    assert_empty(&table);
 }
 
 #[test]
 fn empty_fragments_and_odd_lengths_are_refused() {
-    let mut table = Reassembly::new(100_000);
-    assert_eq!(insert(&mut table, 1, 0, true, &[]), Outcome::Malformed(None));
-    assert_eq!(insert(&mut table, 1, 8, false, &[]), Outcome::Malformed(None));
-    assert_eq!(insert(&mut table, 1, 0, true, &[1; 15]), Outcome::Malformed(None));
-    assert!(table.partials.is_empty());
+    let mut table = table(100_000);
+    assert_eq!(insert(&mut table, 1, 0, true, &[]), Outcome::Malformed);
+    assert_eq!(insert(&mut table, 1, 8, false, &[]), Outcome::Malformed);
+    assert_eq!(insert(&mut table, 1, 0, true, &[1; 15]), Outcome::Malformed);
+    assert_empty(&table);
 }
 
 #[test]
 fn a_datagram_beyond_65535_bytes_is_refused() {
-    let mut table = Reassembly::new(1_000_000);
+    let mut table = table(1_000_000);
     // With 20 bytes of header in its own packet the last fragment fits; with 60 in the first the whole does not.
     let mut long = header(0, true, 32_768);
     long[0] = 0x4f;
     long.resize(60, 1);
-    table.insert(&piece(1, 0, true, &long, &vec![1; 32_768]));
+    table.insert(&piece(1, 0, true, &long, &vec![1; 32_768]), UNTIL);
     let rest = 65_535 - 20 - 32_768;
-    assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), Outcome::Malformed(Some(0)));
-    assert_eq!(table.cost, 0);
+    assert_eq!(insert(&mut table, 1, 32_768, false, &vec![2; rest]), Outcome::Malformed);
+    assert_empty(&table);
 }
 
 #[test]
 fn at_the_limit_the_oldest_datagram_goes() {
-    let mut table = Reassembly::new(3 * (8 + 20 + 2 * OVERHEAD));
+    let mut table = table(3 * (8 + 20 + 2 * OVERHEAD));
     for ident in 0..3 {
-        assert_eq!(insert(&mut table, ident, 0, true, &[1; 8]), Outcome::Begun(ident.into()));
-        assert_eq!(table.evict(), None);
+        assert_eq!(insert(&mut table, ident, 0, true, &[1; 8]), Outcome::Waiting);
+        assert!(!table.evict());
     }
-    assert_eq!(insert(&mut table, 3, 0, true, &[1; 8]), Outcome::Begun(3));
-    assert_eq!(table.evict(), Some(0));
-    assert_eq!(table.evict(), None);
-    assert!(matches!(insert(&mut table, 1, 8, false, &[1; 8]), Outcome::Complete(1, _)));
+    assert_eq!(insert(&mut table, 3, 0, true, &[1; 8]), Outcome::Waiting);
+    assert!(table.evict());
+    assert!(!table.evict());
+    assert_eq!(insert(&mut table, 0, 8, false, &[1; 8]), Outcome::Waiting);
+    assert!(matches!(insert(&mut table, 1, 8, false, &[1; 8]), Outcome::Complete(_)));
 }
 
 #[test]
@@ -150,14 +163,14 @@ fn congestion_experienced_by_one_is_experienced_by_all() {
         (0, 3, None),
     ];
     for (first, second, expected) in cases {
-        let mut table = Reassembly::new(100_000);
+        let mut table = table(100_000);
         let headers = header(0, true, 8);
-        table.insert(&Piece { ecn: first, ..piece(1, 0, true, &headers, &[1; 8]) });
-        let outcome = table.insert(&Piece { ecn: second, ..piece(1, 8, false, &headers, &[1; 8]) });
+        table.insert(&Piece { ecn: first, ..piece(1, 0, true, &headers, &[1; 8]) }, UNTIL);
+        let outcome = table.insert(&Piece { ecn: second, ..piece(1, 8, false, &headers, &[1; 8]) }, UNTIL);
         match expected {
-            None => assert_eq!(outcome, Outcome::Malformed(Some(0))),
+            None => assert_eq!(outcome, Outcome::Malformed),
             Some(ecn) => {
-                let Outcome::Complete(_, packet) = outcome else { panic!("{outcome:?}") };
+                let Outcome::Complete(packet) = outcome else { panic!("{outcome:?}") };
                 assert_eq!(packet[1], 4 << 2 | ecn);
             }
         }
@@ -165,15 +178,43 @@ fn congestion_experienced_by_one_is_experienced_by_all() {
 }
 
 #[test]
-fn what_was_given_up_remembers_its_first_fragment() {
-    let mut table = Reassembly::new(100_000);
-    insert(&mut table, 1, 0, true, &[7; 8]);
-    insert(&mut table, 1, 16, true, &[8; 8]);
-    let first = table.abandon(0).unwrap().first.unwrap();
+fn what_expires_goes_in_its_time_and_remembers_its_first_fragment() {
+    let mut table = table(100_000);
+    let at = |ident, offset, payload: &[u8], table: &mut Reassembly, until| {
+        let headers = header(offset, true, payload.len());
+        table.insert(&piece(ident, offset, true, &headers, payload), Instant::from_millis(until))
+    };
+    at(1, 0, &[7; 8], &mut table, 100);
+    at(2, 16, &[8; 8], &mut table, 200);
+    // Only the first fragment seen says until when.
+    at(1, 16, &[8; 8], &mut table, 300);
+    let six = Key { src: core::net::Ipv6Addr::LOCALHOST.into(), ..key(1) };
+    table.insert(&Piece { key: six, ..piece(1, 8, true, &[], &[9; 8]) }, Instant::from_millis(150));
+    assert_eq!(table.next_deadline(), Some(Instant::from_millis(100)));
+    assert!(table.expire(Instant::from_millis(99)).is_none());
+    let first = table.expire(Instant::from_millis(100)).unwrap().first.unwrap();
     assert_eq!(first, [&header(0, true, 8)[..], &[7; 8]].concat());
-    insert(&mut table, 2, 16, true, &[8; 8]);
-    assert_eq!(table.abandon(1).unwrap().first, None);
-    assert!(table.abandon(1).is_none());
+    table.recycle(first);
+    assert_eq!(table.next_deadline(), Some(Instant::from_millis(150)));
+    assert_eq!(table.expire(Instant::from_millis(200)).unwrap().first, None);
+    assert_eq!(table.expire(Instant::from_millis(200)).unwrap().first, None);
+    assert!(table.expire(Instant::MAX).is_none());
+    assert_empty(&table);
+}
+
+#[test]
+fn a_flood_keeps_no_more_memory_than_it_is_charged() {
+    // Pieces as small as can be, and as wasteful: a block more than they fill.
+    for len in [8, 72, 1480] {
+        let mut table = table(1 << 20);
+        for ident in 0..20_000 {
+            insert(&mut table, ident, 8, true, &vec![1; len]);
+            while table.evict() {}
+        }
+        let (blocks, pieces) = table.store.capacity();
+        assert!(blocks * 64 <= (1 << 20) + 2 * len, "{blocks} blocks for pieces of {len}");
+        assert!(pieces <= blocks && table.slots.len() == pieces);
+    }
 }
 
 proptest! {
@@ -182,7 +223,7 @@ proptest! {
     fn reassembly_agrees_with_a_byte_array(
         pieces in prop::collection::vec((0_u16..24, 1_usize..6, any::<bool>(), any::<u8>()), 1..60)
     ) {
-        let mut table = Reassembly::new(1 << 20);
+        let mut table = table(1 << 20);
         let mut model: Model = Model::default();
         for (unit, units, more, fill) in pieces {
             let payload = vec![fill; units * 8 - usize::from(!more) * 3];
@@ -190,17 +231,17 @@ proptest! {
             let outcome = insert(&mut table, 1, offset, more, &payload);
             let expected = model.insert(usize::from(offset), more, &payload);
             match (&outcome, &expected) {
-                (Outcome::Begun(_) | Outcome::Waiting, Expected::Waiting)
+                (Outcome::Waiting, Expected::Waiting)
                 | (Outcome::Duplicate, Expected::Duplicate)
-                | (Outcome::Overlap(_) | Outcome::Malformed(_), Expected::GivenUp) => {}
-                (Outcome::Complete(_, packet), Expected::Complete(bytes)) => {
+                | (Outcome::Overlap | Outcome::Malformed, Expected::GivenUp) => {}
+                (Outcome::Complete(packet), Expected::Complete(bytes)) => {
                     prop_assert_eq!(&packet[20..], &bytes[..]);
                 }
                 _ => prop_assert!(false, "{:?} but {:?}", outcome, expected),
             }
             if !matches!(expected, Expected::Waiting | Expected::Duplicate) {
                 model = Model::default();
-                prop_assert_eq!(table.cost, 0);
+                assert_empty(&table);
             }
         }
     }

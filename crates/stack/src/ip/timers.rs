@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) enum Timer {
     /// The neighbour in this slot: solicit again, or give up.
     Neighbour(u32),
-    /// Fragments of this datagram did not come in time.
-    Reassembly(u64),
+    /// Fragments of the oldest datagrams did not come in time, unless they have been completed meanwhile.
+    Reassembly,
     /// A new address: draw the delay before the first solicitation.
     DuplicateCheckStart(LinkId, Ipv6Addr),
     /// Next step of duplicate address detection.
@@ -89,8 +89,8 @@ mod tests {
         timers.arm(Timer::Neighbour(2), Instant::from_millis(20));
         timers.arm(Timer::Neighbour(1), Instant::from_millis(10));
         timers.arm_no_later(Timer::Neighbour(2), Instant::from_millis(25));
-        timers.arm(Timer::Reassembly(1), Instant::from_millis(5));
-        timers.cancel(Timer::Reassembly(1));
+        timers.arm(Timer::Reassembly, Instant::from_millis(5));
+        timers.cancel(Timer::Reassembly);
         assert_eq!(timers.next_deadline(), Some(Instant::from_millis(10)));
         assert_eq!(timers.pop_due(Instant::from_millis(9)), None);
         assert_eq!(timers.pop_due(Instant::from_millis(20)), Some(Timer::Neighbour(1)));

@@ -1,0 +1,319 @@
+//! Memory for fragments that wait for their rest: payloads and headers in chains of small blocks, and for each datagram a search tree of its pieces.
+//!
+//! Both live in vectors that grow to the most that was ever needed, which the budget of [`Reassembly`](super::reassembly::Reassembly) bounds,
+//! and whose slots are used again: in steady state nothing is allocated.
+
+use core::cmp::Ordering;
+use core::fmt;
+
+/// Bytes of a block. With 64 bytes charged for each fragment besides its own, no fragment takes more blocks than it is charged for.
+const BLOCK: usize = 64;
+/// No slot.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// Bytes in a chain of blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    first: u32,
+    len: u16,
+}
+
+/// A piece of a datagram in the tree of its pieces: a treap, ordered by where pieces begin, and a heap by priority.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    start: u16,
+    /// Nobody outside can foresee it, so nobody can make the tree a list.
+    priority: u32,
+    left: u32,
+    right: u32,
+    payload: Chain,
+}
+
+/// Where a piece begins and ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub start: usize,
+    pub end: usize,
+}
+
+/// The pieces of one datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pieces(u32);
+
+impl Pieces {
+    pub(super) const EMPTY: Self = Self(NONE);
+}
+
+/// The memory.
+pub(super) struct FragmentStore {
+    blocks: Vec<[u8; BLOCK]>,
+    /// Of each block the one behind it, in a chain or among the free ones.
+    next: Vec<u32>,
+    free_block: u32,
+    pieces: Vec<Piece>,
+    /// The first free piece; `left` leads to the others.
+    free_piece: u32,
+}
+
+impl fmt::Debug for FragmentStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (blocks, pieces) = (self.blocks.len(), self.pieces.len());
+        f.debug_struct("FragmentStore").field("blocks", &blocks).field("pieces", &pieces).finish()
+    }
+}
+
+impl FragmentStore {
+    pub(super) const fn new() -> Self {
+        Self { blocks: Vec::new(), next: Vec::new(), free_block: NONE, pieces: Vec::new(), free_piece: NONE }
+    }
+
+    /// Copies bytes into blocks: 65,535 at the most.
+    pub(super) fn keep(&mut self, bytes: &[u8]) -> Chain {
+        let mut chain = Chain { first: NONE, len: bytes.len() as u16 };
+        let mut last = NONE;
+        for part in bytes.chunks(BLOCK) {
+            let block = self.take_block();
+            self.blocks[block as usize][..part.len()].copy_from_slice(part);
+            if last == NONE {
+                chain.first = block;
+            } else {
+                self.next[last as usize] = block;
+            }
+            last = block;
+        }
+        chain
+    }
+
+    fn take_block(&mut self) -> u32 {
+        let block = self.free_block;
+        if block == NONE {
+            self.blocks.push([0; BLOCK]);
+            self.next.push(NONE);
+            // Cannot truncate: the budget is below 2^32 bytes, 64 times the number of blocks.
+            return (self.blocks.len() - 1) as u32;
+        }
+        self.free_block = core::mem::replace(&mut self.next[block as usize], NONE);
+        block
+    }
+
+    /// Appends the bytes of a chain.
+    pub(super) fn read(&self, chain: Chain, out: &mut Vec<u8>) {
+        let (mut block, mut left) = (chain.first, usize::from(chain.len));
+        while left > 0 {
+            let part = left.min(BLOCK);
+            out.extend_from_slice(&self.blocks[block as usize][..part]);
+            left -= part;
+            block = self.next[block as usize];
+        }
+    }
+
+    /// Gives the blocks of a chain back.
+    pub(super) fn forget(&mut self, chain: Chain) {
+        let mut block = chain.first;
+        while block != NONE {
+            let next = core::mem::replace(&mut self.next[block as usize], self.free_block);
+            self.free_block = block;
+            block = next;
+        }
+    }
+
+    /// The piece that begins last at or before `at`, and where the first behind that begins.
+    pub(super) fn around(&self, pieces: Pieces, at: usize) -> (Option<Span>, Option<usize>) {
+        let (mut before, mut behind) = (None, None);
+        let mut node = pieces.0;
+        while node != NONE {
+            let piece = &self.pieces[node as usize];
+            let start = usize::from(piece.start);
+            if start <= at {
+                before = Some(Span { start, end: start + usize::from(piece.payload.len) });
+                node = piece.right;
+            } else {
+                behind = Some(start);
+                node = piece.left;
+            }
+        }
+        (before, behind)
+    }
+
+    /// Adds a piece, which overlaps none that is there.
+    pub(super) fn insert(&mut self, pieces: Pieces, start: u16, payload: &[u8], priority: u32) -> Pieces {
+        let payload = self.keep(payload);
+        let piece = Piece { start, priority, left: NONE, right: NONE, payload };
+        let node = self.free_piece;
+        let node = if node == NONE {
+            self.pieces.push(piece);
+            (self.pieces.len() - 1) as u32
+        } else {
+            self.free_piece = core::mem::replace(&mut self.pieces[node as usize], piece).left;
+            node
+        };
+        Pieces(self.insert_below(pieces.0, node))
+    }
+
+    /// Puts `node` into the tree below `root`, whose root it returns. As deep as the tree: a few dozen steps for the 8,192 pieces a datagram can have.
+    fn insert_below(&mut self, root: u32, node: u32) -> u32 {
+        let Piece { start, priority, .. } = self.pieces[node as usize];
+        let Some(&Piece { start: here, priority: above, left, right, .. }) = self.pieces.get(root as usize)
+        else {
+            return node;
+        };
+        if priority > above {
+            let (left, right) = self.split(root, start);
+            let piece = &mut self.pieces[node as usize];
+            (piece.left, piece.right) = (left, right);
+            return node;
+        }
+        match start.cmp(&here) {
+            Ordering::Less => self.pieces[root as usize].left = self.insert_below(left, node),
+            _ => self.pieces[root as usize].right = self.insert_below(right, node),
+        }
+        root
+    }
+
+    /// Cuts a tree in two: what begins before `at`, and the rest.
+    fn split(&mut self, root: u32, at: u16) -> (u32, u32) {
+        let Some(&Piece { start, left, right, .. }) = self.pieces.get(root as usize) else {
+            return (NONE, NONE);
+        };
+        if start < at {
+            let (before, behind) = self.split(right, at);
+            self.pieces[root as usize].right = before;
+            (root, behind)
+        } else {
+            let (before, behind) = self.split(left, at);
+            self.pieces[root as usize].left = behind;
+            (before, root)
+        }
+    }
+
+    /// Appends the payloads of all pieces in order.
+    pub(super) fn read_all(&self, pieces: Pieces, out: &mut Vec<u8>) {
+        if let Some(piece) = self.pieces.get(pieces.0 as usize) {
+            self.read_all(Pieces(piece.left), out);
+            self.read(piece.payload, out);
+            self.read_all(Pieces(piece.right), out);
+        }
+    }
+
+    /// Appends the payload of the piece that begins at 0. False if there is none.
+    pub(super) fn read_first(&self, pieces: Pieces, out: &mut Vec<u8>) -> bool {
+        let mut first = None;
+        let mut node = pieces.0;
+        while let Some(piece) = self.pieces.get(node as usize) {
+            first = Some(piece);
+            node = piece.left;
+        }
+        let Some(first) = first.filter(|piece| piece.start == 0) else { return false };
+        self.read(first.payload, out);
+        true
+    }
+
+    /// Gives all pieces and their payloads back.
+    pub(super) fn forget_all(&mut self, pieces: Pieces) {
+        if let Some(&Piece { left, right, payload, .. }) = self.pieces.get(pieces.0 as usize) {
+            self.forget_all(Pieces(left));
+            self.forget_all(Pieces(right));
+            self.forget(payload);
+            self.pieces[pieces.0 as usize].left = self.free_piece;
+            self.free_piece = pieces.0;
+        }
+    }
+
+    /// Blocks and pieces in use.
+    #[cfg(test)]
+    pub(super) fn in_use(&self) -> (usize, usize) {
+        let count = |first: u32, next: &dyn Fn(u32) -> u32| {
+            let used = |at: &u32| *at != NONE;
+            core::iter::successors(Some(first).filter(used), |&at| Some(next(at)).filter(used)).count()
+        };
+        let free_blocks = count(self.free_block, &|at| self.next[at as usize]);
+        let free_pieces = count(self.free_piece, &|at| self.pieces[at as usize].left);
+        (self.blocks.len() - free_blocks, self.pieces.len() - free_pieces)
+    }
+
+    /// Blocks and pieces that there is memory for.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> (usize, usize) {
+        (self.blocks.len(), self.pieces.len())
+    }
+
+    /// Steps from the root to the deepest piece.
+    #[cfg(test)]
+    fn depth(&self, pieces: Pieces) -> usize {
+        self.pieces
+            .get(pieces.0 as usize)
+            .map_or(0, |piece| 1 + self.depth(Pieces(piece.left)).max(self.depth(Pieces(piece.right))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ip::entropy::KeyedHash;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bytes_come_back_from_their_blocks_and_blocks_are_used_again() {
+        let mut store = FragmentStore::new();
+        for _ in 0..3 {
+            let lens = [0, 1, 63, 64, 65, 1480, 65_535];
+            let chains = lens.map(|len| store.keep(&vec![len as u8; len]));
+            for (chain, len) in chains.into_iter().zip(lens) {
+                let mut out = Vec::new();
+                store.read(chain, &mut out);
+                assert_eq!(out, vec![len as u8; len]);
+                store.forget(chain);
+            }
+            assert_eq!(store.in_use(), (0, 0));
+            assert_eq!(store.capacity(), (1 + 1 + 1 + 2 + 24 + 1024, 0));
+        }
+    }
+
+    #[test]
+    fn pieces_in_any_order_make_a_shallow_tree() {
+        let hash = KeyedHash::new(&[1; 32]);
+        let orders: [fn(u32) -> u32; 3] = [|i| i, |i| 8190 - i, |i| i * 37 % 8191];
+        for order in orders {
+            let mut store = FragmentStore::new();
+            let mut pieces = Pieces::EMPTY;
+            for i in 0..8191 {
+                let start = order(i) as u16 * 8;
+                pieces = store.insert(pieces, start, &[i as u8; 8], hash.of(start) as u32);
+            }
+            assert!(store.depth(pieces) < 60, "{}", store.depth(pieces));
+            store.forget_all(pieces);
+            assert_eq!(store.in_use(), (0, 0));
+        }
+    }
+
+    proptest! {
+        /// The tree says what an ordered map says.
+        #[test]
+        fn the_tree_agrees_with_an_ordered_map(
+            starts in prop::collection::btree_map(0_u16..1000, any::<(u32, u8)>(), 0..100),
+            order in any::<u64>(),
+            asked in prop::collection::vec(0_usize..8100, 20),
+        ) {
+            let mut store = FragmentStore::new();
+            let mut pieces = Pieces::EMPTY;
+            let mut inserted: Vec<_> = starts.iter().collect();
+            inserted.sort_by_key(|(start, _)| order.wrapping_mul(u64::from(**start) * 2 + 1));
+            for (&start, &(priority, fill)) in inserted {
+                pieces = store.insert(pieces, start * 8, &[fill; 8], priority);
+            }
+            let mut all = Vec::new();
+            store.read_all(pieces, &mut all);
+            let expected: Vec<u8> = starts.values().flat_map(|&(_, fill)| [fill; 8]).collect();
+            prop_assert_eq!(all, expected);
+            for at in asked {
+                let before = starts.keys().rev().map(|&start| usize::from(start) * 8).find(|&start| start <= at);
+                let behind = starts.keys().map(|&start| usize::from(start) * 8).find(|&start| start > at);
+                let before = before.map(|start| Span { start, end: start + 8 });
+                prop_assert_eq!(store.around(pieces, at), (before, behind));
+            }
+            prop_assert_eq!(store.in_use(), (starts.len(), starts.len()));
+            store.forget_all(pieces);
+            prop_assert_eq!(store.in_use(), (0, 0));
+        }
+    }
+}
