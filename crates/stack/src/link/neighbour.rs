@@ -327,8 +327,13 @@ pub(crate) struct NeighbourTable {
     /// Only looked up, never iterated.
     index: HashMap<(LinkId, IpAddr), u32, KeyedHash>,
     slots_max: usize,
-    /// Where the search for a victim goes on.
+    /// Slots of neighbours that may be thrown out: all but static ones.
+    evictable: Vec<u32>,
+    /// Where in `evictable` the search for a victim goes on.
     hand: usize,
+    /// Neighbours looked at in such searches.
+    #[cfg(test)]
+    steps: u64,
     pending_bytes: usize,
     pending_bytes_max: usize,
     pending_bytes_each_max: usize,
@@ -358,7 +363,10 @@ impl NeighbourTable {
             slots: Vec::new(),
             index: HashMap::with_hasher(hash),
             slots_max: config.neighbours_max.min(SLOTS_MAX) as usize,
+            evictable: Vec::new(),
             hand: 0,
+            #[cfg(test)]
+            steps: 0,
             pending_bytes: 0,
             pending_bytes_max: config.neighbour_pending_total_bytes as usize,
             pending_bytes_each_max: config.neighbour_pending_bytes as usize,
@@ -414,10 +422,20 @@ impl NeighbourTable {
     /// Adds a neighbour that is not there yet, throwing out another if need be.
     pub(crate) fn insert(&mut self, new: NewNeighbour) -> Result<(u32, Option<Evicted>), NoRoom> {
         let key = (new.link, new.address);
+        let stays = new.state == NeighbourState::Static;
         let (slot, generation, evicted) = if self.slots.len() < self.slots_max {
-            (self.slots.len(), 0, None)
+            let slot = self.slots.len();
+            if !stays {
+                // Cannot truncate: slots_max is below 2^20.
+                self.evictable.push(slot as u32);
+            }
+            (slot, 0, None)
         } else {
-            let victim = self.choose_victim().ok_or(NoRoom)?;
+            let at = self.choose_victim().ok_or(NoRoom)?;
+            let victim = self.evictable[at] as usize;
+            if stays {
+                self.evictable.swap_remove(at);
+            }
             let (generation, evicted) = self.evict(victim);
             (victim, generation, Some(evicted))
         };
@@ -441,28 +459,28 @@ impl NeighbourTable {
         } else {
             self.slots[slot] = neighbour;
         }
-        // Cannot truncate: slots_max is below 2^20.
         let slot = slot as u32;
         self.index.insert(key, slot);
         Ok((slot, evicted))
     }
 
-    /// Second chance: the hand takes the mark off whoever was used since it last came by, and stops at who was not.
-    /// Static neighbours that there is still room for: all others give way to them. Looks at each neighbour, so it is for setting up only.
+    /// Static neighbours that there is still room for: all others give way to them.
     pub(crate) fn room_for_static(&self) -> usize {
-        let here = self.slots.iter().filter(|n| n.state == NeighbourState::Static).count();
-        self.slots_max - here
+        self.slots_max - (self.slots.len() - self.evictable.len())
     }
 
+    /// Second chance: the hand takes the mark off whoever was used since it last came by, and stops at who was not. Each step but the last takes off a mark
+    /// that a packet has paid for. Returns a place in `evictable`.
     fn choose_victim(&mut self) -> Option<usize> {
-        for _ in 0..2 * self.slots.len() {
-            let at = self.hand;
-            self.hand = (self.hand + 1) % self.slots.len();
-            let neighbour = &mut self.slots[at];
-            if neighbour.state == NeighbourState::Static {
-                continue;
+        for _ in 0..=self.evictable.len() {
+            let at = if self.hand < self.evictable.len() { self.hand } else { 0 };
+            let slot = *self.evictable.get(at)?;
+            self.hand = at + 1;
+            #[cfg(test)]
+            {
+                self.steps += 1;
             }
-            if !core::mem::take(&mut neighbour.referenced) {
+            if !core::mem::take(&mut self.slots[slot as usize].referenced) {
                 return Some(at);
             }
         }

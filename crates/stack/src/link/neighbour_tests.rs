@@ -163,6 +163,51 @@ fn a_table_of_static_neighbours_refuses_more() {
 }
 
 #[test]
+fn at_the_limit_a_search_looks_at_static_neighbours_never_and_at_others_once_for_each_use() {
+    let config = NetworkConfig { neighbours_max: 2_000, ..config() };
+    let address = |number: u32| IpAddr::from((0x0a00_0000 + number).to_be_bytes());
+    let add = |table: &mut NeighbourTable, number, state| {
+        table.insert(NewNeighbour { address: address(number), ..new(0, state) })
+    };
+    for dynamic in [0, 1, 10, 1_999] {
+        let mut table = NeighbourTable::new(&config, KeyedHash::new(&[1; 32]));
+        for number in 0..2_000 {
+            // The first place is a static neighbour's, so that the hand has somebody to pass.
+            let state =
+                if number < 2_000 - dynamic { NeighbourState::Static } else { NeighbourState::Unresolved };
+            add(&mut table, number, state).unwrap();
+        }
+        assert_eq!(table.room_for_static(), dynamic as usize);
+        for number in 0..3_000 {
+            let added = add(&mut table, 10_000 + number, NeighbourState::Unresolved);
+            assert_eq!(added.is_ok(), dynamic > 0);
+        }
+        // A mark for each that was ever added, and a look at each that went.
+        let most = if dynamic > 0 { u64::from(dynamic) + 2 * 3_000 } else { 0 };
+        assert!(table.steps <= most, "{} steps with {dynamic} that may go", table.steps);
+    }
+}
+
+#[test]
+fn static_neighbours_take_the_place_of_others_one_by_one() {
+    let mut table = table();
+    for last in 0..16 {
+        table.insert(new(last, NeighbourState::Unresolved)).unwrap();
+    }
+    for last in 100..116 {
+        table.insert(new(last, NeighbourState::Static)).unwrap();
+        // Between two of them the others come and go.
+        for other in 0..40 {
+            let address = Ipv4Addr::new(10, 1, last, other).into();
+            let added = table.insert(NewNeighbour { address, ..new(0, NeighbourState::Unresolved) });
+            assert_eq!(added.is_ok(), last < 115);
+        }
+        let here = (100..=last).filter(|&last| table.find(LinkId(0), address(last)).is_some()).count();
+        assert_eq!((here, table.room_for_static()), (usize::from(last) - 99, 115 - usize::from(last)));
+    }
+}
+
+#[test]
 fn waiting_packets_are_bounded_per_neighbour_and_in_all() {
     let mut table = NeighbourTable {
         pending_bytes_max: 3000,
