@@ -91,7 +91,7 @@ counters! {
         tx_frames,
         /// Bytes of frames given to a device, Ethernet headers included.
         tx_bytes,
-        /// Frames of our own control protocols lost because the device was full.
+        /// Frames of our own control protocols that did not leave because the device was full. Questions are soon asked again, and count each time.
         tx_control_dropped,
         /// Packets that exceeded the MTU although they may not be fragmented.
         tx_too_big,

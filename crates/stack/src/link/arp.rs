@@ -94,14 +94,14 @@ impl Network {
         }
     }
 
-    /// Asks for `target`: everybody, or only the host that had it last.
+    /// Asks for `target`: everybody, or only the host that had it last. False if the device is full.
     pub(crate) fn send_arp_request(
         &mut self,
         link: LinkId,
         source: Ipv4Addr,
         target: Ipv4Addr,
         to: Option<MacAddr>,
-    ) {
+    ) -> bool {
         let request = Packet {
             operation: Operation::Request,
             sender_mac: self.link(link).mac,
@@ -109,9 +109,9 @@ impl Network {
             target_mac: MacAddr::ZERO,
             target_ip: target,
         };
-        if self.send_arp(link, to.unwrap_or(MacAddr::BROADCAST), &request) {
-            self.stats.arp_requests_out += 1;
-        }
+        let left = self.send_arp(link, to.unwrap_or(MacAddr::BROADCAST), &request);
+        self.stats.arp_requests_out += u64::from(left);
+        left
     }
 
     fn send_arp(&mut self, link: LinkId, dst: MacAddr, packet: &Packet) -> bool {

@@ -87,6 +87,57 @@ fn a_failed_resolution_reports_every_packet_and_the_next_packet_asks_again() {
 }
 
 #[test]
+fn a_question_that_finds_the_device_full_is_asked_as_soon_as_there_is_room() {
+    let mut bench = Bench::new();
+    let route = bench.route(PEER_V4);
+    bench.set_room(0);
+    bench.send_tcp(&route, PEER_V4, &segment(5)).unwrap();
+    bench.advance(Duration::from_millis(2));
+    let stats = bench.network.stats().clone();
+    assert_eq!((stats.arp_requests_out, stats.tx_control_dropped), (0, 2), "at once and after 1 ms");
+    bench.set_room(usize::MAX);
+    bench.advance(Duration::from_millis(1));
+    assert_eq!(arp_of(&bench.sent_one()).1.target_ip, PEER_V4);
+    // From here on as if nothing had been: two more questions, a second apart.
+    bench.advance(Duration::from_millis(2_999));
+    assert_eq!((bench.sent().len(), bench.network.poll_errors()), (2, None));
+    bench.advance(Duration::from_millis(1));
+    assert_eq!(bench.network.poll_errors().unwrap().kind, IcmpErrorKind::HostUnreachable);
+}
+
+#[test]
+fn a_known_neighbour_is_not_given_up_for_questions_that_found_the_device_full() {
+    let mut bench = Bench::new();
+    bench.learn_v4(PEER_V4, PEER_MAC);
+    let route = bench.route(PEER_V4);
+    bench.advance(60 * SECOND);
+    bench.send_tcp(&route, PEER_V4, &segment(0)).unwrap();
+    bench.sent();
+    // The delay is over, and the device is full until the third question would have been the last.
+    bench.set_room(0);
+    bench.advance(5 * SECOND + Duration::from_millis(2_900));
+    bench.set_room(usize::MAX);
+    bench.advance(SECOND / 2);
+    assert_eq!(arp_of(&bench.sent_one()).0, PEER_MAC);
+    bench.input(&arp_reply(PEER_V4, PEER_MAC));
+    bench.advance(10 * SECOND);
+    assert_eq!((bench.network.poll_errors(), bench.network.stats().neighbours_failed), (None, 0));
+}
+
+#[test]
+fn a_device_that_stays_full_keeps_nobody_waiting_for_ever() {
+    let mut bench = Bench::new();
+    let route = bench.route(PEER_V4);
+    bench.set_room(0);
+    bench.send_tcp(&route, PEER_V4, &segment(5)).unwrap();
+    bench.advance(7 * SECOND);
+    assert_eq!(bench.network.poll_errors().unwrap().kind, IcmpErrorKind::HostUnreachable);
+    // Three questions, each tried again ten times at growing intervals.
+    assert_eq!(bench.network.stats().tx_control_dropped, 33);
+    assert_eq!(bench.network.next_deadline(), None);
+}
+
+#[test]
 fn a_static_entry_survives_hours_of_use_and_contradiction() {
     let static_neighbours = vec![(IpAddr::V4(PEER_V4), PEER_MAC)];
     let link = LinkConfig { static_neighbours, ..link_config() };

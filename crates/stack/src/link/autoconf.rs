@@ -1,6 +1,6 @@
 //! Router discovery (RFC 4861 §6.3) and addresses formed from prefixes (RFC 4862 §5.5).
 
-use super::ndp::with_interface_id;
+use super::ndp::{REFUSED_QUESTION_RETRY, with_interface_id};
 use super::neighbour::Claim;
 use super::{Address, AddressState};
 use crate::handle::LinkId;
@@ -39,12 +39,14 @@ impl Network {
         let link = self.link_mut(id);
         let Some(source) = link.link_local() else { return };
         let Some(left) = link.router_solicitations_left.checked_sub(1) else { return };
-        link.router_solicitations_left = left;
         let message = Message::RouterSolicitation { source: Some(link.mac) };
+        if !self.send_ndp(id, source, ALL_ROUTERS, None, &message) {
+            return self.timers.arm(Timer::RouterSolicitation(id), now + REFUSED_QUESTION_RETRY);
+        }
+        self.link_mut(id).router_solicitations_left = left;
         if left > 0 {
             self.timers.arm(Timer::RouterSolicitation(id), now + SOLICITATION_INTERVAL);
         }
-        self.send_ndp(id, source, ALL_ROUTERS, None, &message);
     }
 
     /// RFC 4861 §6.3.4.

@@ -8,7 +8,7 @@ use crate::wire::ethernet::EtherType;
 
 impl Network {
     /// Sends one frame with up to `len_max` bytes after the link header; `write` fills them and returns how many they are.
-    /// Returns false if the device is full: the frame is lost, as on a busy wire.
+    /// Returns false if the device is full: the frame is lost, as on a busy wire, unless the caller tries again.
     pub(crate) fn send_control(
         &mut self,
         link: LinkId,

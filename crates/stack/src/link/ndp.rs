@@ -15,6 +15,8 @@ use core::time::Duration;
 /// The first solicitation about a new address waits for up to this long, so that hosts that start together do not speak
 /// together (RFC 4862 §5.4.2).
 const START_DELAY_MS_MAX: u32 = 1000;
+/// A question about an address of ours, or for routers, that found the device full is asked again after this time.
+pub(super) const REFUSED_QUESTION_RETRY: Duration = Duration::from_millis(100);
 
 /// A packet that carries a neighbour discovery message.
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +89,18 @@ impl Network {
         *probes += 1;
         // RFC 7527: by the nonce we know our own question if the network sends it back to us.
         let message = Message::NeighbourSolicitation { target: address, source: None, nonce: Some(nonce) };
-        self.timers.arm(Timer::DuplicateCheck(id, address), now + retransmit);
-        self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
+        let left = self.send_ndp(id, Ipv6Addr::UNSPECIFIED, solicited_node(address), None, &message);
+        let mut after = retransmit;
+        if !left {
+            // Nobody can object to what nobody was asked.
+            after = after.min(REFUSED_QUESTION_RETRY);
+            if let Some(Address { state: AddressState::Tentative { probes }, .. }) =
+                self.link_mut(id).address_mut(address.into())
+            {
+                *probes -= 1;
+            }
+        }
+        self.timers.arm(Timer::DuplicateCheck(id, address), now + after);
     }
 
     fn ipv6_address_is_ours(&mut self, id: LinkId, address: Ipv6Addr) {
@@ -194,20 +206,20 @@ impl Network {
         }
     }
 
-    /// Asks for `target`: its group, or only the host that had it last.
+    /// Asks for `target`: its group, or only the host that had it last. False if the device is full.
     pub(crate) fn send_neighbour_solicitation(
         &mut self,
         id: LinkId,
         source: Ipv6Addr,
         target: Ipv6Addr,
         to: Option<MacAddr>,
-    ) {
+    ) -> bool {
         let message = Message::NeighbourSolicitation { target, source: Some(self.link(id).mac), nonce: None };
         let dst = if to.is_some() { target } else { solicited_node(target) };
-        self.send_ndp(id, source, dst, to, &message);
+        self.send_ndp(id, source, dst, to, &message)
     }
 
-    /// Sends a neighbour discovery message; `mac` is needed unless `dst` is a group.
+    /// Sends a neighbour discovery message; `mac` is needed unless `dst` is a group. False if the device is full.
     pub(crate) fn send_ndp(
         &mut self,
         id: LinkId,
@@ -215,16 +227,10 @@ impl Network {
         dst: Ipv6Addr,
         mac: Option<MacAddr>,
         message: &Message,
-    ) {
-        match message {
-            Message::NeighbourSolicitation { .. } => self.stats.ndp_solicitations_out += 1,
-            Message::NeighbourAdvertisement { .. } => self.stats.ndp_advertisements_out += 1,
-            Message::RouterSolicitation { .. } => self.stats.ndp_router_solicitations_out += 1,
-            Message::RouterAdvertisement(_) => {}
-        }
+    ) -> bool {
         let mac = mac.unwrap_or_else(|| MacAddr::from_ipv6_multicast(dst));
         let room = ipv6::Header::LEN + ndp::MESSAGE_LEN_MAX;
-        self.send_control(id, mac, EtherType::IPV6, room, |out| {
+        let left = self.send_control(id, mac, EtherType::IPV6, room, |out| {
             let len = message.emit(src, dst, &mut out[ipv6::Header::LEN..]);
             let header = ipv6::Header {
                 dscp: 0,
@@ -239,6 +245,15 @@ impl Network {
             };
             header.emit(out) + len
         });
+        if left {
+            match message {
+                Message::NeighbourSolicitation { .. } => self.stats.ndp_solicitations_out += 1,
+                Message::NeighbourAdvertisement { .. } => self.stats.ndp_advertisements_out += 1,
+                Message::RouterSolicitation { .. } => self.stats.ndp_router_solicitations_out += 1,
+                Message::RouterAdvertisement(_) => {}
+            }
+        }
+        left
     }
 }
 

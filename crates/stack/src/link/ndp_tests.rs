@@ -271,6 +271,62 @@ fn an_address_that_somebody_else_checks_too_is_not_used() {
 }
 
 #[test]
+fn an_address_is_not_used_before_the_device_had_room_to_ask_for_it() {
+    let config = NetworkConfig { dad_transmits: 2, ..NetworkConfig::default() };
+    let mut bench = Bench::with(config, &LinkConfig { addresses: vec![], ..link_config() }, CAPABILITIES);
+    bench.set_room(0);
+    let link = LinkConfig { name: "second".into(), vlan: Some(3), ..link_config() };
+    let id = bench.network.add_link(bench.port, &link).unwrap();
+    bench.advance(20 * SECOND);
+    let states = |bench: &Bench| -> Vec<AddressState> {
+        bench.network.addresses(id).iter().skip(1).map(|known| known.state).collect()
+    };
+    assert_eq!(states(&bench), [AddressState::Tentative { probes: 0 }; 2]);
+    let stats = bench.network.stats().clone();
+    assert_eq!(stats.ndp_solicitations_out, 0);
+    assert!((300..450).contains(&stats.tx_control_dropped), "each 100 ms: {}", stats.tx_control_dropped);
+    bench.set_room(usize::MAX);
+    bench.advance(Duration::from_millis(2_200));
+    assert_eq!(states(&bench), [AddressState::Valid; 2]);
+    assert_eq!(bench.network.stats().ndp_solicitations_out, 4);
+}
+
+#[test]
+fn a_solicitation_that_finds_the_device_full_is_sent_as_soon_as_there_is_room() {
+    let mut bench = Bench::new();
+    let route = bench.route(PEER_V6);
+    bench.set_room(0);
+    bench.send_tcp(&route, PEER_V6, &segment(5)).unwrap();
+    assert_eq!(bench.network.stats().ndp_solicitations_out, 0);
+    bench.set_room(usize::MAX);
+    bench.advance(Duration::from_millis(1));
+    let (_, _, dst, message) = ndp_of(&bench.sent_one());
+    assert_eq!((dst, message), (solicited_node(PEER_V6), solicitation(PEER_V6, Some(OUR_MAC))));
+    assert_eq!(bench.network.stats().ndp_solicitations_out, 1);
+}
+
+#[test]
+fn routers_are_asked_for_three_times_however_often_the_device_was_full() {
+    let link = LinkConfig {
+        name: "second".into(),
+        vlan: Some(3),
+        addresses: vec![],
+        accept_ra: true,
+        ..link_config()
+    };
+    let mut bench = Bench::new();
+    bench.set_room(0);
+    bench.network.add_link(bench.port, &link).unwrap();
+    bench.advance(10 * SECOND);
+    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 0);
+    bench.set_room(usize::MAX);
+    bench.advance(Duration::from_millis(8_100));
+    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 3);
+    bench.advance(60 * SECOND);
+    assert_eq!(bench.network.stats().ndp_router_solicitations_out, 3);
+}
+
+#[test]
 fn our_address_is_defended_to_all_nodes() {
     let mut bench = Bench::new();
     let question = Message::NeighbourSolicitation { target: OUR_V6, source: None, nonce: Some([1; 6]) };

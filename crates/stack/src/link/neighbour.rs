@@ -31,6 +31,9 @@ pub(crate) const SLOTS_MAX: u32 = (1 << SLOT_BITS) - 1;
 /// Bytes of the longest link header: Ethernet with one tag.
 pub(crate) const LINK_HEADER_MAX: usize = 18;
 
+/// How long to wait before a full device is tried again.
+pub(crate) const DEVICE_RETRY: Duration = Duration::from_millis(1);
+
 /// A slot and its generation in 32 bits: what a cached route holds. It goes stale when the slot gets another tenant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NeighbourRef(u32);
@@ -91,6 +94,8 @@ pub(crate) struct Neighbour {
     pub state: NeighbourState,
     /// Solicitations sent since the state was entered.
     probes: u8,
+    /// Attempts to send the next one that found the device full.
+    refused: u8,
     /// Used since the eviction hand passed by.
     pub referenced: bool,
     /// Said to be a router in its last advertisement.
@@ -197,7 +202,7 @@ impl Neighbour {
         match self.state {
             Unresolved | Failed => {
                 self.state = Incomplete;
-                self.probes = 1;
+                (self.probes, self.refused) = (1, 0);
                 Use::WaitAndSolicit
             }
             Incomplete => Use::Wait,
@@ -223,7 +228,7 @@ impl Neighbour {
             }
             Delay => {
                 self.state = Probe;
-                self.probes = 1;
+                (self.probes, self.refused) = (1, 0);
                 Due::SolicitKnown
             }
             Probe if self.probes < config.neighbour_unicast_probes => {
@@ -236,6 +241,19 @@ impl Neighbour {
             }
             _ => Due::Nothing,
         }
+    }
+
+    /// A solicitation left, or found the device full. Returns when the timer is due, which is after `interval` once it left. Otherwise it does not
+    /// count, and is tried again soon; but a device that stays full for so long has lost it, as a wire would: those who wait must learn of it.
+    pub(crate) fn on_solicited(&mut self, left: bool, interval: Duration) -> Duration {
+        let soon = DEVICE_RETRY * (1 << self.refused);
+        if left || soon >= interval {
+            self.refused = 0;
+            return interval;
+        }
+        self.refused += 1;
+        self.probes -= 1;
+        soon
     }
 
     /// The transport has heard from the peer in answer to something it sent (RFC 4861 §7.3.1).
@@ -444,6 +462,7 @@ impl NeighbourTable {
             header_len: new.header_len,
             state: new.state,
             probes: 0,
+            refused: 0,
             referenced: true,
             is_router: false,
             generation,

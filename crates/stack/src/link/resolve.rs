@@ -1,6 +1,6 @@
 //! Finding neighbours: what the state machine in [`neighbour`](super::neighbour) asks for is done here.
 
-use super::neighbour::{Claim, ClaimOutcome, Due, Evicted, PendingFrame, Use};
+use super::neighbour::{Claim, ClaimOutcome, DEVICE_RETRY, Due, Evicted, PendingFrame, Use};
 use crate::handle::LinkId;
 use crate::icmp::error::{IcmpErrorKind, TransportError, describe_own_packet};
 use crate::ip::Network;
@@ -8,11 +8,7 @@ use crate::ip::timers::Timer;
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
 use core::net::IpAddr;
-use core::time::Duration;
 use std::collections::VecDeque;
-
-/// How long to wait before a full device is tried again.
-const BACKLOG_RETRY: Duration = Duration::from_millis(1);
 
 /// Who is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +25,6 @@ impl Network {
     #[cold]
     pub(crate) fn use_unready_neighbour(&mut self, now: Instant, slot: u32, source: IpAddr) -> bool {
         let Some(neighbour) = self.neighbours.slot(slot) else { return false };
-        let link = neighbour.link;
         match neighbour.on_use(now, &self.config) {
             Use::Send => true,
             Use::SendThenProbe(after) => {
@@ -38,8 +33,7 @@ impl Network {
             }
             Use::Wait => false,
             Use::WaitAndSolicit => {
-                self.timers.arm(Timer::Neighbour(slot), now + self.link(link).retransmit);
-                self.solicit(slot, Ask::All, Some(source));
+                self.ask(now, slot, Ask::All, Some(source));
                 false
             }
         }
@@ -48,7 +42,6 @@ impl Network {
     /// A neighbour's timer went off.
     pub(crate) fn on_neighbour_timer(&mut self, now: Instant, slot: u32) {
         let Some(neighbour) = self.neighbours.slot(slot) else { return };
-        let link = neighbour.link;
         let ask = match neighbour.on_timer(now, &self.config) {
             Due::Nothing => return,
             Due::SolicitAll => Ask::All,
@@ -60,14 +53,22 @@ impl Network {
                 return;
             }
         };
-        self.timers.arm(Timer::Neighbour(slot), now + self.link(link).retransmit);
-        self.solicit(slot, ask, None);
+        self.ask(now, slot, ask, None);
+    }
+
+    /// Sends one solicitation, and sees to it that it is repeated.
+    fn ask(&mut self, now: Instant, slot: u32, ask: Ask, source: Option<IpAddr>) {
+        let left = self.solicit(slot, ask, source);
+        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+        let interval = self.links[usize::from(neighbour.link.0)].retransmit;
+        let after = neighbour.on_solicited(left, interval);
+        self.timers.arm(Timer::Neighbour(slot), now + after);
     }
 
     /// Sends one solicitation. The source address is that of the packet that waits, as far as it belongs to the link
-    /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`).
-    fn solicit(&mut self, slot: u32, ask: Ask, source: Option<IpAddr>) {
-        let Some(neighbour) = self.neighbours.slot(slot) else { return };
+    /// (RFC 4861 §7.2.2; for ARP as with Linux's `arp_announce=1`). False if the device is full.
+    fn solicit(&mut self, slot: u32, ask: Ask, source: Option<IpAddr>) -> bool {
+        let Some(neighbour) = self.neighbours.slot(slot) else { return true };
         let (link, address, mac) = (neighbour.link, neighbour.address, neighbour.mac());
         let waiting = || {
             let frame = neighbour.first_pending()?;
@@ -81,18 +82,19 @@ impl Network {
         };
         match (address, source) {
             (IpAddr::V4(target), Some(IpAddr::V4(source))) => self.send_arp_request(link, source, target, to),
-            (IpAddr::V4(target), _) => {
-                if let Some(source) = self.link(link).source_v4(target) {
-                    self.send_arp_request(link, source, target, to);
-                }
-            }
+            (IpAddr::V4(target), _) => match self.link(link).source_v4(target) {
+                Some(source) => self.send_arp_request(link, source, target, to),
+                // With no address to ask from there is nothing to try again either.
+                None => true,
+            },
             (IpAddr::V6(target), source) => {
                 let source = match source {
                     Some(IpAddr::V6(source)) => Some(source),
                     _ => self.link(link).link_local(),
                 };
-                if let Some(source) = source {
-                    self.send_neighbour_solicitation(link, source, target, to);
+                match source {
+                    Some(source) => self.send_neighbour_solicitation(link, source, target, to),
+                    None => true,
                 }
             }
         }
@@ -143,7 +145,7 @@ impl Network {
         if !frames.is_empty() {
             self.neighbours.put_back_pending(slot, frames);
             self.backlog.push(slot);
-            self.timers.arm(Timer::Backlog, now + BACKLOG_RETRY);
+            self.timers.arm(Timer::Backlog, now + DEVICE_RETRY);
         }
     }
 
