@@ -432,7 +432,8 @@ impl Stack {
         self.tcp.urgent_mark(conn)
     }
 
-    /// Bytes that can be read now.
+    /// Bytes received and not read: what is in the receive buffer and, between [`Stack::receive`] and [`Stack::finish_burst`], what lies in frames
+    /// whose [`Event::Data`] was not taken yet. The latter are not for [`Stack::recv`]: [`Stack::buffered`] says what it has. None of a stale handle.
     pub fn readable(&self, conn: Conn) -> usize {
         self.tcp.readable(conn)
     }

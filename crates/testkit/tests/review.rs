@@ -494,3 +494,32 @@ fn an_acknowledgement_of_what_was_never_sent_does_not_vouch_for_the_neighbour() 
     p.deliver(ACK, 1, 501, &[]);
     assert_eq!(state(&p), [NeighbourState::Reachable]);
 }
+
+#[test]
+fn readable_counts_what_lies_in_the_burst_and_buffered_what_can_be_read_now() {
+    let mut p = established(config());
+    let conn = p.conn.unwrap();
+    let (first, second) = (
+        p.segment(ACK, 1, 1, b"abc", &TcpOptions::default()),
+        p.segment(ACK, 4, 1, b"defgh", &TcpOptions::default()),
+    );
+    let mut burst = RxBurst::new();
+    for bytes in [&first, &second] {
+        burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+    }
+    let mut read = [0; 16];
+    p.stack.receive(p.now, PortId(0), &burst);
+    assert_eq!((p.stack.readable(conn), p.stack.buffered(conn)), (8, 0));
+    assert_eq!(p.stack.recv(conn, &mut read), Err(RecvError::WouldBlock));
+    // The event hands its bytes over: they are the application's to count now.
+    let Some(Event::Data { data, .. }) = p.stack.next_event() else { panic!("no data") };
+    assert_eq!((p.stack.readable(conn), p.stack.buffered(conn)), (5, 0));
+    p.stack.consume(conn, data, 1, &burst);
+    let buffered = p.stack.buffered(conn);
+    assert!(buffered >= 2, "what was left of the first");
+    assert_eq!(p.stack.readable(conn), 7);
+    p.stack.finish_burst(&burst);
+    assert_eq!((p.stack.readable(conn), p.stack.buffered(conn)), (7, 7));
+    assert_eq!(p.stack.recv(conn, &mut read), Ok(7));
+    assert_eq!(&read[..7], b"bcdefgh");
+}

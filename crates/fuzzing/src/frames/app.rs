@@ -131,7 +131,7 @@ impl App {
                     let bytes = stack.inline_data(burst, &data);
                     assert!(!bytes.is_empty() && bytes.len() == data.len(), "data without bytes");
                     // What is buffered comes first.
-                    let buffered = stack.readable(conn) > 0;
+                    let buffered = stack.buffered(conn) > 0;
                     let take = if buffered { 0 } else { bytes.len() * usize::from(self.share.min(2)) / 2 };
                     self.on_bytes(conn, &bytes[..take], peers);
                     stack.consume(conn, data, take, burst);

@@ -192,7 +192,7 @@ impl Tcp {
         Some(UrgentMark { ahead, ready })
     }
 
-    /// Bytes that `recv` would give without waiting.
+    /// Bytes received and not read, also those that still lie in the burst and will be offered in an event.
     pub fn readable(&self, conn: Conn) -> usize {
         self.index(conn).map_or(0, |idx| self.unread(idx))
     }

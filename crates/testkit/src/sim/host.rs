@@ -250,7 +250,7 @@ impl Host {
                     self.pump(conn);
                 }
                 Event::Data { conn, data } => {
-                    let lazy = self.lazy_reader || self.stack.readable(conn) > 0;
+                    let lazy = self.lazy_reader || self.stack.buffered(conn) > 0;
                     if lazy {
                         self.stack.consume(conn, data, 0, burst);
                         if !self.lazy_reader {
