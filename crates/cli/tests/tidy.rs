@@ -111,6 +111,20 @@ fn nothing_is_left_to_be_done() {
 }
 
 #[test]
+fn tests_that_others_run_without_say_who_runs_them() {
+    // Put together here, so that this file has none of them.
+    let (ignored, unused) = (concat!("#[", "ignore"), concat!("allow(", "dead_code"));
+    let files = rust_files();
+    let mut broken = marked(&files, &[unused]);
+    for (path, text) in &files {
+        let lines = text.lines().enumerate().filter(|(_, line)| line.contains(ignored));
+        let silent = lines.filter(|(_, line)| !line.contains("part of `make suites`"));
+        broken.extend(silent.map(|(number, line)| format!("{path}:{}: {}", number + 1, line.trim())));
+    }
+    report("tests that are ignored name the command that runs them, and code that nobody uses goes", &broken);
+}
+
+#[test]
 fn no_path_of_one_machine_is_in_the_tree() {
     let marks = [concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/wo", "rk/"), concat!("/Us", "ers/")];
     report("the tree works on any machine", &marked(&files(), &marks));

@@ -59,7 +59,7 @@ fn random_link_specifications() {
 }
 
 #[test]
-#[ignore = "long: many seeds of every target"]
+#[ignore = "long: many seeds of every target; part of `make suites`"]
 fn random_inputs_for_long() {
     for target in &TARGETS {
         let seeds = if target.name == "frames" { 1_000_000 } else { 200_000 };

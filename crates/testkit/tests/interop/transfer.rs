@@ -144,31 +144,31 @@ mod suites {
     }
 
     #[test]
-    #[ignore = "minutes: a GiB for each case"]
+    #[ignore = "minutes: a GiB for each case; part of `make suites`"]
     fn a_gibibyte_over_links_of_every_size() {
         suite::run("a_gibibyte_over_links_of_every_size", 2, patient(all_sizes(GIB, true)));
     }
 
     #[test]
-    #[ignore = "minutes: a GiB for each case"]
+    #[ignore = "minutes: a GiB for each case; part of `make suites`"]
     fn a_gibibyte_without_offload() {
         suite::run("a_gibibyte_without_offload", 2, patient(all_sizes(GIB, false)));
     }
 
     #[test]
-    #[ignore = "minutes: a GiB for each case"]
+    #[ignore = "minutes: a GiB for each case; part of `make suites`"]
     fn a_gibibyte_over_bad_links() {
         suite::run("a_gibibyte_over_bad_links", 4, patient(all_faults(GIB)));
     }
 
     #[test]
-    #[ignore = "minutes: much over small links"]
+    #[ignore = "minutes: much over small links; part of `make suites`"]
     fn much_over_bad_links_of_every_size() {
         suite::run("much_over_bad_links_of_every_size", 4, patient(bad_links_of_all_sizes(50_000)));
     }
 
     #[test]
-    #[ignore = "minutes: a GiB for each case"]
+    #[ignore = "minutes: a GiB for each case; part of `make suites`"]
     fn a_gibibyte_both_ways_at_once() {
         suite::run("a_gibibyte_both_ways_at_once", 2, patient(both_ways(GIB)));
     }

@@ -1,8 +1,6 @@
 //! httpd at its limits, over the engine: to the byte what is granted, what is refused, and that the next client is served.
 
-mod common;
-
-use common::{SERVER, UNIX};
+use super::common::{SERVER, UNIX};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard};

@@ -1,8 +1,6 @@
 //! httpd and the load generator on two stacks of their own.
 
-mod common;
-
-use common::{Pair, SERVER, UNIX};
+use super::common::{Pair, SERVER, UNIX};
 use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
 use ginnel_apps::corpus;

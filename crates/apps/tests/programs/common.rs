@@ -1,7 +1,5 @@
 //! Two shards joined by a cable in memory, polled in turn by one thread in simulated time.
 
-#![allow(dead_code, reason = "each test uses its part")]
-
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Handler, Instant, Shard};
