@@ -109,7 +109,7 @@ pub struct TcpInfo {
     pub rcv_mss: u32,
     /// The largest segment we announced.
     pub advmss: u32,
-    /// Path MTU.
+    /// Path MTU in use: less than what the route says while it is found by probing.
     pub pmtu: u32,
     /// Segments in flight.
     pub unacked: u32,

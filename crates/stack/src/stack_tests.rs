@@ -4,7 +4,7 @@
 use super::*;
 use crate::device::{Capabilities, RxChecksum};
 use crate::ip::testbench::{Recorder, RecordingQueue};
-use crate::tcp::config::CongestionControl;
+use crate::tcp::config::{CongestionControl, MtuProbing};
 use crate::wire::MacAddr;
 use core::net::Ipv4Addr;
 use core::time::Duration;
@@ -136,7 +136,7 @@ impl End {
 }
 
 /// What happens with a seed.
-fn run(seed: u64, predicts: bool) -> (Transcript, u64) {
+fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
     let mut random = Random(seed);
     let config = TcpConfig {
         timestamps: random.below(3) > 0,
@@ -152,6 +152,9 @@ fn run(seed: u64, predicts: bool) -> (Transcript, u64) {
             CongestionControl::NewReno
         },
         time_wait_seconds: 1,
+        mtu_probing: if random.below(2) == 0 { MtuProbing::Always } else { MtuProbing::BlackHole },
+        // Small enough for probes among what the applications send.
+        mtu_base_segment_bytes: 200,
         ..TcpConfig::default()
     };
     let loss = random.below(4) * 20;
@@ -182,16 +185,17 @@ fn run(seed: u64, predicts: bool) -> (Transcript, u64) {
         let arriving = lose(to_client);
         to_server = client.turn(now, &arriving, &mut random, &mut seen);
     }
-    (seen, server.stack.tcp_stats().passive_opens)
+    (seen, *server.stack.tcp_stats())
 }
 
 #[test]
 fn header_prediction_changes_no_frame_and_no_event() {
-    let mut opened = 0;
+    let (mut opened, mut probes) = (0, 0);
     for seed in 0..30 {
-        let (with, count) = run(seed, true);
+        let (with, stats) = run(seed, true);
         let (without, _) = run(seed, false);
-        opened += count;
+        opened += stats.passive_opens;
+        probes += stats.mtu_probes;
         let differs = with.iter().zip(&without).position(|(a, b)| a != b);
         if let Some(at) = differs {
             let context = with[at.saturating_sub(12)..at].join("\n");
@@ -200,4 +204,39 @@ fn header_prediction_changes_no_frame_and_no_event() {
         assert_eq!(with.len(), without.len(), "seed {seed}");
     }
     assert!(opened > 500, "only {opened} connections");
+    assert!(probes > 20, "only {probes} probes");
+}
+
+/// RFC 4821 §7.5: a device that cuts large frames must not cut the probe.
+#[test]
+fn a_probe_is_one_segment_even_where_the_device_cuts_larger_ones() {
+    let config = TcpConfig { mtu_probing: MtuProbing::Always, ..TcpConfig::default() };
+    let mut server = End::new('S', 1, 2, &config, true, true);
+    let mut client = End::new('C', 2, 1, &config, true, true);
+    let to = SocketAddr::new(address(1).into(), 80);
+    server.stack.listen(to, ListenOptions::default()).unwrap();
+    let (mut random, mut seen) = (Random(1), Transcript::new());
+    let mut now = Instant::from_millis(1_000);
+    let conn = client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
+    let (mut to_server, mut sent) = (Vec::new(), Vec::new());
+    for turn in 0..40 {
+        now += Duration::from_millis(1);
+        let to_client = server.turn(now, &to_server, &mut random, &mut seen);
+        server.conns.clear();
+        if turn == 3 {
+            assert_eq!(client.stack.send(conn, &vec![7; 200_000]).unwrap(), 200_000);
+        }
+        to_server = client.turn(now, &to_client, &mut random, &mut seen);
+        sent.extend(to_server.iter().map(|(bytes, meta)| (bytes.len(), meta.gso.map(|gso| gso.size))));
+    }
+    // Ethernet header, headers with timestamps: 1,024 bytes are a packet of 1,076, and half-way to 1,500 is 1,288.
+    let probe = sent.iter().position(|&frame| frame == (14 + 1288, None)).expect("a probe");
+    let sizes = |frames: &[(usize, Option<u16>)]| {
+        frames.iter().filter_map(|frame| frame.1).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(sizes(&sent[..probe]), [1024].into());
+    assert!(sizes(&sent[probe..]).contains(&(1288 - 52)), "{sent:?}");
+    let stats = client.stack.tcp_stats();
+    assert_eq!((stats.mtu_probes, stats.mtu_probes_lost), (stats.mtu_probes_acknowledged, 0));
+    assert!(stats.mtu_probes >= 4, "{stats:?}");
 }

@@ -1,4 +1,5 @@
 use super::{Config, DeviceKind};
+use ginnel_stack::tcp::config::MtuProbing;
 
 const GOOD: &str = r#"
 [shard]
@@ -84,6 +85,36 @@ fn a_value_out_of_range_is_named_with_the_range() {
         "[[device]]\nname = \"a\"\nkind = \"memory\"\n[[device]]\nname = \"b\"\nkind = \"memory\"\nmtu = 67\n",
     );
     assert_eq!(e, "x.toml:7: device[1].mtu: 67 is outside 68 to 65521");
+}
+
+#[test]
+fn the_keys_of_path_mtu_probing_are_taken_up_to_their_limits_and_not_beyond() {
+    let tcp = |line: &str| Config::from_toml("x.toml", &format!("[tcp]\n{line}\n"));
+    let mode = |name: &str| tcp(&format!("mtu_probing = \"{name}\"")).map(|c| c.tcp.mtu_probing);
+    assert_eq!(Config::default().tcp.mtu_probing, MtuProbing::Off);
+    assert_eq!(mode("black-hole").unwrap(), MtuProbing::BlackHole);
+    assert_eq!(mode("always").unwrap(), MtuProbing::Always);
+    assert_eq!(mode("off").unwrap(), MtuProbing::Off);
+    assert!(mode("blackhole").unwrap_err().to_string().starts_with("x.toml:2: tcp.mtu_probing: unknown"));
+    for (key, least, most) in [
+        ("mtu_base_segment_bytes", 48, 9000),
+        ("mtu_floor_segment_bytes", 48, 9000),
+        ("mtu_probe_threshold_bytes", 1, 9000),
+        ("mtu_probe_interval_seconds", 1, 86_400),
+        ("mtu_black_hole_retries", 1, 127),
+    ] {
+        // The floor may not be above the base.
+        let base = if key == "mtu_floor_segment_bytes" { "mtu_base_segment_bytes = 9000\n" } else { "" };
+        for within in [least, most] {
+            assert!(tcp(&format!("{base}{key} = {within}")).is_ok(), "{key} = {within}");
+        }
+        for outside in [least - 1, most + 1] {
+            let e = tcp(&format!("{base}{key} = {outside}")).unwrap_err().to_string();
+            assert!(e.ends_with(&format!("tcp.{key}: {outside} is outside {least} to {most}")), "{e}");
+        }
+    }
+    let e = error("[tcp]\nmtu_base_segment_bytes = 500\nmtu_floor_segment_bytes = 501\n");
+    assert_eq!(e, "x.toml:3: tcp.mtu_floor_segment_bytes: exceeds tcp.mtu_base_segment_bytes");
 }
 
 #[test]

@@ -134,6 +134,9 @@ impl Tcp {
         }
         // If it answers a window probe, the peer lives.
         b.probes = 0;
+        if b.mtu.probe.is_some() {
+            self.on_mtu_probe_acknowledged(idx);
+        }
         if outstanding > 0 {
             self.react(idx, seg, &delivery, &blocks, advanced, timestamps);
         }
@@ -172,6 +175,14 @@ impl Tcp {
         } else {
             detect_by_duplicates(c, b, threshold, advanced);
         }
+        let (c, b) = if b.sent.lost_out > 0 && b.mtu.probe.is_some() {
+            self.judge_mtu_probe(idx);
+            let c = &mut self.conns[idx];
+            let b = &mut self.busy[c.busy];
+            (c, b)
+        } else {
+            (c, b)
+        };
         let was = b.recovery.state;
         process_tail_probe(c, b, blocks.dsack, advanced);
         let newly_lost = b.sent.lost_out.saturating_sub(lost_before);

@@ -2,6 +2,7 @@
 
 use super::congestion::Congestion;
 use super::conn::NONE;
+use super::mtu_search::MtuSearch;
 use super::rack::Rack;
 use super::recovery::Recovery;
 use super::recv_buffer::RecvBuffer;
@@ -38,6 +39,33 @@ pub(crate) enum Urgent {
     Held(SeqNumber, u8),
     /// Taken by the application.
     Taken(SeqNumber),
+}
+
+/// What has to be looked at before new data leave, on few connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Extras(u8);
+
+impl Extras {
+    pub const NONE: Self = Self(0);
+    /// A tail loss probe is due.
+    pub const TAIL_PROBE: Self = Self(1);
+    /// The path MTU is found by probing (RFC 4821).
+    pub const MTU_SEARCH: Self = Self(2);
+
+    pub fn has(self, extra: Self) -> bool {
+        self.0 & extra.0 != 0
+    }
+
+    pub fn set(&mut self, extra: Self) {
+        self.0 |= extra.0;
+    }
+
+    /// Whether it was there.
+    pub fn take(&mut self, extra: Self) -> bool {
+        let had = self.has(extra);
+        self.0 &= !extra.0;
+        had
+    }
 }
 
 /// The busy part of a connection.
@@ -85,8 +113,8 @@ pub(crate) struct Busy {
     pub urgent_out: Option<SeqNumber>,
     /// Largest window the peer offered.
     pub window_max: u32,
-    /// A tail loss probe is due.
-    pub send_tail: bool,
+    pub extras: Extras,
+    pub mtu: MtuSearch,
     /// The next partial segment leaves whatever holds it back.
     pub force: bool,
     /// FIN was sent.
@@ -129,7 +157,8 @@ impl Busy {
             urgent_in: Urgent::None,
             urgent_out: None,
             window_max: 0,
-            send_tail: false,
+            extras: Extras::NONE,
+            mtu: MtuSearch::NONE,
             force: false,
             fin_sent: false,
             starved: false,
@@ -170,7 +199,8 @@ impl Busy {
             urgent_in,
             urgent_out,
             window_max,
-            send_tail,
+            extras,
+            mtu,
             force,
             fin_sent,
             starved,
@@ -194,7 +224,11 @@ impl Busy {
         *last_sent = Instant::ZERO;
         *urgent_in = Urgent::None;
         (*flight_max, *acked_bytes, *total_retrans, *window_max) = (0, 0, 0, 0);
-        (*cwnd_limited, *send_tail, *force, *fin_sent, *starved) = (false, false, false, false, false);
+        (*cwnd_limited, *force, *fin_sent, *starved) = (false, false, false, false);
+        if *extras != Extras::NONE {
+            *extras = Extras::NONE;
+            *mtu = MtuSearch::NONE;
+        }
     }
 
     /// Nothing is queued, in flight or unread, and nothing needs to be remembered. `state` is the connection's.

@@ -41,6 +41,19 @@ pub enum SynCookies {
     Always,
 }
 
+/// When the path MTU is found by probing (RFC 4821), beside what ICMP says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MtuProbing {
+    /// Never.
+    #[default]
+    Off,
+    /// On connections whose segments do not arrive for long: the path may drop large ones and tell nobody.
+    BlackHole,
+    /// On every connection: it begins with small segments.
+    Always,
+}
+
 /// TCP parameters. The defaults are Linux's, where Linux has the parameter.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -112,6 +125,18 @@ pub struct TcpConfig {
     pub frto: bool,
     /// Segments a reordering may span before they count as lost, at first. Default 3.
     pub reordering_segments: u32,
+    /// Find the path MTU by probing (RFC 4821). Default `off`.
+    pub mtu_probing: MtuProbing,
+    /// Segment size that probing begins with, in bytes (RFC 4821 §7.2). Default 1,024.
+    pub mtu_base_segment_bytes: u16,
+    /// Smallest segment size that a path without an answer is tried with, in bytes. Default 48.
+    pub mtu_floor_segment_bytes: u16,
+    /// The search is over when it is known to so many bytes. Default 8.
+    pub mtu_probe_threshold_bytes: u16,
+    /// Time after which it begins again, in seconds. Default 600.
+    pub mtu_probe_interval_seconds: u32,
+    /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. Default 3.
+    pub mtu_black_hole_retries: u8,
     /// First local port `connect` chooses. Default 32,768.
     pub local_port_first: u16,
     /// Last local port `connect` chooses. Default 60,999.
@@ -156,6 +181,12 @@ impl Default for TcpConfig {
             tail_loss_probes: true,
             frto: true,
             reordering_segments: 3,
+            mtu_probing: MtuProbing::Off,
+            mtu_base_segment_bytes: 1024,
+            mtu_floor_segment_bytes: 48,
+            mtu_probe_threshold_bytes: 8,
+            mtu_probe_interval_seconds: 600,
+            mtu_black_hole_retries: 3,
             local_port_first: 32_768,
             local_port_last: 60_999,
             hop_limit: 64,
@@ -204,6 +235,17 @@ impl TcpConfig {
         within("challenge_acks_per_second", self.challenge_acks_per_second, 1..=u32::MAX)?;
         within("invalid_ack_interval_ms", self.invalid_ack_interval_ms, 0..=60_000)?;
         within("reordering_segments", self.reordering_segments, 1..=300)?;
+        within("mtu_base_segment_bytes", self.mtu_base_segment_bytes, 48..=9000)?;
+        within("mtu_floor_segment_bytes", self.mtu_floor_segment_bytes, 48..=9000)?;
+        if self.mtu_floor_segment_bytes > self.mtu_base_segment_bytes {
+            return Err(ConfigError::new(
+                "tcp.mtu_floor_segment_bytes",
+                "exceeds tcp.mtu_base_segment_bytes",
+            ));
+        }
+        within("mtu_probe_threshold_bytes", self.mtu_probe_threshold_bytes, 1..=9000)?;
+        within("mtu_probe_interval_seconds", self.mtu_probe_interval_seconds, 1..=86_400)?;
+        within("mtu_black_hole_retries", self.mtu_black_hole_retries, 1..=127)?;
         within("local_port_first", self.local_port_first, 1..=u16::MAX)?;
         if self.local_port_last < self.local_port_first {
             return Err(ConfigError::new("tcp.local_port_last", "is below tcp.local_port_first"));

@@ -5,6 +5,7 @@
 //! a retransmission time-out of idleness. All references are indices.
 
 use super::busy::Busy;
+use super::mtu_search::SearchState;
 use super::profile::ProfileId;
 use super::state::State;
 use crate::events::CloseReason;
@@ -199,12 +200,12 @@ pub(crate) struct Tcb {
     /// The application's; before `accept` the listener's index; in a free slot the next free one.
     pub token: u32,
     pub profile: ProfileId,
-    /// The receive window may grow to 64 KiB << this.
-    pub rcv_grow: u8,
+    /// Low four bits: the receive window may grow to 64 KiB << this; high four: a [`SearchState`].
+    pub rcv_grow_and_search: u8,
     pub life: Life,
     /// Largest payload the peer takes in a segment, from its MSS option.
     pub peer_mss: u16,
-    /// Path MTU in bytes.
+    /// Path MTU in bytes: the route's, or less if probes have shown no more to arrive.
     pub pmtu: u16,
     /// Estimate of the peer's segment size, for "an acknowledgement for every second full segment".
     pub rcv_mss: u16,
@@ -249,7 +250,7 @@ impl Tcb {
             busy: NONE,
             token: NONE,
             profile: ProfileId::DEFAULT,
-            rcv_grow: 0,
+            rcv_grow_and_search: 0,
             life: Life::Vacant,
             peer_mss: 536,
             pmtu: 576,
@@ -267,6 +268,22 @@ impl Tcb {
     #[inline]
     pub const fn rcv_wscale(&self) -> u8 {
         self.wscale >> 4
+    }
+
+    /// The receive window may grow to 64 KiB << this.
+    #[inline]
+    pub const fn rcv_grow(&self) -> u8 {
+        self.rcv_grow_and_search & 15
+    }
+
+    /// Whether the path MTU is found by probing (RFC 4821).
+    #[inline]
+    pub const fn mtu_search(&self) -> SearchState {
+        SearchState::from_bits(self.rcv_grow_and_search >> 4)
+    }
+
+    pub fn set_mtu_search(&mut self, state: SearchState) {
+        self.rcv_grow_and_search = self.rcv_grow() | state.to_bits() << 4;
     }
 
     #[inline]
@@ -307,7 +324,13 @@ impl Tcb {
     /// Payload bytes of a full segment: what peer and path allow, without the options each segment carries (RFC 6691).
     #[inline]
     pub fn mss(&self) -> u32 {
-        let path = self.pmtu.saturating_sub(self.header_bytes());
+        self.mss_on(self.pmtu)
+    }
+
+    /// The same on a path with this MTU.
+    #[inline]
+    pub fn mss_on(&self, mtu: u16) -> u32 {
+        let path = mtu.saturating_sub(self.header_bytes());
         u32::from(self.peer_mss.min(path).saturating_sub(self.option_bytes()).max(8))
     }
 }

@@ -3,6 +3,7 @@
 use super::Tcp;
 use super::conn::{Flags, NONE};
 use super::demux::{self, FlowKey, Found};
+use super::mtu_search::SearchState;
 use super::profile::ProfileId;
 use super::sent_queue::Sent;
 use super::state::State;
@@ -176,9 +177,10 @@ impl Tcp {
                 c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
                 if route.mtu < c.pmtu {
                     self.on_smaller_mtu(idx, route.mtu);
-                } else {
+                } else if c.mtu_search() == SearchState::Off {
                     c.pmtu = route.mtu;
                 }
+                self.bound_mtu_search(idx, route.mtu);
                 Ok(())
             }
             Err(_) => Err(TxError::Unreachable),

@@ -15,6 +15,7 @@ mod cookies;
 pub(crate) mod demux;
 pub(crate) mod input;
 mod listen;
+mod mtu_search;
 mod output;
 mod pending;
 mod prediction;
@@ -48,7 +49,7 @@ use crate::stack::Usage;
 use crate::time::Instant;
 use crate::timer_wheel::TimerWheel;
 use busy::Busy;
-use config::TcpConfig;
+use config::{MtuProbing, TcpConfig};
 use conn::{BusyPool, ConnTable, Flags, Life, NONE, Tcb};
 use core::time::Duration;
 use demux::AddressPool;
@@ -177,19 +178,24 @@ impl Tcp {
     /// The busy part, taken from the pool if there is none.
     pub fn ensure_busy(&mut self, idx: u32) -> u32 {
         let c = &mut self.conns[idx];
-        if c.busy == NONE {
-            c.busy = self.busy.alloc(idx);
-            let b = &mut self.busy[c.busy];
-            b.congestion = congestion::Congestion::new(self.config.congestion_control);
-            b.usage_end = c.snd_nxt;
-            b.recovery.high_seq = c.snd_una;
-            b.window_max = c.snd_wnd;
-            // A busy part that was given back means idleness since about the last segment received.
-            let idle = (self.now.as_millis() as u32).wrapping_sub(c.last_rx);
-            let idle = Duration::from_millis(idle.into()).min(self.now.saturating_since(Instant::ZERO));
-            b.last_sent = Instant::from_nanos(self.now.as_nanos() - idle.as_nanos() as u64);
+        if c.busy != NONE {
+            return c.busy;
         }
-        c.busy
+        let busy = self.busy.alloc(idx);
+        c.busy = busy;
+        let b = &mut self.busy[busy];
+        b.congestion = congestion::Congestion::new(self.config.congestion_control);
+        b.usage_end = c.snd_nxt;
+        b.recovery.high_seq = c.snd_una;
+        b.window_max = c.snd_wnd;
+        // A busy part that was given back means idleness since about the last segment received.
+        let idle = (self.now.as_millis() as u32).wrapping_sub(c.last_rx);
+        let idle = Duration::from_millis(idle.into()).min(self.now.saturating_since(Instant::ZERO));
+        b.last_sent = Instant::from_nanos(self.now.as_nanos() - idle.as_nanos() as u64);
+        if self.config.mtu_probing != MtuProbing::Off {
+            self.resume_mtu_search(idx);
+        }
+        busy
     }
 
     /// Gives the busy part back, with all it holds.

@@ -4,7 +4,7 @@
 //! and an acknowledgement by itself if nothing else carried it.
 
 use super::Tcp;
-use super::busy::RetransmitTimer;
+use super::busy::{Extras, RetransmitTimer};
 use super::conn::{Flags, NONE, Tcb};
 use super::rtt;
 use super::sent_queue::Sent;
@@ -48,11 +48,11 @@ pub(crate) struct Segment {
 }
 
 /// What may be sent now.
-struct Allowance {
+pub(super) struct Allowance {
     /// Bytes queued behind `snd_nxt`.
-    unsent: u32,
+    pub unsent: u32,
     /// Of those, the peer's window takes.
-    window: u32,
+    pub window: u32,
     /// Segments the congestion window takes.
     segments: u32,
     mss: u32,
@@ -116,10 +116,9 @@ impl Tcp {
                 self.reroute(net, idx)?;
             }
             self.restart_after_idle(idx);
-            if !self.send_new_first(net, idx)? {
-                self.send_lost(net, idx)?;
+            if self.send_new_first(net, idx)? || self.send_lost(net, idx)? {
+                self.send_new(net, idx)?;
             }
-            self.send_new(net, idx)?;
         }
         if self.conns[idx].has(Flags::ACK_NOW) {
             self.send_ack(net, idx)?;
@@ -214,8 +213,8 @@ impl Tcp {
         Ok(sent)
     }
 
-    /// Retransmits what is lost, as far as the congestion window goes.
-    fn send_lost(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    /// Retransmits what is lost, as far as the congestion window goes. False if new data have to wait.
+    fn send_lost(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
         loop {
             let c = &self.conns[idx];
             let sent = &self.busy[c.busy].sent;
@@ -223,6 +222,10 @@ impl Tcp {
                 break;
             }
             let room = c.cwnd - sent.in_flight();
+            if self.busy[c.busy].mtu.probe.is_some() {
+                self.forget_mtu_probe(idx);
+            }
+            let c = &self.conns[idx];
             let (mss, busy, window_end) = (c.mss(), c.busy, c.snd_una + c.snd_wnd);
             let bytes_max = self.super_payload(net, idx, mss, room);
             let sent = &mut self.busy[busy].sent;
@@ -237,12 +240,23 @@ impl Tcp {
                 self.busy[busy].set_timer(RetransmitTimer::Rto, at);
             }
         }
-        let c = &self.conns[idx];
-        let b = &mut self.busy[c.busy];
-        if core::mem::take(&mut b.send_tail) && b.sent.lost_out == 0 {
+        if self.busy[self.conns[idx].busy].extras == Extras::NONE {
+            return Ok(true);
+        }
+        self.send_extras(net, idx)
+    }
+
+    /// Probes: for a lost tail, and for a larger path MTU. False if new data have to wait.
+    #[cold]
+    fn send_extras(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+        let b = &mut self.busy[self.conns[idx].busy];
+        if b.extras.take(Extras::TAIL_PROBE) && b.sent.lost_out == 0 {
             self.send_tail_probe(net, idx)?;
         }
-        Ok(())
+        if self.busy[self.conns[idx].busy].extras.has(Extras::MTU_SEARCH) {
+            return self.search_mtu(net, idx);
+        }
+        Ok(true)
     }
 
     /// Sends one entry of the retransmission queue again.
@@ -287,6 +301,7 @@ impl Tcp {
             let c = &self.conns[idx];
             self.busy[c.busy].probe_end = Some((c.snd_nxt, false));
         } else {
+            self.forget_mtu_probe(idx);
             let c = &self.conns[idx];
             let Some(tail) = self.busy[c.busy].sent.tail(mss) else { return Ok(()) };
             self.resend(net, idx, &tail)?;
@@ -301,7 +316,7 @@ impl Tcp {
     }
 
     /// What windows and queue allow.
-    fn allowance(&self, idx: u32) -> Allowance {
+    pub(super) fn allowance(&self, idx: u32) -> Allowance {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
         let queued_end = c.snd_una + b.send.len() as u32;
@@ -429,7 +444,7 @@ impl Tcp {
     }
 
     /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last.
-    fn send_one(
+    pub(super) fn send_one(
         &mut self,
         net: &mut Network,
         idx: u32,

@@ -4,6 +4,7 @@ use super::Tcp;
 use super::busy::Urgent;
 use super::conn::{Flags, Life, NONE, Tcb};
 use super::input::Arrived;
+use super::mtu_search::SearchState;
 use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
 use crate::chunk_pool::CHUNK_BYTES;
@@ -18,6 +19,9 @@ const WINDOW_FIRST: u64 = 65_535;
 
 /// Immediate acknowledgements a connection begins with (Linux's TCP_MAX_QUICKACKS): the sender is in slow start.
 const QUICK_ACKS_MAX: u32 = 16;
+
+/// What a segment carries on most paths at the most.
+const SEGMENT_USUAL: u16 = 1460;
 
 impl Tcp {
     /// RFC 9293 §3.10.7.4, seventh and eighth check.
@@ -180,13 +184,17 @@ impl Tcp {
         let wire =
             if seg.segments > 1 { seg.payload.len() / usize::from(seg.segments) } else { seg.payload.len() };
         if wire > usize::from(self.conns[idx].rcv_mss) {
-            let wire = wire.min(self.announced_mss(idx).into()) as u16;
+            let announced = self.announced_mss(idx);
+            // What arrives at the peer says nothing about what arrives here.
+            let searches = self.conns[idx].mtu_search() != SearchState::Off;
+            let most = if searches { announced.max(SEGMENT_USUAL) } else { announced };
+            let wire = wire.min(most.into()) as u16;
             self.conns[idx].rcv_mss = self.conns[idx].rcv_mss.max(wire);
         }
         let c = &mut self.conns[idx];
-        let window = (WINDOW_FIRST << c.rcv_grow).min(limit.into()) as u32;
+        let window = (WINDOW_FIRST << c.rcv_grow()).min(limit.into()) as u32;
         if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit {
-            c.rcv_grow += 1;
+            c.rcv_grow_and_search += 1;
             c.grow_mark = c.rcv_nxt;
         }
         if !c.has(Flags::ATO_SET) {
@@ -391,7 +399,7 @@ impl Tcp {
 /// in a round trip like that of a sender in slow start, and without steps, which would make the sender burst.
 #[inline]
 fn window_capacity(c: &Tcb) -> u64 {
-    let step = WINDOW_FIRST << c.rcv_grow;
+    let step = WINDOW_FIRST << c.rcv_grow();
     if c.has(Flags::ORPHAN) {
         // Nobody reads any more; and in FIN-WAIT-2 the mark is a deadline.
         return step;

@@ -115,8 +115,8 @@ pub(crate) struct SentQueue {
     pub lost_out: u32,
     /// Retransmissions in flight.
     pub retrans_out: u32,
-    /// End of the last segment that was ever sent again, until it is acknowledged.
-    resent_end: Option<SeqNumber>,
+    /// End of the last segment that was ever sent again, or is of interest by itself, until it is acknowledged.
+    watched_end: Option<SeqNumber>,
     /// Nothing below this needs a retransmission.
     hint: Option<SeqNumber>,
     /// SACK blocks of the previous acknowledgement: their contents need no second walk.
@@ -135,13 +135,13 @@ impl SentQueue {
         self.queue.is_empty()
     }
 
-    /// Nothing of what is not acknowledged, from `una` on, is lost, selectively acknowledged or was ever sent again.
+    /// Nothing of what is not acknowledged, from `una` on, is lost, selectively acknowledged, watched or was ever sent again.
     #[inline]
     pub fn is_untroubled(&mut self, una: SeqNumber) -> bool {
-        if self.resent_end.is_some_and(|end| end.le(una)) {
-            self.resent_end = None;
+        if self.watched_end.is_some_and(|end| end.le(una)) {
+            self.watched_end = None;
         }
-        self.sacked_out | self.lost_out | self.retrans_out == 0 && self.resent_end.is_none()
+        self.sacked_out | self.lost_out | self.retrans_out == 0 && self.watched_end.is_none()
     }
 
     pub fn front(&self) -> Option<&Sent> {
@@ -158,13 +158,14 @@ impl SentQueue {
 
     /// Forgets everything; keeps the capacity unless it is large.
     pub fn clear(&mut self) {
-        let Self { queue, packets_out, sacked_out, lost_out, retrans_out, resent_end, hint, previous } = self;
+        let Self { queue, packets_out, sacked_out, lost_out, retrans_out, watched_end, hint, previous } =
+            self;
         queue.clear();
         if queue.capacity() > 256 {
             *queue = VecDeque::new();
         }
         (*packets_out, *sacked_out, *lost_out, *retrans_out) = (0, 0, 0, 0);
-        (*resent_end, *hint) = (None, None);
+        (*watched_end, *hint) = (None, None);
         *previous = Default::default();
     }
 
@@ -452,6 +453,14 @@ impl SentQueue {
         }
     }
 
+    /// The segment that starts at `start` is lost.
+    pub fn mark_lost(&mut self, start: SeqNumber) {
+        let i = self.position(start);
+        if self.queue.get(i).is_some_and(|sent| !sent.has(SACKED)) {
+            self.mark_lost_at(i);
+        }
+    }
+
     /// The first lost segment that has no retransmission in flight: at most `bytes_max` of it, cut at a segment boundary. None if it lies
     /// beyond `window_end`, to which the peer's window may have shrunk (RFC 9293 §3.8.6); the very first is always tried.
     pub fn next_lost(&mut self, mss: u32, bytes_max: u32, window_end: SeqNumber) -> Option<Sent> {
@@ -489,7 +498,12 @@ impl SentQueue {
         }
         sent.flags |= RETRANSMITTED | EVER_RETRANSMITTED;
         let end = sent.end;
-        self.resent_end = Some(self.resent_end.map_or(end, |known| known.max(end)));
+        self.watch(end);
+    }
+
+    /// The queue is not untroubled before everything up to `end` is acknowledged.
+    pub fn watch(&mut self, end: SeqNumber) {
+        self.watched_end = Some(self.watched_end.map_or(end, |known| known.max(end)));
     }
 
     /// The last segment, split off if it is part of a super-frame: what a tail loss probe sends again (RFC 8985 §7.3).
@@ -506,11 +520,23 @@ impl SentQueue {
     /// The segment size shrank: counts entries anew, so that each is cut to the new size when it is sent again.
     pub fn resegment(&mut self, mss: u32) {
         for i in 0..self.queue.len() {
-            let sent = self.queue[i];
-            let segments = u16::try_from(sent.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX);
-            self.adjust(sent.flags, i64::from(segments) - i64::from(sent.segments));
-            self.queue[i].segments = segments;
+            self.recount(i, mss);
         }
+    }
+
+    /// The same for the entry that has the byte at `start`.
+    pub fn resegment_one(&mut self, start: SeqNumber, mss: u32) {
+        let i = self.position(start);
+        if i < self.queue.len() {
+            self.recount(i, mss);
+        }
+    }
+
+    fn recount(&mut self, i: usize, mss: u32) {
+        let sent = self.queue[i];
+        let segments = u16::try_from(sent.bytes().div_ceil(mss).max(1)).unwrap_or(u16::MAX);
+        self.adjust(sent.flags, i64::from(segments) - i64::from(sent.segments));
+        self.queue[i].segments = segments;
     }
 
     /// Marks lost all entries with a segment larger than `mss` (the path takes only that much now).

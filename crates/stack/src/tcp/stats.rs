@@ -64,6 +64,14 @@ counters! {
         timeouts,
         /// Tail loss probes.
         tail_probes,
+        /// Larger segments sent to find out whether the path takes them (RFC 4821).
+        mtu_probes,
+        /// Of those, arrived.
+        mtu_probes_acknowledged,
+        /// Of those, lost for their size.
+        mtu_probes_lost,
+        /// Times that everything was lost for so long that segments were made smaller.
+        mtu_black_holes,
         /// Zero window probes.
         window_probes,
         /// Keepalive probes.

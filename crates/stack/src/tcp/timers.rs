@@ -1,6 +1,6 @@
 //! Timers of connections. One node in the wheel stands for all timers of a connection; it is set for the earliest.
 
-use super::busy::RetransmitTimer;
+use super::busy::{Extras, RetransmitTimer};
 use super::conn::{Flags, Life, NONE};
 use super::input::PAWS_IDLE_MS;
 use super::recovery;
@@ -314,7 +314,7 @@ impl Tcp {
             RetransmitTimer::Off => b.timer_at = Instant::MAX,
             RetransmitTimer::Rto => return self.on_retransmission_timeout(idx),
             RetransmitTimer::Probe => {
-                b.send_tail = true;
+                b.extras.set(Extras::TAIL_PROBE);
                 // Should the probe not leave, this is what is left.
                 b.set_timer(RetransmitTimer::Rto, now + rto);
                 self.want_transmit(idx);
@@ -343,6 +343,7 @@ impl Tcp {
             return false;
         }
         self.stats.timeouts += 1;
+        self.detect_black_hole(idx);
         let frto = self.config.frto;
         let Some((c, b)) = self.both(idx) else { return true };
         recovery::enter_loss(c, b, frto);
@@ -416,6 +417,8 @@ impl Tcp {
         let input = recovery::rack_input(c, b, now, threshold, false);
         let (marked, again) = b.rack.detect_loss(&mut b.sent, &input);
         if marked > 0 {
+            self.judge_mtu_probe(idx);
+            let Some((c, b)) = self.both(idx) else { return };
             recovery::on_loss_found(c, b);
             self.stats.fast_recoveries += 1;
         }

@@ -16,6 +16,8 @@ pub struct LinkModel {
     pub rate_bps: u64,
     /// Bytes that may wait for the line; beyond it frames are dropped. Only with a rate.
     pub queue_bytes: usize,
+    /// IP packets larger than this are dropped, and nobody is told.
+    pub mtu: usize,
     /// Share of frames lost.
     pub loss: f64,
     /// Share of frames delivered twice.
@@ -35,6 +37,7 @@ impl Default for LinkModel {
             jitter: Duration::ZERO,
             rate_bps: 0,
             queue_bytes: usize::MAX,
+            mtu: usize::MAX,
             loss: 0.0,
             duplicate: 0.0,
             reorder: 0.0,
@@ -53,6 +56,8 @@ pub struct LinkStats {
     pub bytes: u64,
     /// Frames lost at random.
     pub lost: u64,
+    /// Frames dropped because they were too large.
+    pub oversized: u64,
     /// Frames dropped because its queue was full.
     pub overflowed: u64,
     /// Frames with a flipped bit.
@@ -78,6 +83,11 @@ impl Link {
         let m = &self.model;
         self.stats.frames += 1;
         self.stats.bytes += frame.len() as u64;
+        // 14 bytes of Ethernet header.
+        if frame.len().saturating_sub(14) > m.mtu {
+            self.stats.oversized += 1;
+            return Vec::new();
+        }
         let mut leaves = now;
         if m.rate_bps > 0 {
             let start = self.free_at.max(now);

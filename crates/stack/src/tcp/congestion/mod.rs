@@ -77,6 +77,11 @@ impl Congestion {
         }
     }
 
+    /// The window is counted in segments of another size now.
+    pub fn on_resized(&mut self) {
+        self.credit = 0;
+    }
+
     /// The congestion signal was a mistake.
     pub fn on_undo(&mut self) {
         self.cubic.on_undo();

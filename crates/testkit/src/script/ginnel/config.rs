@@ -2,7 +2,7 @@
 
 use crate::script::ast::Directives;
 use ginnel_stack::stack::StackConfig;
-use ginnel_stack::tcp::config::{CongestionControl, EcnMode, SynCookies, TcpConfig};
+use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCookies, TcpConfig};
 
 /// The configuration that corresponds to Linux's defaults with the script's sysctls on top.
 pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
@@ -22,6 +22,7 @@ pub fn from_directives(directives: &Directives) -> Result<StackConfig, String> {
 fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
     let number = || value.parse::<u32>().map_err(|e| e.to_string());
     let small = || value.parse::<u8>().map_err(|e| e.to_string());
+    let bytes = || value.parse::<u16>().map_err(|e| e.to_string());
     let flag = || Ok::<_, String>(number()? != 0);
     match name.strip_prefix("net.ipv4.tcp_").unwrap_or(name) {
         "timestamps" => tcp.timestamps = flag()?,
@@ -42,6 +43,19 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "frto" => tcp.frto = flag()?,
         "early_retrans" => tcp.tail_loss_probes = flag()?,
         "reordering" => tcp.reordering_segments = number()?,
+        "mtu_probing" => {
+            tcp.mtu_probing = match value {
+                "0" => MtuProbing::Off,
+                "1" => MtuProbing::BlackHole,
+                "2" => MtuProbing::Always,
+                _ => return Err("not a mode of the engine".into()),
+            }
+        }
+        "base_mss" => tcp.mtu_base_segment_bytes = bytes()?,
+        "mtu_probe_floor" => tcp.mtu_floor_segment_bytes = bytes()?,
+        "probe_threshold" => tcp.mtu_probe_threshold_bytes = bytes()?,
+        "probe_interval" => tcp.mtu_probe_interval_seconds = number()?,
+        "retries1" => tcp.mtu_black_hole_retries = small()?,
         "congestion_control" => {
             tcp.congestion_control = match value {
                 "cubic" => CongestionControl::Cubic,
