@@ -119,7 +119,7 @@ pub struct TcpInfo {
     pub lost: u32,
     /// Retransmitted segments in flight.
     pub retrans: u32,
-    /// All retransmitted segments.
+    /// All retransmitted segments since the connection was last idle for a time-out: what counts them is given back then.
     pub total_retrans: u32,
     /// Smoothed round trip time.
     pub rtt: Duration,
