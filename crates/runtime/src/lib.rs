@@ -12,6 +12,7 @@ mod dispatch;
 pub mod error;
 pub mod handler;
 mod pin;
+pub mod raw;
 pub mod shard;
 pub mod stats;
 pub mod stop;

@@ -29,7 +29,7 @@ const TIMERS_PER_TURN_MAX: usize = 1024;
 const PUBLISH_EVERY: Duration = Duration::from_millis(10);
 
 /// A shard whose device cannot wake it looks this often.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(1);
 
 /// The kernel wakes a sleeper so much too late at the most, usually: what must be exact is awaited by polling from then on.
 const WAKE_EARLY: Duration = Duration::from_micros(150);

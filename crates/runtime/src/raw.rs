@@ -1,0 +1,93 @@
+//! Devices without an engine: for programs that bring a TCP of their own, such as a load generator's. They get the device as a shard
+//! would, with all its layers, and sleep as a shard does.
+
+use crate::config::DeviceConfig;
+use crate::error::Error;
+use crate::shard::LOOK_EVERY;
+use crate::stop::StopFlag;
+use crate::{clock, devices, pin, wait};
+use ginnel_stack::device::{Device, RxQueue};
+use ginnel_stack::time::Instant;
+
+/// Opens the device, or takes the one that is supplied (a memory device must be), and puts the configured layers around it.
+///
+/// # Errors
+/// The device cannot be opened, or the capture's file not be written.
+pub fn open(config: &DeviceConfig, supplied: Option<Device>) -> Result<Device, Error> {
+    let device = match supplied {
+        Some(device) => device,
+        None => devices::open(config)?,
+    };
+    devices::wrap(device, config)
+}
+
+/// Pins the calling thread to one CPU of those that the process may use.
+///
+/// # Errors
+/// It may not use this one.
+pub fn pin(cpu: u32) -> Result<(), Error> {
+    pin::pin(cpu)
+}
+
+/// Sleeps in the kernel until a frame comes, it is `until`, or `stop` is set. Returns at once if frames are waiting.
+///
+/// # Errors
+/// A failed system call.
+pub fn sleep(rx: &mut dyn RxQueue, stop: &StopFlag, until: Instant) -> Result<(), Error> {
+    if !rx.arm() {
+        return Ok(());
+    }
+    let now = clock::now();
+    let fd = rx.wake_fd();
+    let until = if fd.is_none() { until.min(now + LOOK_EVERY) } else { until };
+    if until <= now || stop.is_set() {
+        return Ok(());
+    }
+    let stop = stop.wake().as_fd();
+    wait::sleep(fd.as_slice(), [stop, stop], Some(until - now)).map_err(|e| Error::io("sleep", e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{open, sleep};
+    use crate::clock;
+    use crate::config::{DeviceConfig, DeviceKind};
+    use crate::stop::StopFlag;
+    use core::time::Duration;
+    use ginnel_devices::memory::{MemoryConfig, pair};
+    use ginnel_stack::device::{RxBurst, TxMeta};
+
+    #[test]
+    fn a_frame_the_time_and_the_stop_flag_end_a_sleep() {
+        let (mut far, near) = pair(MemoryConfig::default());
+        let config = DeviceConfig::new("cable", DeviceKind::Memory);
+        assert!(open(&config, None).is_err(), "nobody has the other end");
+        let mut near = open(&config, Some(near)).unwrap();
+        let stop = StopFlag::new().unwrap();
+        let (hour, start) = (Duration::from_secs(3600), clock::now());
+
+        sleep(&mut *near.rx, &stop, start + Duration::from_millis(5)).unwrap();
+        assert!(clock::now() - start >= Duration::from_millis(5));
+
+        let sender = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            far.tx.reserve(60).unwrap().fill(0);
+            far.tx.commit(60, TxMeta::default());
+            far.tx.flush(clock::now());
+            far
+        });
+        // A sleep may end early; the frame must end it at last.
+        loop {
+            sleep(&mut *near.rx, &stop, start + hour).unwrap();
+            let mut burst = RxBurst::new();
+            near.rx.rx_burst(clock::now(), &mut burst);
+            if !burst.is_empty() {
+                break;
+            }
+        }
+        let _far = sender.join().unwrap();
+        stop.stop();
+        sleep(&mut *near.rx, &stop, start + hour).unwrap();
+        assert!(clock::now() < start + hour);
+    }
+}
