@@ -98,7 +98,7 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
         ),
         (
             &["load", "http", "--stack", "kernel", "--mtu", "1500", "http://10.0.0.1/"],
-            "--mtu is for --stack ginnel",
+            "--mtu is for --stack ginnel and --stack light",
         ),
     ] {
         let (code, text) = refused(arguments);
@@ -142,18 +142,19 @@ fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
         &["--requests=3001", "--workers=3", "--connections=20", "http://10.0.0.1/index.html"],
         &["--requests=300", "--workers=2", "--keep-alive", "http://[fd00::1]/index.html"],
     ];
-    for load in loads {
-        let arguments =
-            [&["load", "http", "--device=memory", &serve, "--json", "--quiet", "--timeout=60s"], load]
-                .concat();
+    let both = loads.iter().flat_map(|load| [(*load, "ginnel"), (*load, "light")]);
+    // The light TCP drops what follows a lost segment, so that large pages over bad lines take it minutes.
+    for (load, stack) in both.filter(|(load, stack)| *stack == "ginnel" || !load[2].starts_with("--link")) {
+        let own = ["load", "http", "--device=memory", &serve, "--json", "--quiet", "--timeout=60s"];
+        let arguments = [&own, &["--stack", stack][..], load].concat();
         let output = ginnel(&arguments);
         let text = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success(), "{load:?}: {}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{stack} {load:?}: {}", String::from_utf8_lossy(&output.stderr));
         let compact: String = text.split_whitespace().collect();
-        assert!(compact.contains("\"failures\":{}"), "{load:?}: {text}");
-        assert!(compact.contains("\"statuses\":{\"2xx\":"), "{load:?}: {text}");
+        assert!(compact.contains("\"failures\":{}"), "{stack} {load:?}: {text}");
+        assert!(compact.contains("\"statuses\":{\"2xx\":"), "{stack} {load:?}: {text}");
         let requests = load.iter().find_map(|a| a.strip_prefix("--requests=")).unwrap();
-        assert!(compact.contains(&format!("\"completed\":{requests},")), "{load:?}: {text}");
+        assert!(compact.contains(&format!("\"completed\":{requests},")), "{stack} {load:?}: {text}");
     }
 }
 

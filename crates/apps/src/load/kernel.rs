@@ -1,5 +1,6 @@
 //! The generator on the kernel's sockets: non-blocking, edge-triggered epoll, one session per thread.
 
+use super::busy::Busy;
 use super::options::Job;
 use super::session::{Network, Session};
 use super::stats::{Failure, Progress, Stats};
@@ -148,6 +149,7 @@ struct Worker {
     session: Session,
     net: KernelNet,
     buffer: Box<[u8]>,
+    busy: Busy,
 }
 
 impl Worker {
@@ -159,11 +161,12 @@ impl Worker {
         let (requests, sources) = (Arc::clone(&job.requests), job.sources(worker, workers));
         let session = Session::new(plan, requests, job.targets.clone(), sources, progress, clock::now());
         let net = KernelNet { epoll, sockets: Vec::new(), broken: Vec::new(), nodelay: !plan.is_short() };
-        Ok(Self { session, net, buffer: vec![0; READ_BYTES].into() })
+        Ok(Self { session, net, buffer: vec![0; READ_BYTES].into(), busy: Busy::default() })
     }
 
     fn run(mut self, stop: &StopFlag) -> Result<Stats, Error> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
+        let mut woke = clock::now();
         loop {
             let now = clock::now();
             if stop.is_set() {
@@ -171,20 +174,26 @@ impl Worker {
             }
             let Some(next) = self.session.poll(now, &mut self.net) else { break };
             self.end_broken(now);
-            let wait = timeout(next, clock::now());
+            let before = clock::now();
+            let wait = timeout(next, before);
             events.clear();
             match epoll::wait(&self.net.epoll, rustix::buffer::spare_capacity(&mut events), Some(&wait)) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(Error::io("epoll", error)),
             }
             let now = clock::now();
+            if self.session.is_measuring() {
+                self.busy.count(before - woke, false);
+                self.busy.count(now - before, true);
+            }
+            woke = now;
             for event in &events {
                 let (data, flags) = (event.data.u64(), event.flags);
                 self.event(data as u32, (data >> 32) as u32, flags, now);
             }
             self.end_broken(now);
         }
-        Ok(self.session.stats().clone())
+        Ok(Stats { busy: self.busy.share(), ..self.session.stats().clone() })
     }
 
     fn event(&mut self, slot: u32, generation: u32, flags: epoll::EventFlags, now: Instant) {

@@ -2,21 +2,23 @@
 //!
 //! ```text
 //! options ─► plan, requests, sources                ┌─► kernel (epoll, threads)
-//!                 │                                 │
+//!                 │                                 ├─► light (a client's TCP on a device)
 //!                 └─► session ◄─► network ◄─────────┴─► handler (a shard of Ginnel)
 //!                        │
 //!                        ├─ arrivals (when requests are due)    response (where answers end)
 //!                        └─► stats ─► report
 //! ```
 //!
-//! Both stacks are driven by the same session, so what differs between two runs is the stack. Workers share nothing: each has a thread, a
-//! session, its part of the plan, and with Ginnel's TCP a stack and a device of its own; only what they measured is added up. A connection takes 48 bytes, 16 for each
+//! All three stacks are driven by the same session, so what differs between two runs is the stack. Workers share nothing: each has a thread,
+//! a session, its part of the plan, and unless the TCP is the kernel's a stack and a device of its own; only what they measured is added up. A connection takes 48 bytes, 16 for each
 //! request it may have in flight and 8–20 of the network's; requests are written once, and in steady state nothing is allocated.
 
 pub mod arrivals;
+pub mod busy;
 mod handler;
 mod kernel;
 pub mod latency;
+pub mod light;
 pub mod options;
 pub mod plan;
 pub mod report;
@@ -32,51 +34,62 @@ pub use report::Report;
 
 use crate::Run;
 use core::time::Duration;
-use ginnel::{Error, Handler, StopFlag};
+use ginnel::{Error, StopFlag};
 use stats::{Progress, ProgressNow, Stats};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Runs the program and returns its report. Ginnel's TCP needs a stack for each of [`Options::workers`]; the kernel has its own. A run that
-/// `stop` ends early reports what it has.
+/// Runs the program on Ginnel's TCP and returns its report. There is a stack for each of [`Options::workers`]. A run that `stop` ends early
+/// reports what it has.
 ///
 /// # Errors
 /// What is wrong with the options, or the first worker that failed; the others are stopped then.
 pub fn measure<S: Run + Send>(options: &Options, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
-    let job = options.job()?;
-    let workers = options.workers();
-    let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
-    if options.stack == StackKind::Kernel {
-        kernel::raise_descriptors(job.plan.connections.into())?;
-    } else if stacks.len() != workers as usize {
-        return Err(Error::application(format!("{} stacks for {workers} workers", stacks.len())));
-    }
-    let mut stacks: Vec<Option<S>> = stacks.into_iter().map(Some).collect();
-    stacks.resize_with(workers as usize, || None);
-    let stats = watched(options, &progress, || {
-        let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
-            let (job, progress) = (&job, Arc::clone(progress));
-            move || match stack {
-                Some(stack) => on_shard(job, worker, workers, progress, stack),
-                None => kernel::run(job, worker, workers, progress, stop),
-            }
-        });
-        in_parallel(works.collect(), stop)
-    })?;
-    Ok(Report::new(options, &stats))
+    on_workers(options, stop, stacks, |job, share, progress, stack| on_shard(job, share, progress, stack))
 }
 
-/// [`measure`] with the kernel's TCP, for options that ask for it.
+/// [`measure`] on the TCP in [`light`], with a place for each worker.
+///
+/// # Errors
+/// As there.
+pub fn measure_light(options: &Options, stop: &StopFlag, places: Vec<light::Place>) -> Result<Report, Error> {
+    on_workers(options, stop, places, |job, share, progress, place| {
+        light::run(job, share, progress, place, stop)
+    })
+}
+
+/// [`measure`] on the kernel's TCP.
 ///
 /// # Errors
 /// As there.
 pub fn measure_on_kernel(options: &Options, stop: &StopFlag) -> Result<Report, Error> {
-    enum NoStack {}
-    impl Run for NoStack {
-        fn run<H: Handler + Send + 'static>(self, _: H) -> Result<(), Error> {
-            match self {}
-        }
+    kernel::raise_descriptors(options.connections.into())?;
+    let sockets = vec![(); options.workers() as usize];
+    on_workers(options, stop, sockets, |job, (worker, workers), progress, ()| {
+        kernel::run(job, worker, workers, progress, stop)
+    })
+}
+
+/// Runs `work` for each worker, with what it runs on.
+fn on_workers<T: Send>(
+    options: &Options,
+    stop: &StopFlag,
+    stacks: Vec<T>,
+    work: impl Fn(&Job, (u32, u32), Arc<Progress>, T) -> Result<Stats, Error> + Sync,
+) -> Result<Report, Error> {
+    let job = options.job()?;
+    let workers = options.workers();
+    if stacks.len() != workers as usize {
+        return Err(Error::application(format!("{} stacks for {workers} workers", stacks.len())));
     }
-    measure::<NoStack>(options, stop, Vec::new())
+    let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
+    let stats = watched(options, &progress, || {
+        let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
+            let (job, work, progress) = (&job, &work, Arc::clone(progress));
+            move || work(job, (worker, workers), progress, stack)
+        });
+        in_parallel(works.collect(), stop)
+    })?;
+    Ok(Report::new(options, &stats))
 }
 
 /// Does all the work at the same time, each on a thread of its own, and adds up what came of it. Fails with the error that came first.
@@ -110,15 +123,15 @@ where
 
 fn on_shard(
     job: &Job,
-    worker: u32,
-    workers: u32,
+    (worker, workers): (u32, u32),
     progress: Arc<Progress>,
     stack: impl Run,
 ) -> Result<Stats, Error> {
     let outcome = Outcome::default();
-    stack.run(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
+    let shard = stack.run(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
     let stats = outcome.lock().ok().and_then(|mut o| o.take());
-    stats.ok_or_else(|| Error::application("the run ended before anything was measured"))
+    let stats = stats.ok_or_else(|| Error::application("the run ended before anything was measured"))?;
+    Ok(Stats { busy: Some(1.0 - shard.idle_share()), ..stats })
 }
 
 /// Runs `work` while another thread prints a line of progress each second.

@@ -16,6 +16,8 @@ pub enum StackKind {
     /// This program's own, on the devices given.
     #[default]
     Ginnel,
+    /// A small client's TCP, on the device given: the lightest, to find out what a server can take.
+    Light,
     /// The kernel's sockets.
     Kernel,
 }
@@ -25,6 +27,7 @@ impl StackKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ginnel => "ginnel",
+            Self::Light => "light",
             Self::Kernel => "kernel",
         }
     }
@@ -37,7 +40,7 @@ pub struct Options {
     #[arg(value_name = "URL")]
     pub url: Url,
 
-    /// Whose TCP to use; everything else is the same for both.
+    /// Whose TCP to use; everything else is the same for all.
     #[arg(long, value_name = "STACK", value_enum, default_value_t)]
     pub stack: StackKind,
 
@@ -111,8 +114,8 @@ pub struct Options {
     #[arg(short = 'H', long = "header", value_name = "FIELD")]
     pub headers: Vec<String>,
 
-    /// Threads of the generator, each with its share of connections, rate, requests and source addresses. With --stack ginnel each has a
-    /// stack of its own: with --serve on a cable of its own to the server, otherwise on one of the N links of --config and its device.
+    /// Threads of the generator, each with its share of connections, rate, requests and source addresses. Unless the stack is the kernel's each
+    /// has one of its own: with --serve on a cable of its own to the server, otherwise on one of the N links of --config and its device.
     #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: u32,
 

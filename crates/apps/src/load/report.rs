@@ -11,6 +11,9 @@ use std::collections::BTreeMap;
 /// An achieved number below this share of the requested one is warned about.
 const SHORTFALL: f64 = 0.99;
 
+/// A generator that was busy for more than this share of the time may have measured itself.
+const BUSY_MAX: f64 = 0.9;
+
 /// The report of a run. Times are nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
@@ -32,6 +35,8 @@ pub struct Report {
     pub failures: BTreeMap<&'static str, u64>,
     /// Idle connections that the server closed or reset.
     pub idle_connections_lost: u64,
+    /// Share of the time in which the generator (its busiest worker) had something to do, if it was measured.
+    pub generator_busy: Option<f64>,
     /// Latencies.
     pub latency_ns: Latencies,
     /// What makes the run doubtful.
@@ -183,6 +188,7 @@ impl Report {
             statuses: classes.into_iter().zip(c.by_class).filter(is_seen).collect(),
             failures: Failure::ALL.iter().map(|f| f.name()).zip(c.failures).filter(is_seen).collect(),
             idle_connections_lost: c.lost_idle,
+            generator_busy: stats.busy,
             latency_ns: Latencies {
                 connect: (&stats.connect).into(),
                 first_byte: (&stats.first_byte).into(),
@@ -213,6 +219,13 @@ impl Report {
         let (open, wanted) = (self.achieved.connections_max, u64::from(self.requested.connections));
         if (self.requested.rate.is_none() || self.requested.keep_alive) && open < wanted {
             doubts.push(format!("{open} of {wanted} connections were open at once"));
+        }
+        if let Some(busy) = self.generator_busy.filter(|busy| *busy > BUSY_MAX) {
+            let workers = if self.requested.workers > 1 { "its busiest worker" } else { "it" };
+            let percent = 100.0 * busy;
+            doubts.push(format!(
+                "the generator may have been the bottleneck: {workers} was busy for {percent:.0} % of the time"
+            ));
         }
         if self.requests.completed == 0 {
             doubts.push("no request was answered".to_owned());
@@ -261,6 +274,9 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "  status          {}", counts(&self.statuses))?;
         writeln!(f, "  failures        {}", counts(&self.failures))?;
+        if let Some(busy) = self.generator_busy {
+            writeln!(f, "  generator busy  {:>14.1} %", 100.0 * busy)?;
+        }
         if self.idle_connections_lost > 0 {
             writeln!(f, "  idle lost       {:>14}", self.idle_connections_lost)?;
         }
@@ -348,6 +364,19 @@ mod tests {
         assert!(text.contains("warning: 99 of 200 requests/s"), "{text}");
         assert!(text.contains("warning: 1000 requests were due"), "{text}");
         assert!(text.contains("warning: 7 of 50 connections"), "{text}");
+    }
+
+    #[test]
+    fn a_generator_without_time_left_says_so() {
+        let report = |busy, line| Report::new(&parse(line).unwrap(), &Stats { busy, ..stats() });
+        let text = report(Some(0.97), "http://h:1/ -c 7 --stack light").to_string();
+        assert!(text.contains("h:1 over light") && text.contains(" 97.0 %"), "{text}");
+        assert!(text.contains("bottleneck: it was busy for 97 %"), "{text}");
+        let text = report(Some(0.97), "http://h:1/ -c 7 --workers 3").to_string();
+        assert!(text.contains("bottleneck: its busiest worker was busy for 97 %"), "{text}");
+        let text = report(Some(0.9), "http://h:1/ -c 7").to_string();
+        assert!(!text.contains("bottleneck") && text.contains("90.0 %"), "{text}");
+        assert!(!report(None, "http://h:1/ -c 7").to_string().contains("busy"));
     }
 
     #[test]

@@ -199,6 +199,11 @@ impl Session {
         &self.stats
     }
 
+    /// Whether requests that are measured begin at this time.
+    pub fn is_measuring(&self) -> bool {
+        self.stage == Stage::Measure && !self.is_enough()
+    }
+
     /// Connections open now, or being opened.
     pub const fn connections(&self) -> u32 {
         self.open

@@ -125,6 +125,8 @@ pub struct Stats {
     pub lag: Latency,
     /// The measured time, until the last completion if it was the number of requests that ended the run.
     pub measured: Duration,
+    /// Share of the time in which the worker had something to do; of several workers, the busiest one's.
+    pub busy: Option<f64>,
 }
 
 impl Stats {
@@ -132,6 +134,7 @@ impl Stats {
     pub fn add(&mut self, other: &Self) {
         self.counters.add(&other.counters);
         self.measured = self.measured.max(other.measured);
+        self.busy = [self.busy, other.busy].into_iter().flatten().reduce(f64::max);
         for (mine, theirs) in [
             (&mut self.connect, &other.connect),
             (&mut self.first_byte, &other.first_byte),

@@ -12,9 +12,10 @@ use clap::{Args, Subcommand};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Prefix};
-use ginnel::{Config, Error, Handler, Shard, StopFlag};
+use ginnel::{Config, Error, Handler, Shard, ShardStats, StopFlag};
 use ginnel_apps::Run;
 use ginnel_apps::httpd::Httpd;
+use ginnel_apps::load::light::Place;
 use ginnel_apps::load::{self, Report, StackKind};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::Device;
@@ -29,10 +30,14 @@ const SOURCES_MAX: u64 = 16_384;
 pub enum LoadCommand {
     /// Ask a web server for pages, and measure how it answers
     ///
-    /// A measurement says something about the server only if the server was what limited it. One worker on Ginnel's TCP runs a whole TCP for
-    /// each connection, as the server does, so one core of it makes about as many short connections per second as one core of Ginnel can
-    /// serve, and not more: give it two or more cores (--workers) for each core of the server, and look at the server's idle time, which the
-    /// report shows with --serve. With --stack kernel a core makes some ten thousands.
+    /// A measurement says something about the server only if the server was what limited it. The report says so if the generator had no time
+    /// left, and with --serve how much time the server had.
+    ///
+    /// With --stack light one core asks for more than one core of Ginnel can serve: its TCP is a client's and does only what load needs. It
+    /// offers no SACK, drops what comes out of order, and keeps no TIME-WAIT: a port is used
+    /// again when all 32,768 of its address were. Take --stack ginnel, the default, where links lose or reorder, or for a client that behaves
+    /// like any other: it runs a whole TCP for each connection, so one core of it makes about as many as one core of Ginnel can serve, and
+    /// needs two or more cores (--workers) for each core of the server. With --stack kernel a core makes some ten thousands.
     Http(Box<HttpOptions>),
 }
 
@@ -87,7 +92,7 @@ pub struct ServerSide {
 pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option<ServerSide>), Failure> {
     if options.load.stack == StackKind::Kernel {
         if let Some(option) = options.stack.first_given() {
-            return Err(Failure::usage(format!("{option} is for --stack ginnel")));
+            return Err(Failure::usage(format!("{option} is for --stack ginnel and --stack light")));
         }
         return Ok((load::measure_on_kernel(&options.load, stop)?, None));
     }
@@ -98,9 +103,9 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
             ));
         }
         let shares = workers::split(&options.stack.to_config()?, options.load.workers())?;
-        let configs = with_sources(shares, &options.load)?;
-        let stacks = configs.into_iter().map(|config| OnStack { config, cable: None, stop }).collect();
-        return Ok((load::measure(&options.load, stop, stacks)?, None));
+        let places =
+            with_sources(shares, &options.load)?.into_iter().map(|config| Place { config, device: None });
+        return Ok((on_devices(&options.load, stop, places.collect())?, None));
     };
     if options.stack.device != Some(DeviceName::Memory) {
         return Err(Failure::usage("--serve needs --device memory"));
@@ -124,11 +129,8 @@ fn with_server(
         ends.iter().map(|end| pair(cable(end.worker.devices.first()))).unzip();
     let mut server = server_on_cables(&ends, target, root, far, options.serve_cpu)?;
     let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), &load)?;
-    let stacks = configs
-        .into_iter()
-        .zip(near)
-        .map(|(config, cable)| OnStack { config, cable: Some(cable), stop })
-        .collect();
+    let places = configs.into_iter().zip(near).map(|(config, cable)| Place { config, device: Some(cable) });
+    let places = places.collect();
 
     let (server_stop, stats) = (StopFlag::new()?, server.stats_reader());
     let flag = server_stop.clone();
@@ -140,7 +142,7 @@ fn with_server(
     while stats.snapshot().running_ns == 0 && !thread.is_finished() && !stop.is_set() {
         thread::sleep(Duration::from_millis(1));
     }
-    let measured = load::measure(&load, stop, stacks);
+    let measured = on_devices(&load, stop, places);
     server_stop.stop();
     let (server, result) = thread.join().map_err(|_| Failure::running("the server's thread panicked"))?;
     result?;
@@ -190,7 +192,7 @@ fn with_sources(mut configs: Vec<Config>, options: &load::Options) -> Result<Vec
     let count: u64 = options.source.iter().map(|range| range.count()).sum();
     if count > SOURCES_MAX {
         return Err(Failure::usage(format!(
-            "--source: {count} addresses, at most {SOURCES_MAX} with --stack ginnel"
+            "--source: {count} addresses, at most {SOURCES_MAX} unless with --stack kernel"
         )));
     }
     if (1..u64::from(options.workers())).contains(&count) {
@@ -212,20 +214,31 @@ fn with_sources(mut configs: Vec<Config>, options: &load::Options) -> Result<Vec
     Ok(configs)
 }
 
+/// Runs the generator on a TCP of this program.
+fn on_devices(options: &load::Options, stop: &StopFlag, places: Vec<Place>) -> Result<Report, Error> {
+    if options.stack == StackKind::Light {
+        return load::measure_light(options, stop, places);
+    }
+    let stacks = places.into_iter().map(|place| OnStack { place, stop }).collect();
+    load::measure(options, stop, stacks)
+}
+
 /// Ginnel's stack for one worker.
 struct OnStack<'a> {
-    config: Config,
-    cable: Option<Device>,
+    place: Place,
     stop: &'a StopFlag,
 }
 
 impl Run for OnStack<'_> {
-    fn run<H: Handler + Send + 'static>(self, handler: H) -> Result<(), Error> {
-        let name = self.config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
-        let mut builder = Shard::builder(self.config).handler(handler);
-        if let Some(cable) = self.cable {
-            builder = builder.device(name, cable);
+    fn run<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error> {
+        let Place { config, device } = self.place;
+        let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
+        let mut builder = Shard::builder(config).handler(handler);
+        if let Some(device) = device {
+            builder = builder.device(name, device);
         }
-        builder.build()?.run(self.stop)
+        let mut shard = builder.build()?;
+        shard.run(self.stop)?;
+        Ok(*shard.stats())
     }
 }

@@ -113,7 +113,7 @@ impl Session {
     }
 
     /// The number of requests asked for was begun.
-    fn is_enough(&self) -> bool {
+    pub(super) fn is_enough(&self) -> bool {
         self.plan.requests.is_some_and(|n| self.begun >= n)
     }
 

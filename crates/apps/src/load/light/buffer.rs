@@ -1,0 +1,152 @@
+//! What was sent and is not acknowledged: bytes in chunks of one pool, so that nothing is allocated once the pool has grown.
+
+/// Bytes of a chunk: several requests, or a part of a long one.
+pub(super) const CHUNK_BYTES: usize = 1024;
+/// Most bytes that one connection may have waiting.
+pub(super) const WAITING_MAX: usize = 64 << 10;
+const NONE: u32 = u32::MAX;
+
+/// The bytes of one connection, the oldest first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Waiting {
+    head: u32,
+    tail: u32,
+    /// Bytes.
+    len: u32,
+    /// Bytes of the first chunk that are acknowledged.
+    offset: u16,
+}
+
+impl Waiting {
+    /// No bytes.
+    pub const EMPTY: Self = Self { head: NONE, tail: NONE, len: 0, offset: 0 };
+
+    /// Bytes.
+    pub const fn len(&self) -> u32 {
+        self.len
+    }
+}
+
+/// The pool. It grows with what all connections have waiting, each at most [`WAITING_MAX`].
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    #[allow(clippy::vec_box)] // the pool grows in the middle of a run: what is there must not be copied
+    chunks: Vec<Box<[u8; CHUNK_BYTES]>>,
+    next: Vec<u32>,
+    free: Vec<u32>,
+}
+
+impl Buffers {
+    fn take(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| self.grow())
+    }
+
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.chunks.push(Box::new([0; CHUNK_BYTES]));
+        self.next.push(NONE);
+        // Giving a chunk back must never allocate.
+        self.free.reserve(self.chunks.len());
+        self.chunks.len() as u32 - 1
+    }
+
+    /// Appends as many bytes as there is room for; returns how many.
+    pub fn append(&mut self, waiting: &mut Waiting, bytes: &[u8]) -> usize {
+        let bytes = &bytes[..bytes.len().min(WAITING_MAX - waiting.len as usize)];
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let used = (usize::from(waiting.offset) + waiting.len as usize) % CHUNK_BYTES;
+            if waiting.head == NONE {
+                waiting.head = self.take();
+                waiting.tail = waiting.head;
+            } else if used == 0 {
+                let chunk = self.take();
+                self.next[waiting.tail as usize] = chunk;
+                waiting.tail = chunk;
+            }
+            let n = rest.len().min(CHUNK_BYTES - used);
+            self.chunks[waiting.tail as usize][used..used + n].copy_from_slice(&rest[..n]);
+            waiting.len += n as u32;
+            rest = &rest[n..];
+        }
+        bytes.len()
+    }
+
+    /// The bytes from `offset` to the end of their chunk.
+    pub fn from(&self, waiting: &Waiting, offset: u32) -> &[u8] {
+        if offset >= waiting.len {
+            return &[];
+        }
+        let (mut chunk, mut at) = (waiting.head, usize::from(waiting.offset) + offset as usize);
+        let mut end = usize::from(waiting.offset) + waiting.len as usize;
+        while at >= CHUNK_BYTES {
+            chunk = self.next[chunk as usize];
+            at -= CHUNK_BYTES;
+            end -= CHUNK_BYTES;
+        }
+        &self.chunks[chunk as usize][at..end.min(CHUNK_BYTES)]
+    }
+
+    /// Forgets the first `count` bytes, of at most as many as there are.
+    pub fn forget(&mut self, waiting: &mut Waiting, count: u32) {
+        waiting.len -= count;
+        let mut passed = usize::from(waiting.offset) + count as usize;
+        // A chunk that is full to its end stays until the next one is begun: `append` looks for the place behind it.
+        while waiting.head != waiting.tail && passed >= CHUNK_BYTES {
+            self.free.push(waiting.head);
+            waiting.head = self.next[waiting.head as usize];
+            passed -= CHUNK_BYTES;
+        }
+        if waiting.len == 0 {
+            if waiting.head != NONE {
+                self.free.push(waiting.head);
+            }
+            *waiting = Waiting::EMPTY;
+        } else {
+            waiting.offset = passed as u16;
+        }
+    }
+
+    /// Chunks that are lent.
+    #[cfg(test)]
+    pub fn in_use(&self) -> usize {
+        self.chunks.len() - self.free.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_come_back_in_order_whatever_is_appended_and_forgotten(
+            steps in prop::collection::vec((0usize..3000, 0u32..3000), 1..60),
+        ) {
+            let (mut buffers, mut waiting, mut model) = (Buffers::default(), Waiting::EMPTY, Vec::new());
+            let mut next = 0u8;
+            for (add, remove) in steps {
+                let bytes: Vec<u8> = (0..add).map(|_| { next = next.wrapping_mul(5).wrapping_add(1); next }).collect();
+                let taken = buffers.append(&mut waiting, &bytes);
+                prop_assert_eq!(taken, add.min(WAITING_MAX - model.len()));
+                model.extend_from_slice(&bytes[..taken]);
+                let mut seen = Vec::new();
+                while seen.len() < model.len() {
+                    let piece = buffers.from(&waiting, seen.len() as u32);
+                    prop_assert!(!piece.is_empty());
+                    seen.extend_from_slice(piece);
+                }
+                prop_assert_eq!(&seen, &model);
+                prop_assert!(buffers.from(&waiting, model.len() as u32).is_empty());
+                let remove = remove.min(model.len() as u32);
+                buffers.forget(&mut waiting, remove);
+                model.drain(..remove as usize);
+                prop_assert_eq!(waiting.len() as usize, model.len());
+            }
+            let left = waiting.len();
+            buffers.forget(&mut waiting, left);
+            prop_assert_eq!(buffers.in_use(), 0);
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! The own addresses and their ports: which connection a segment belongs to, by index instead of by hash.
+//!
+//! Each address has a ring of ports. A port is taken again only after all others of its address were, which is what takes the place of
+//! TIME-WAIT. It carries one connection at a time, whatever its destination.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ginnel_stack::wire::checksum::Sum;
+
+/// The first port: dynamic ports of Linux begin here too.
+const PORT_MIN: u16 = 32_768;
+/// Ports of an address.
+const PORTS_MAX: u32 = 32_768;
+/// Ports of all addresses together, as far as each has at least one; with more addresses than 2,048 each has fewer. A table of 256 MiB then,
+/// of which only what was used takes memory.
+const TABLE_MAX: u32 = 1 << 26;
+/// Most addresses: their numbers have 16 bits.
+pub(super) const LOCALS_MAX: usize = 1 << 16;
+
+/// Table entry of a port without a connection.
+const VACANT: u32 = 0;
+/// The same, if its last connection was closed in good order.
+const ENDED: u32 = 1;
+/// The first connection's entry.
+const FIRST: u32 = 2;
+
+/// An address of ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Local {
+    pub address: IpAddr,
+    /// Its sum, for checksums.
+    pub sum: Sum,
+    /// Where its ring stands.
+    next: u32,
+}
+
+/// Consecutive addresses with consecutive numbers.
+#[derive(Clone, Copy, Debug)]
+struct Run<T> {
+    first: T,
+    count: u32,
+    base: u32,
+}
+
+/// What belongs to a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tenant {
+    /// A connection.
+    Conn(u32),
+    /// One that was closed in good order.
+    Ended,
+    /// None.
+    Nobody,
+}
+
+/// All of them.
+pub(super) struct Locals {
+    list: Vec<Local>,
+    v4: Vec<Run<u32>>,
+    v6: Vec<Run<u128>>,
+    /// An entry for each port of each address; those of one port lie side by side, because addresses take turns.
+    table: Vec<u32>,
+    /// Ports of each address, a power of two.
+    ports: u32,
+}
+
+impl Locals {
+    /// A table for these addresses. At most [`LOCALS_MAX`]; each counts once.
+    pub fn new(addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        let mut addresses: Vec<IpAddr> = addresses.into_iter().collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        let (mut v4, mut v6): (Vec<Run<u32>>, Vec<Run<u128>>) = (Vec::new(), Vec::new());
+        for (number, address) in (0..).zip(&addresses) {
+            match address {
+                IpAddr::V4(a) => match v4.last_mut() {
+                    Some(run) if run.first.checked_add(run.count) == Some(a.to_bits()) => run.count += 1,
+                    _ => v4.push(Run { first: a.to_bits(), count: 1, base: number }),
+                },
+                IpAddr::V6(a) => match v6.last_mut() {
+                    Some(run) if run.first.checked_add(run.count.into()) == Some(a.to_bits()) => {
+                        run.count += 1
+                    }
+                    _ => v6.push(Run { first: a.to_bits(), count: 1, base: number }),
+                },
+            }
+        }
+        let count = addresses.len().max(1) as u32;
+        let ports = PORTS_MAX.min(1 << (TABLE_MAX / count).max(1).ilog2());
+        let list = addresses.into_iter().map(|address| Local { address, sum: sum_of(address), next: 0 });
+        Self { list: list.collect(), v4, v6, table: vec![VACANT; (count * ports) as usize], ports }
+    }
+
+    /// The address with this number.
+    #[inline]
+    pub fn get(&self, number: u16) -> &Local {
+        &self.list[usize::from(number)]
+    }
+
+    /// All addresses.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.list.iter().map(|local| local.address)
+    }
+
+    /// The number of an address, if it is ours.
+    #[inline]
+    pub fn number(&self, address: IpAddr) -> Option<u16> {
+        match address {
+            IpAddr::V4(address) => self.number_v4(address),
+            IpAddr::V6(address) => self.number_v6(address),
+        }
+    }
+
+    /// The same for IPv4.
+    #[inline]
+    pub fn number_v4(&self, address: Ipv4Addr) -> Option<u16> {
+        let distance = |run: &Run<u32>| address.to_bits().wrapping_sub(run.first);
+        let run = self.v4.iter().find(|run| distance(run) < run.count)?;
+        Some((run.base + distance(run)) as u16)
+    }
+
+    /// The same for IPv6.
+    #[inline]
+    pub fn number_v6(&self, address: Ipv6Addr) -> Option<u16> {
+        let distance = |run: &Run<u128>| address.to_bits().wrapping_sub(run.first);
+        let run = self.v6.iter().find(|run| distance(run) < run.count.into())?;
+        Some((run.base + distance(run) as u32) as u16)
+    }
+
+    #[inline]
+    fn place(&self, number: u16, port: u16) -> Option<usize> {
+        let index = u32::from(port.wrapping_sub(PORT_MIN));
+        (index < self.ports).then(|| index as usize * self.list.len() + usize::from(number))
+    }
+
+    /// Who has this port.
+    #[inline]
+    pub fn tenant(&self, number: u16, port: u16) -> Tenant {
+        let entry = self.place(number, port).and_then(|place| self.table.get(place));
+        match entry.copied().unwrap_or(VACANT) {
+            VACANT => Tenant::Nobody,
+            ENDED => Tenant::Ended,
+            entry => Tenant::Conn(entry - FIRST),
+        }
+    }
+
+    /// Gives the next free port of an address to a connection. `None` if none is free.
+    #[inline]
+    pub fn lease(&mut self, number: u16, conn: u32) -> Option<u16> {
+        let count = self.list.len();
+        for _ in 0..self.ports {
+            let local = &mut self.list[usize::from(number)];
+            let index = local.next;
+            local.next = (index + 1) & (self.ports - 1);
+            let entry = &mut self.table[index as usize * count + usize::from(number)];
+            if *entry < FIRST {
+                *entry = conn + FIRST;
+                return Some(PORT_MIN + index as u16);
+            }
+        }
+        None
+    }
+
+    /// Takes a port back.
+    #[inline]
+    pub fn give_back(&mut self, number: u16, port: u16, in_order: bool) {
+        if let Some(place) = self.place(number, port) {
+            self.table[place] = if in_order { ENDED } else { VACANT };
+        }
+    }
+}
+
+/// The sum of an address's bytes.
+pub(super) fn sum_of(address: IpAddr) -> Sum {
+    match address {
+        IpAddr::V4(address) => Sum::of(&address.octets()),
+        IpAddr::V6(address) => Sum::of(&address.octets()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn addresses_of_both_families_are_found_by_number() {
+        let texts = ["10.0.0.9", "fd00::1", "10.0.0.1", "10.0.0.2", "255.255.255.255", "fd00::2", "10.0.0.1"];
+        let locals = Locals::new(texts.map(address));
+        for text in texts {
+            let number = locals.number(address(text)).unwrap();
+            assert_eq!(locals.get(number).address, address(text));
+        }
+        for text in ["10.0.0.0", "10.0.0.3", "10.0.0.8", "0.0.0.0", "fd00::", "fd00::3", "fd01::1", "::"] {
+            assert_eq!(locals.number(address(text)), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_port_comes_again_only_when_all_others_were_taken() {
+        let mut locals = Locals::new([address("10.0.0.1"), address("10.0.0.2")]);
+        let first = locals.lease(1, 7).unwrap();
+        assert_eq!(locals.tenant(1, first), Tenant::Conn(7));
+        assert_eq!(locals.tenant(0, first), Tenant::Nobody);
+        locals.give_back(1, first, true);
+        assert_eq!(locals.tenant(1, first), Tenant::Ended);
+        let mut others = 0;
+        while locals.lease(1, 8).unwrap() != first {
+            others += 1;
+        }
+        assert_eq!(others, PORTS_MAX - 1);
+        assert_eq!(locals.lease(1, 9), None, "all are taken");
+        assert!(locals.lease(0, 9).is_some(), "the other address has its own");
+        locals.give_back(1, 40_000, false);
+        assert_eq!(locals.lease(1, 9), Some(40_000));
+        for port in [0, 80, 32_767] {
+            assert_eq!(locals.tenant(1, port), Tenant::Nobody);
+        }
+    }
+
+    #[test]
+    fn many_addresses_share_the_table() {
+        let all = (0..10_000u32).map(|n| Ipv4Addr::from_bits(0x0a00_0000 + n).into());
+        let mut locals = Locals::new(all);
+        assert_eq!(locals.ports, 4096);
+        let port = locals.lease(9_999, 3).unwrap();
+        assert_eq!(locals.tenant(9_999, port), Tenant::Conn(3));
+        assert_eq!(locals.tenant(9_999, PORT_MIN + 4096), Tenant::Nobody);
+    }
+}

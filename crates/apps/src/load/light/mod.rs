@@ -1,0 +1,331 @@
+//! The generator on a TCP of its own: a client's, and only as much of it as load needs, so that one core of it can overload a server that
+//! runs a whole TCP on one core.
+//!
+//! ```text
+//! device ─► frames ─► input ─► session ─► network ─► frames ─► device
+//!                       │                    │
+//!                       └─ conn  locals  target  neighbour  buffer ─┘
+//! ```
+//!
+//! It is a correct peer, and a simple one:
+//!
+//! * IPv4 and IPv6, untagged; ARP and NDP for the next hop, and for whoever asks for its own addresses (there is no duplicate address
+//!   detection, and no answer to pings). Packet-too-big messages are believed.
+//! * SYN offers MSS and a window scale, and timestamps (with PAWS, RFC 7323) unless the device is memory without faults, on which nothing
+//!   is lost. No SACK, no ECN.
+//! * It receives in order: what comes early is dropped, acknowledged at once, and comes again. Acknowledgements leave with requests, or at
+//!   the end of a burst, one for each connection.
+//! * It keeps ten segments in flight at the most, and after a time-out (RFC 6298, measured for each server, 200 ms at least) goes back to
+//!   the first that is not acknowledged. There is no fast retransmission. A time-out may come 100 ms late.
+//! * There is no TIME-WAIT. A port is used again when all others of its address were, 32,768 of them (fewer with more than 2,048
+//!   addresses); sequence numbers grow from one connection to the next, so that servers take a port that they hold in TIME-WAIT. A FIN that
+//!   comes again is acknowledged again. A port carries one connection at a time, so an address has at most so many connections, to all
+//!   servers together.
+//!
+//! A connection is 68 bytes, found by an index made of address and port.
+
+mod buffer;
+mod conn;
+mod frames;
+mod input;
+mod locals;
+mod neighbour;
+mod network;
+mod target;
+
+use self::input::Outcome;
+use self::locals::{LOCALS_MAX, Locals};
+use self::network::{Net, Out};
+use super::busy::Busy;
+use super::options::Job;
+use super::session::Session;
+use super::stats::{Progress, Stats};
+use core::time::Duration;
+use ginnel::config::DeviceKind;
+use ginnel::{Config, Error, Instant, StopFlag, clock, raw};
+use ginnel_stack::device::{Device, RxBurst, RxQueue};
+use std::sync::Arc;
+
+/// Time for the last closes to be answered.
+const FAREWELL: Duration = Duration::from_millis(100);
+/// The kernel wakes a sleeper so much too late at the most, usually: a request that is due is awaited by polling from then on.
+const WAKE_EARLY: Duration = Duration::from_micros(150);
+
+/// Where a worker runs: a configuration as a shard would have it, with one device and one link, and the device if it is supplied.
+pub struct Place {
+    /// The configuration. Of its tables only `shard`'s CPU and spin time count, the device, the link and the routes.
+    pub config: Config,
+    /// The device; a memory device must be supplied, others are opened where none is.
+    pub device: Option<Device>,
+}
+
+/// What a turn did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Frames and events handled. If 0, the next turn is in vain before `next_deadline` or the next frame.
+    pub work: usize,
+    /// When something is due.
+    pub next_deadline: Instant,
+    /// The run is over.
+    pub done: bool,
+}
+
+enum Phase {
+    /// Neighbours are looked for.
+    Finding,
+    Running,
+    /// All was said; the last segments are on their way.
+    Leaving(Instant),
+}
+
+/// A worker of the generator on its own TCP.
+pub struct Light {
+    rx: Box<dyn RxQueue + Send>,
+    net: Net,
+    job: Job,
+    share: (u32, u32),
+    progress: Arc<Progress>,
+    session: Option<Session>,
+    /// When the session is to be called.
+    due: Instant,
+    phase: Phase,
+    busy: Busy,
+}
+
+impl Light {
+    /// Worker `worker` of `workers`, at the time `now`.
+    ///
+    /// # Errors
+    /// The configuration asks for what only a whole stack can do, there is no way to a target, or the device cannot be opened.
+    pub fn new(
+        job: &Job,
+        (worker, workers): (u32, u32),
+        progress: Arc<Progress>,
+        place: Place,
+        now: Instant,
+    ) -> Result<Self, Error> {
+        let Place { config, device } = place;
+        config.validate()?;
+        let ([device_config], [link]) = (config.devices.as_slice(), config.links.as_slice()) else {
+            return Err(Error::application("--stack light needs exactly one [[device]] and one [[link]]"));
+        };
+        if link.vlan.is_some() {
+            return Err(Error::application("--stack light sends no VLAN tags: link.vlan"));
+        }
+        let sources = job.sources(worker, workers);
+        let locals = link.addresses.iter().map(|p| p.address).chain(sources.all());
+        let locals: Vec<_> = locals.take(LOCALS_MAX + 1).collect();
+        if locals.len() > LOCALS_MAX {
+            let problem = format!("more than {LOCALS_MAX} own addresses: too many for --stack light");
+            return Err(Error::application(problem));
+        }
+        let locals = Locals::new(locals);
+        let Device { rx, tx } = raw::open(device_config, device)?;
+        let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
+        let ways = target::ways(&job.targets, link, &config.routes, &locals, mtu as u32)?;
+        // Timestamps tell servers how long the way is even if every segment is sent twice. Where none is lost there is nothing to tell.
+        let is_lossy = device_config.kind != DeviceKind::Memory || device_config.faults.is_some();
+        let seed = job.plan.seed.wrapping_add(worker.into());
+        Ok(Self {
+            rx,
+            net: Net::new(Out::new(tx), locals, ways, seed, is_lossy, now),
+            job: job.clone(),
+            share: (worker, workers),
+            progress,
+            session: None,
+            due: now,
+            phase: Phase::Finding,
+            busy: Busy::default(),
+        })
+    }
+
+    /// One turn at the time `now`, which must not run backwards.
+    #[inline]
+    pub fn turn(&mut self, now: Instant) -> Turn {
+        let Self { rx, net, session, .. } = self;
+        net.set_time(now);
+        let mut burst = RxBurst::new();
+        rx.rx_burst(now, &mut burst);
+        let mut work = burst.len();
+        for frame in &burst {
+            let outcome = net.receive(frame);
+            if let Some(session) = session {
+                tell(session, net, outcome, now);
+            }
+        }
+        drop(burst);
+        while let Some((slot, failure)) = net.expire() {
+            work += 1;
+            if let Some(session) = session {
+                session.ended(slot, failure, now, net);
+            }
+        }
+        net.ask();
+        let due = match session.as_ref().and_then(Session::next_arrival) {
+            Some(arrival) => arrival.min(self.due),
+            None => self.due,
+        };
+        if due <= now {
+            work += 1;
+            self.poll(now);
+        } else if !matches!(self.phase, Phase::Running) {
+            self.poll(now);
+        }
+        self.net.acknowledge();
+        self.net.flush();
+        Turn { work, next_deadline: self.next_deadline(), done: self.is_done(now) }
+    }
+
+    fn poll(&mut self, now: Instant) {
+        match &self.phase {
+            Phase::Finding => {
+                self.due = Instant::MAX;
+                if self.net.is_ready() {
+                    self.begin(now);
+                }
+            }
+            Phase::Running => {
+                let Some(session) = &mut self.session else { return };
+                match session.poll(now, &mut self.net) {
+                    Some(at) => self.due = at,
+                    None => {
+                        self.phase = Phase::Leaving(now + FAREWELL);
+                        self.due = now + FAREWELL;
+                    }
+                }
+            }
+            Phase::Leaving(_) => {}
+        }
+    }
+
+    fn begin(&mut self, now: Instant) {
+        let (worker, workers) = self.share;
+        let plan = self.job.plan.share(worker, workers);
+        let (requests, progress) = (Arc::clone(&self.job.requests), Arc::clone(&self.progress));
+        let (targets, sources) = (self.job.targets.clone(), self.job.sources(worker, workers));
+        self.session = Some(Session::new(plan, requests, targets, sources, progress, now));
+        (self.phase, self.due) = (Phase::Running, now);
+        self.poll(now);
+    }
+
+    fn is_done(&self, now: Instant) -> bool {
+        matches!(self.phase, Phase::Leaving(until) if now >= until || self.net.live() == 0)
+    }
+
+    fn next_deadline(&self) -> Instant {
+        let arrival = self.session.as_ref().and_then(Session::next_arrival);
+        let others = [arrival, self.net.next_deadline(), self.rx.next_deadline()];
+        others.into_iter().flatten().min().map_or(self.due, |at| at.min(self.due))
+    }
+
+    /// Ends the run soon; what was measured so far counts.
+    pub fn interrupt(&mut self, now: Instant) {
+        if self.session.is_none() {
+            self.begin(now);
+        }
+        if let Some(session) = &mut self.session {
+            session.interrupt(now);
+        }
+        self.due = now;
+    }
+
+    /// What was measured.
+    pub fn stats(&self) -> Stats {
+        let stats = self.session.as_ref().map(|session| session.stats().clone());
+        Stats { busy: self.busy.share(), ..stats.unwrap_or_default() }
+    }
+
+    /// Connections that are not over, those included that the session has done with.
+    pub fn connections(&self) -> usize {
+        self.net.live()
+    }
+
+    fn is_measuring(&self) -> bool {
+        self.session.as_ref().is_some_and(Session::is_measuring)
+    }
+
+    /// Turns until the run is over.
+    fn run(&mut self, spin: Duration, stop: &StopFlag) -> Result<(), Error> {
+        let mut now = clock::now();
+        let (mut worked, mut told) = (now, false);
+        loop {
+            if stop.is_set() && !told {
+                told = true;
+                self.interrupt(now);
+            }
+            let turn = self.turn(now);
+            if turn.done {
+                return Ok(());
+            }
+            if self.rx.is_gone() {
+                return Err(Error::DevicesLost("the generator's device".into()));
+            }
+            let is_idle = turn.work == 0;
+            if !is_idle {
+                worked = now;
+            } else if now - worked < spin || self.wake_at(turn.next_deadline) <= now {
+                core::hint::spin_loop();
+            } else {
+                let until = self.wake_at(turn.next_deadline);
+                raw::sleep(&mut *self.rx, stop, until)?;
+            }
+            let after = clock::now();
+            if self.is_measuring() {
+                self.busy.count(after - now, is_idle);
+            }
+            now = after;
+        }
+    }
+
+    /// When a sleep must end for something that is due at `at`: early for a request, whose time is measured.
+    fn wake_at(&self, at: Instant) -> Instant {
+        match self.session.as_ref().and_then(Session::next_arrival) {
+            Some(arrival) if arrival <= at => {
+                Instant::ZERO + (arrival - Instant::ZERO).saturating_sub(WAKE_EARLY)
+            }
+            _ => at,
+        }
+    }
+}
+
+/// Tells the session what a frame came to.
+#[inline]
+fn tell(session: &mut Session, net: &mut Net, outcome: Outcome<'_>, now: Instant) {
+    match outcome {
+        Outcome::Nothing => {}
+        Outcome::Connected(slot) => session.connected(slot, now, net),
+        Outcome::Ended(slot, failure) => session.ended(slot, failure, now, net),
+        Outcome::Progress(p) => {
+            if p.writable {
+                session.writable(p.slot, net);
+            }
+            if !p.data.is_empty() {
+                session.data(p.slot, p.data, now, net);
+            }
+            // The data may have been all that was wanted, and the slot another connection's already.
+            if p.fin && net.is_current(p.slot, p.conn, p.port, p.source) {
+                session.peer_closed(p.slot, now, net);
+            }
+        }
+    }
+}
+
+/// Runs the share of worker `worker` of `workers` on this thread and returns what it measured.
+pub(super) fn run(
+    job: &Job,
+    share: (u32, u32),
+    progress: Arc<Progress>,
+    place: Place,
+    stop: &StopFlag,
+) -> Result<Stats, Error> {
+    let shard = place.config.shard.clone();
+    if let Some(cpu) = shard.cpu {
+        raw::pin(cpu)?;
+    }
+    let mut light = Light::new(job, share, progress, place, clock::now())?;
+    light.run(Duration::from_micros(shard.spin_us.into()), stop)?;
+    Ok(light.stats())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,372 @@
+//! The client's TCP without a session, against Ginnel's servers in simulated time: what arrives, and what is left behind.
+
+use super::input::Outcome;
+use super::{Light, Place};
+use crate::echo::{self, Echo};
+use crate::httpd::{Httpd, Options as HttpdOptions};
+use crate::load::options::tests::parse;
+use crate::load::session::Network;
+use crate::load::stats::Failure;
+use clap::Parser;
+use core::time::Duration;
+use ginnel::config::{DeviceConfig, DeviceKind};
+use ginnel::{Config, Handler, Instant, Random, Shard};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_stack::device::{Device, RxBurst, RxChecksum, RxFrame};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const V4: (&str, &str, &str) = ("10.0.0.1/16", "10.0.0.2/16", "10.0.0.1:80");
+const V6: (&str, &str, &str) = ("fd00::1/64", "fd00::2/64", "[fd00::1]:80");
+const BAD_LINE: &str = "delay=2ms loss=3% duplicate=2% reorder=5% corrupt=1%";
+
+#[derive(Parser)]
+struct Words<T: clap::Args> {
+    #[command(flatten)]
+    options: T,
+}
+
+fn options<T: clap::Args>(words: &[&str]) -> T {
+    Words::parse_from([&["program"], words].concat()).options
+}
+
+fn echo() -> Echo {
+    Echo::new(&options::<echo::Options>(&["--listen", "0.0.0.0:80", "--listen", "[::]:80"]))
+}
+
+fn httpd(root: &Path) -> Httpd {
+    let root = root.to_str().unwrap();
+    let options: HttpdOptions = options(&[root, "--listen", "0.0.0.0:80", "--listen", "[::]:80"]);
+    Httpd::with_clock(&options, || Duration::from_secs(784_111_777)).unwrap()
+}
+
+/// A server and the client's TCP at the ends of a cable.
+struct Ends<S> {
+    server: Shard<S>,
+    client: Light,
+    to: core::net::SocketAddr,
+    now: Instant,
+}
+
+/// What a test has of a connection.
+#[derive(Default)]
+struct Seen {
+    sent: usize,
+    received: Vec<u8>,
+    end: Option<Result<(), Failure>>,
+}
+
+impl<S: Handler> Ends<S> {
+    fn new(
+        server: S,
+        (own, near, to): (&str, &str, &str),
+        faults: Option<&str>,
+        memory: MemoryConfig,
+        seed: u64,
+    ) -> Self {
+        let now = Instant::from_millis(1_000);
+        let (far, device) = pair(memory);
+        let config = |address: &str| {
+            let cable = DeviceConfig::new("cable", DeviceKind::Memory);
+            Config::single(cable, &[address.parse().unwrap()], &[])
+        };
+        let builder = Shard::builder(config(own)).handler(server).device("cable", far);
+        let server = builder.seed([seed as u8; 32]).now(now).build().unwrap();
+        let job = parse(&format!("http://{to}/")).unwrap().job().unwrap();
+        let mut place = Place { config: config(near), device: Some(device) };
+        place.config.devices[0].faults = faults.map(|f| f.parse().unwrap());
+        place.config.devices[0].faults_seed = seed;
+        let client = Light::new(&job, (0, 1), Default::default(), place, now).unwrap();
+        let mut ends = Self { server, client, to: to.parse().unwrap(), now };
+        // Duplicate address detection of the server's IPv6 address, and neighbours.
+        while !(ends.client.net.is_ready() && ends.server.stats().running_ns > 0) {
+            ends.turn(&mut |_, _| {});
+            assert!(ends.now < Instant::from_millis(60_000), "no neighbour");
+        }
+        assert!(ends.client.net.neighbours[0].mac.is_some());
+        ends
+    }
+
+    /// One turn of both; then time goes on to where something happens.
+    fn turn(&mut self, told: &mut dyn FnMut(&mut super::Net, Outcome<'_>)) {
+        let Light { rx, net, .. } = &mut self.client;
+        net.set_time(self.now);
+        let mut burst = RxBurst::new();
+        rx.rx_burst(self.now, &mut burst);
+        let mut work = burst.len();
+        for frame in &burst {
+            let outcome = net.receive(frame);
+            told(net, outcome);
+        }
+        drop(burst);
+        while let Some((slot, failure)) = net.expire() {
+            told(net, Outcome::Ended(slot, failure));
+            work += 1;
+        }
+        net.ask();
+        net.acknowledge();
+        net.flush();
+        let server = self.server.poll_once(self.now).unwrap();
+        let next = [server.next_deadline, self.client.net.next_deadline(), self.client.rx.next_deadline()];
+        self.now += Duration::from_micros(1);
+        if work + server.work == 0
+            && let Some(next) = next.into_iter().flatten().min()
+        {
+            self.now = self.now.max(next);
+        }
+    }
+
+    /// Sends to each connection what `stream` says, and ends when all have ended as `is_done` says of what they received.
+    fn exchange(
+        &mut self,
+        slots: u32,
+        stream: impl Fn(u32) -> Vec<u8>,
+        is_done: impl Fn(u32, &[u8]) -> bool,
+    ) -> Vec<Seen> {
+        let streams: Vec<Vec<u8>> = (0..slots).map(stream).collect();
+        let mut seen: Vec<Seen> = (0..slots).map(|_| Seen::default()).collect();
+        for slot in 0..slots {
+            self.client.net.connect(slot, self.to, None).unwrap();
+        }
+        let limit = self.now + Duration::from_secs(600);
+        while seen.iter().any(|s| s.end.is_none()) {
+            self.turn(&mut |net, outcome| {
+                let (slot, fin) = match outcome {
+                    Outcome::Nothing => return,
+                    Outcome::Ended(slot, failure) => return seen[slot as usize].end = Some(Err(failure)),
+                    Outcome::Connected(slot) => (slot, false),
+                    Outcome::Progress(p) => {
+                        seen[p.slot as usize].received.extend_from_slice(p.data);
+                        (p.slot, p.fin)
+                    }
+                };
+                let s = &mut seen[slot as usize];
+                s.sent += net.send(slot, &streams[slot as usize][s.sent..]);
+                if fin || is_done(slot, &s.received) {
+                    net.close(slot);
+                    s.end = Some(Ok(()));
+                }
+            });
+            assert!(self.now < limit, "stuck: {:?}", self.client.net.conns);
+        }
+        seen
+    }
+
+    /// Lets the last segments pass, and sees that nothing is left.
+    fn settle(&mut self) {
+        let limit = self.now + Duration::from_secs(200);
+        while self.client.net.live() > 0 && self.now < limit {
+            self.turn(&mut |_, outcome| assert!(matches!(outcome, Outcome::Nothing), "{outcome:?}"));
+        }
+        let net = &self.client.net;
+        assert_eq!((net.live(), net.buffers.in_use()), (0, 0), "{:?}", net.conns);
+    }
+}
+
+/// Bytes that are different everywhere.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Random::new(seed);
+    (0..len).map(|_| rng.next_u64() as u8).collect()
+}
+
+/// Both directions at once, and the client closes first.
+fn echo_through(net: (&str, &str, &str), faults: Option<&str>, memory: MemoryConfig, len: usize, seed: u64) {
+    let mut ends = Ends::new(echo(), net, faults, memory, seed);
+    let stream = |slot| noise(seed * 100 + u64::from(slot), len + slot as usize);
+    for _ in 0..2 {
+        let seen = ends.exchange(5, stream, |slot, received| received.len() >= len + slot as usize);
+        for (slot, seen) in (0..).zip(seen) {
+            assert_eq!(seen.end, Some(Ok(())), "seed {seed}");
+            assert!(seen.received == stream(slot), "seed {seed}: connection {slot} got other bytes back");
+        }
+        ends.settle();
+    }
+}
+
+#[test]
+fn what_is_sent_arrives_and_comes_back() {
+    for net in [V4, V6] {
+        for memory in [MemoryConfig::default(), MemoryConfig::default().without_offloads()] {
+            echo_through(net, None, memory, 150_000, 1);
+        }
+    }
+}
+
+#[test]
+fn a_bad_line_costs_time_and_no_byte() {
+    for seed in 0..12u64 {
+        let net = if seed.is_multiple_of(2) { V4 } else { V6 };
+        echo_through(net, Some(BAD_LINE), MemoryConfig::default(), 30_000, seed);
+    }
+}
+
+/// One page on each connection; the server closes first.
+fn pages(faults: Option<&str>, sizes: &[usize], seed: u64) {
+    let root = tempfile::tempdir().unwrap();
+    let bodies: BTreeMap<u32, Vec<u8>> =
+        (0..).zip(sizes).map(|(slot, size)| (slot, noise(seed + u64::from(slot), *size))).collect();
+    for (slot, body) in &bodies {
+        std::fs::write(root.path().join(format!("{slot}.bin")), body).unwrap();
+    }
+    let mut ends = Ends::new(httpd(root.path()), V4, faults, MemoryConfig::default(), seed);
+    let request =
+        |slot| format!("GET /{slot}.bin HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").into_bytes();
+    let seen = ends.exchange(sizes.len() as u32, request, |_, _| false);
+    for (slot, seen) in (0..).zip(seen) {
+        assert_eq!(seen.end, Some(Ok(())));
+        assert!(seen.received.ends_with(&bodies[&slot]), "seed {seed}: page {slot} differs");
+    }
+    ends.settle();
+    assert_eq!(ends.server.handler().server().counters().open, 0);
+}
+
+#[test]
+fn pages_arrive_unchanged_when_the_server_closes_first() {
+    pages(None, &[0, 1, 64, 1_460, 70_000, 3_000_000], 3);
+    for seed in 0..8 {
+        pages(Some(BAD_LINE), &[0, 1, 64, 1_460, 70_000, 500_000], seed);
+    }
+}
+
+#[test]
+fn a_port_that_nobody_listens_on_refuses() {
+    let root = tempfile::tempdir().unwrap();
+    let mut ends = Ends::new(
+        httpd(root.path()),
+        ("10.0.0.1/16", "10.0.0.2/16", "10.0.0.1:81"),
+        None,
+        MemoryConfig::default(),
+        1,
+    );
+    let seen = ends.exchange(3, |_| Vec::new(), |_, _| false);
+    assert!(seen.iter().all(|s| s.end == Some(Err(Failure::Refused))));
+    ends.settle();
+}
+
+#[test]
+fn a_server_that_is_gone_ends_in_a_time_out() {
+    // Everything but ARP is lost on the way up: a frame of an ARP request has 42 bytes, and there are no others before.
+    let mut ends = Ends::new(echo(), V4, None, MemoryConfig::default(), 1);
+    let Device { rx, tx } = pair(MemoryConfig::default()).0;
+    (ends.client.rx, ends.client.net.out.tx) = (rx, tx);
+    let start = ends.now;
+    let seen = ends.exchange(2, |_| Vec::new(), |_, _| false);
+    assert!(seen.iter().all(|s| s.end == Some(Err(Failure::ConnectTimeout))));
+    let seconds = (ends.now - start).as_secs();
+    // 1 + 2 + 4 + … + 64 seconds, of which 60 is the most.
+    assert!((120..=125).contains(&seconds), "{seconds} s");
+    assert!(ends.client.net.neighbours[0].mac.is_some(), "what is known of a silent neighbour stays");
+}
+
+#[test]
+fn a_reset_ends_and_is_answered_by_nothing() {
+    let mut ends = Ends::new(echo(), V4, None, MemoryConfig::default(), 1);
+    for slot in 0..3 {
+        ends.client.net.connect(slot, ends.to, None).unwrap();
+    }
+    let mut connected = 0;
+    while connected < 3 {
+        ends.turn(&mut |_, outcome| connected += u32::from(matches!(outcome, Outcome::Connected(_))));
+    }
+    for slot in 0..3 {
+        ends.client.net.abort(slot);
+    }
+    ends.settle();
+    for _ in 0..100 {
+        ends.turn(&mut |_, _| {});
+    }
+    assert_eq!(ends.server.stats().events, 6, "accepted and closed, three times");
+}
+
+#[test]
+fn no_frame_whatever_does_harm() {
+    for seed in 0..40 {
+        hostile(seed);
+    }
+}
+
+/// Connections in all states, while frames come that are random, or were made of true ones by changing them. Checksums are said to be
+/// verified, so that the changes get past them.
+fn hostile(seed: u64) {
+    let net = if seed.is_multiple_of(2) { V4 } else { V6 };
+    let mut ends = Ends::new(echo(), net, None, MemoryConfig::default().without_offloads(), seed);
+    let mut rng = Random::new(seed);
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    let request = noise(seed, 5_000);
+    for step in 0..1_500u32 {
+        let slot = rng.next_u64() as u32 % 16;
+        match rng.next_u64() % 8 {
+            0 => ends.client.net.close(slot),
+            1 => ends.client.net.abort(slot),
+            2 | 3 => {
+                ends.client.net.abort(slot);
+                ends.client.net.connect(slot, ends.to, None).unwrap();
+            }
+            _ => _ = ends.client.net.send(slot, &request[..rng.next_u64() as usize % 5_000]),
+        }
+        // What the server has sent is seen on its way, and delivered.
+        let Light { rx, net, .. } = &mut ends.client;
+        net.set_time(ends.now);
+        let mut burst = RxBurst::new();
+        rx.rx_burst(ends.now, &mut burst);
+        for frame in &burst {
+            if seen.len() < 200 || rng.next_u64().is_multiple_of(8) {
+                let place = rng.next_u64() as usize % 200;
+                if place < seen.len() {
+                    seen[place] = frame.bytes.to_vec()
+                } else {
+                    seen.push(frame.bytes.to_vec())
+                }
+            }
+            let _ = net.receive(frame);
+        }
+        drop(burst);
+        for _ in 0..8 {
+            let mut bytes = match seen.len() {
+                0 => noise(rng.next_u64(), rng.next_u64() as usize % 200),
+                n => seen[rng.next_u64() as usize % n].clone(),
+            };
+            for _ in 0..rng.next_u64() % 4 {
+                if !bytes.is_empty() {
+                    let at = rng.next_u64() as usize % bytes.len().min(90);
+                    bytes[at] = rng.next_u64() as u8;
+                }
+            }
+            if rng.next_u64().is_multiple_of(8) {
+                bytes.truncate(rng.next_u64() as usize % (bytes.len() + 1));
+            }
+            let frame = RxFrame { bytes: &bytes, checksum: RxChecksum::Verified, gso: None };
+            let _ = net.receive(&frame);
+        }
+        while net.expire().is_some() {}
+        net.ask();
+        net.acknowledge();
+        net.flush();
+        check(net, step);
+        ends.server.poll_once(ends.now).unwrap();
+        ends.now += Duration::from_millis(rng.next_u64() % 20);
+    }
+    // A wrong address of the server may have been believed; it asks when in doubt.
+    for slot in 0..16 {
+        ends.client.net.abort(slot);
+    }
+    let limit = ends.now + Duration::from_secs(200);
+    while ends.client.net.live() > 0 {
+        ends.turn(&mut |_, _| {});
+        assert!(ends.now < limit, "seed {seed}: {:?}", ends.client.net.conns);
+    }
+    assert_eq!(ends.client.net.buffers.in_use(), 0);
+}
+
+/// What must be true at any time.
+fn check(net: &super::Net, step: u32) {
+    for c in &net.conns {
+        let in_flight = c.max - c.una;
+        let ok = (0..=70_000).contains(&in_flight)
+            && c.una.le(c.nxt)
+            && c.nxt.le(c.max)
+            && c.waiting.len() as usize <= super::buffer::WAITING_MAX;
+        assert!(ok, "step {step}: {c:?}");
+    }
+    assert!(net.conns.len() <= 600 && net.unacked.is_empty(), "step {step}");
+}
