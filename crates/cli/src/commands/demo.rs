@@ -32,7 +32,8 @@ pub struct DemoOptions {
 
 /// What stands below the table.
 const LEGEND: &str = "\
-memory: ginnel load on one thread, ginnel httpd on another. TAP: the kernel's TCP asks ginnel httpd.
+memory: ginnel load on one thread, ginnel httpd on another; the generator's TCP is the light one, with delay and loss the whole one.
+TAP: the kernel's TCP asks ginnel httpd.
 p50, p99, p99.9: from the start of a request (of its connection, if it has one of its own) to the end of the answer.
 errors: whatever was no complete answer with a status of success, or another page than asked for.
 Everything ran on this machine at the same time; \"make bench\" measures with care.";
@@ -64,11 +65,17 @@ pub fn run(options: &DemoOptions) -> Result<(), Failure> {
 
     let mut rows = Vec::new();
     for (name, arguments) in [
-        ("memory: 64 B, short connections", &["--connections=64", "http://10.0.0.1/64.html"][..]),
-        ("memory: 64 B, keep-alive", &["--connections=64", "--keep-alive", "http://10.0.0.1/64.html"]),
+        (
+            "memory: 64 B, short connections",
+            &["--stack=light", "--connections=64", "http://10.0.0.1/64.html"][..],
+        ),
+        (
+            "memory: 64 B, keep-alive",
+            &["--stack=light", "--connections=64", "--keep-alive", "http://10.0.0.1/64.html"],
+        ),
         (
             "memory: 500 pages, keep-alive",
-            &["--connections=32", "--keep-alive", "--urls=@", "http://10.0.0.1/"],
+            &["--stack=light", "--connections=32", "--keep-alive", "--urls=@", "http://10.0.0.1/"],
         ),
         (
             "memory: 500 pages, short, delay=5ms loss=1%",
