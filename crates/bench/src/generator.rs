@@ -1,65 +1,143 @@
-//! `ginnel load http` on a shard and a server on the engine, taking turns on one thread, in a time of their own: what the generator
-//! costs for each connection or request, to be counted or profiled.
+//! `ginnel load http` on one of its stacks and a server, taking turns on one thread, in a time of their own: what the generator, or
+//! `ginnel httpd` under it, costs for each connection or request, to be counted or profiled.
 
 use crate::harness::Failure;
-use crate::server::{Checksums, EngineOptions, EngineServer, ROUTER_IP, SERVER, Server, cable};
-use crate::solo::{START, TURN};
-use clap::Parser;
+use crate::server::{Checksums, EngineOptions, EngineServer, ROUTER_IP, SERVER, Server, ShardServer, cable};
+use crate::solo::{START, TURN, server_turn};
+use clap::{Args, Parser};
 use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel::config::{Config, DeviceConfig, DeviceKind, Prefix};
-use ginnel::{Instant, Shard};
+use ginnel::{Error, Instant, Shard};
+use ginnel_apps::httpd::{self, Httpd};
+use ginnel_apps::load::light::{Light, Place};
+use ginnel_apps::load::stats::Stats;
 use ginnel_apps::load::{LoadHandler, Options, Outcome};
+use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use std::sync::Arc;
 
-/// The command line of the program.
-#[derive(Parser)]
-struct CommandLine {
-    #[command(flatten)]
-    options: Options,
+/// Name of the generator's device.
+const NAME: &str = "server";
+
+/// What runs, and for how long.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// The generator's TCP is the light one; otherwise it is a shard's.
+    pub light: bool,
+    /// The server is `ginnel httpd`; otherwise it only responds.
+    pub httpd: bool,
+    /// Many requests on a connection.
+    pub keep_alive: bool,
+    /// Connections at the same time.
+    pub connections: u32,
+    /// Requests to be answered.
+    pub requests: u64,
+    /// TCP of all shards.
+    pub tcp: TcpConfig,
 }
 
-/// Lets the generator make `requests` requests to the end, with a server at its other end that answers all of them.
-pub fn run(keep_alive: bool, connections: u32, requests: u64, tcp: TcpConfig) -> Result<(), Failure> {
-    const NAME: &str = "server";
-    let (server_end, client_end) = cable(Checksums::Device, 1 << 22);
-    let options = EngineOptions { tcp: tcp.clone(), ..EngineOptions::new(keep_alive) };
-    let mut server = EngineServer::new(server_end, options, START);
+/// The command line of a program.
+#[derive(Parser)]
+struct CommandLine<T: Args> {
+    #[command(flatten)]
+    options: T,
+}
 
-    let url = format!("http://{}/64", Ipv4Addr::from_bits(SERVER.ip));
-    let (connections, wanted) = (connections.to_string(), requests.to_string());
-    let mut words = vec!["load", &url, "--connections", &connections, "--requests", &wanted];
-    words.extend(keep_alive.then_some("--keep-alive"));
-    let options = CommandLine::parse_from(words).options;
-    let job = options.job().map_err(|e| Failure::Failed(e.to_string()))?;
-    let outcome = Outcome::default();
-    let handler = LoadHandler::new(job, 0, 1, Arc::default(), Arc::clone(&outcome));
+fn options<T: Args>(words: &[&str]) -> T {
+    CommandLine::parse_from([&["program"], words].concat()).options
+}
 
-    let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
-    let config = Config { tcp, ..Config::single(DeviceConfig::new(NAME, DeviceKind::Memory), &[own], &[]) };
-    let builder = Shard::builder(config).handler(handler).device(NAME, client_end).seed([7; 32]).now(START);
-    let mut shard = builder.build().map_err(|e| Failure::Failed(e.to_string()))?;
+fn failed(error: Error) -> Failure {
+    Failure::Failed(error.to_string())
+}
 
-    let mut now = START;
-    while !shard.handler().is_done() {
-        if now > START + Duration::from_secs(600) {
-            return Err(Failure::Failed("the generator makes no progress".into()));
-        }
-        server.turn(now);
-        generator_turn(&mut shard, now);
-        now += TURN;
+/// The generator, on whatever stack.
+trait Generator {
+    /// Takes a turn. Some when the run is over.
+    fn turn(&mut self, now: Instant) -> Option<Stats>;
+}
+
+struct OnShard {
+    shard: Shard<LoadHandler>,
+    outcome: Outcome,
+}
+
+impl Generator for OnShard {
+    fn turn(&mut self, now: Instant) -> Option<Stats> {
+        self.shard.poll_once(now).expect("the generator does not fail");
+        let outcome = || self.outcome.lock().ok().and_then(|mut o| o.take());
+        if self.shard.handler().is_done() { outcome() } else { None }
     }
-    let stats = outcome.lock().ok().and_then(|mut o| o.take());
-    match stats.map(|s| s.counters.completed) {
-        Some(completed) if completed == requests => Ok(()),
-        completed => Err(Failure::Failed(format!("{completed:?} of {requests} requests were answered"))),
+}
+
+impl Generator for Light {
+    fn turn(&mut self, now: Instant) -> Option<Stats> {
+        Light::turn(self, now).done.then(|| self.stats())
+    }
+}
+
+impl Run {
+    /// Lets the generator make its requests to the end, with a server at its other end that answers all of them.
+    pub fn run(&self) -> Result<(), Failure> {
+        let (server_end, client_end) = cable(Checksums::Device, 1 << 22);
+        if !self.httpd {
+            let options = EngineOptions { tcp: self.tcp.clone(), ..EngineOptions::new(self.keep_alive) };
+            return self.against(EngineServer::new(server_end, options, START), client_end);
+        }
+        let root = tempfile::tempdir()?;
+        std::fs::write(root.path().join("64"), "x".repeat(64))?;
+        let root = root.path().to_string_lossy().into_owned();
+        let options: httpd::Options = options(&[&root, "--listen", "0.0.0.0:80"]);
+        let handler = Httpd::new(&options).map_err(failed)?;
+        let server = ShardServer::new(server_end, handler, self.tcp.clone(), START).map_err(failed)?;
+        self.against(server, client_end)
+    }
+
+    fn against(&self, mut server: impl Server, client_end: Device) -> Result<(), Failure> {
+        let mut generator = self.generator(client_end).map_err(failed)?;
+        let mut now = START;
+        let stats = loop {
+            if now > START + Duration::from_secs(600) {
+                return Err(Failure::Failed("the generator makes no progress".into()));
+            }
+            server_turn(&mut server, now);
+            if let Some(stats) = generator_turn(&mut *generator, now) {
+                break stats;
+            }
+            now += TURN;
+        };
+        match stats.counters.completed {
+            completed if completed == self.requests => Ok(()),
+            completed => {
+                Err(Failure::Failed(format!("{completed} of {} requests were answered", self.requests)))
+            }
+        }
+    }
+
+    fn generator(&self, client_end: Device) -> Result<Box<dyn Generator>, Error> {
+        let url = format!("http://{}/64", Ipv4Addr::from_bits(SERVER.ip));
+        let (connections, wanted) = (self.connections.to_string(), self.requests.to_string());
+        let mut words = vec![&*url, "--connections", &connections, "--requests", &wanted];
+        words.extend(self.keep_alive.then_some("--keep-alive"));
+        let job = options::<Options>(&words).job()?;
+        let own = Prefix { address: Ipv4Addr::from_bits(ROUTER_IP).into(), len: 24 };
+        let device = DeviceConfig::new(NAME, DeviceKind::Memory);
+        let config = Config { tcp: self.tcp.clone(), ..Config::single(device, &[own], &[]) };
+        if self.light {
+            let place = Place { config, device: Some(client_end) };
+            return Ok(Box::new(Light::new(&job, (0, 1), Arc::default(), place, START)?));
+        }
+        let outcome = Outcome::default();
+        let handler = LoadHandler::new(job, 0, 1, Arc::default(), Arc::clone(&outcome));
+        let shard = Shard::builder(config).handler(handler).device(NAME, client_end).seed([7; 32]).now(START);
+        Ok(Box::new(OnShard { shard: shard.build()?, outcome }))
     }
 }
 
 /// Valgrind counts what happens in here; it finds the function by its name.
 #[inline(never)]
-fn generator_turn(shard: &mut Shard<LoadHandler>, now: Instant) {
+fn generator_turn(generator: &mut dyn Generator, now: Instant) -> Option<Stats> {
     // Something to do after the call: otherwise it becomes a jump, and valgrind does not see where the function ends.
-    std::hint::black_box(shard.poll_once(now).expect("the generator does not fail").work);
+    std::hint::black_box(generator.turn(now))
 }

@@ -4,7 +4,7 @@
 //! `bench/instructions.json` holds what is accepted. `GINNEL_BLESS=1` writes it anew.
 
 use crate::client::{ClientConfig, Mode};
-use crate::generator;
+use crate::generator::Run;
 use crate::harness::result::{BenchResult, number};
 use crate::harness::{Failure, Options};
 use crate::http;
@@ -35,6 +35,10 @@ const CASES: &[(&str, &str)] = &[
     ("runtime-keep-alive-request", "instructions per request"),
     ("load-short-connection", "instructions per connection"),
     ("load-keep-alive-request", "instructions per request"),
+    ("load-light-short-connection", "instructions per connection"),
+    ("load-light-keep-alive-request", "instructions per request"),
+    ("httpd-short-connection", "instructions per connection"),
+    ("httpd-keep-alive-request", "instructions per request"),
     ("smoltcp-short-connection", "instructions per connection"),
     ("smoltcp-keep-alive-request", "instructions per request"),
 ];
@@ -42,8 +46,11 @@ const CASES: &[(&str, &str)] = &[
 const THEIRS: &str = "smoltcp-";
 /// Cases that go through the runtime; the others use the engine alone.
 const RUNTIME: &str = "runtime-";
-/// Cases in which the load generator is measured and not the server.
+/// Cases in which the load generator is measured and not the server, and those on its light stack.
 const LOAD: &str = "load-";
+const LIGHT: &str = "light-";
+/// Cases of `ginnel httpd`, with the generator on its light stack.
+const HTTPD: &str = "httpd-";
 
 /// Counts all cases and compares them with what is accepted.
 pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
@@ -162,8 +169,12 @@ fn instructions_in(profile: &str) -> Option<f64> {
 pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
     // A short TIME_WAIT, so that entries expire as fast as they come in what is counted.
     let tcp = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
-    if let Some(case) = case.strip_prefix(LOAD) {
-        return generator::run(case == "keep-alive-request", CONNECTIONS, operations, tcp);
+    if case.starts_with(LOAD) || case.starts_with(HTTPD) {
+        let httpd = case.starts_with(HTTPD);
+        let light = httpd || case.trim_start_matches(LOAD).starts_with(LIGHT);
+        let keep_alive = case.ends_with("keep-alive-request");
+        let run = Run { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
+        return run.run();
     }
     let (mode, bulk_bytes, checksums) = match case.trim_start_matches(THEIRS).trim_start_matches(RUNTIME) {
         "short-connection" => (Mode::Short, None, Checksums::Device),
