@@ -461,6 +461,36 @@ fn a_timestamp_that_wrapped_during_a_month_of_silence_is_accepted() {
     assert_eq!((rejected, closed(&p)), (0, 0));
 }
 
+/// Peers count as fast as they like (RFC 7323 §4.1), so that a timestamp after a long silence may seem older.
+#[test]
+fn a_timestamp_is_no_measure_any_more_however_much_longer_than_24_days_the_silence_was() {
+    const DAY: Duration = Duration::from_secs(24 * 3600);
+    let stamped =
+        |value: u32| TcpOptions { timestamps: Some(Timestamps { value, echo: 0 }), ..TcpOptions::default() };
+    for days in [1, 23, 25, 40, 49, 50, 55, 60, 74, 75, 99, 100, 120, 300] {
+        let mut p = Puppet::new(config());
+        p.listen();
+        let syn = p.segment(SYN, 0, 0, &[], &stamped(1000));
+        p.deliver_frame(&syn);
+        let ack = p.segment(ACK, 1, 1, &[], &stamped(1000));
+        p.deliver_frame(&ack);
+        assert!(p.wait(days * DAY).is_empty(), "nothing leaves meanwhile");
+        let late = p.segment(ACK, 1, 1, b"late", &stamped(500));
+        p.deliver_frame(&late);
+        let expected: &[u8] = if days < 24 { b"" } else { b"late" };
+        assert_eq!(p.read, expected, "after {days} days");
+        // From then on it is a measure again.
+        let older = p.segment(ACK, 5, 1, b"older", &stamped(499));
+        p.deliver_frame(&older);
+        assert_eq!(p.read, expected, "after {days} days");
+        // Until the next silence. (What was refused did not end the first.)
+        p.wait(days.max(24) * DAY + DAY);
+        let late = p.segment(ACK, 1 + p.read.len() as i64, 1, b"late", &stamped(400));
+        p.deliver_frame(&late);
+        assert_eq!(p.read, [expected, b"late"].concat(), "after {days} days twice");
+    }
+}
+
 #[test]
 fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
     let mut p = established(config());

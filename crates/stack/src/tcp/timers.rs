@@ -45,7 +45,7 @@ impl Tcp {
             // Otherwise it was armed meanwhile, or its connection is gone.
             if self.conns[idx].timer.is_deferred() {
                 self.conns[idx].timer = TimerNode::default();
-                if let Some(at) = self.earliest(idx) {
+                if let Some(at) = self.earliest(idx).or_else(|| self.timestamp_outdated_at(idx)) {
                     self.wheel.schedule(&mut self.conns, idx, at);
                 }
             }
@@ -110,6 +110,20 @@ impl Tcp {
             }
         }
         (at != Instant::MAX).then_some(at)
+    }
+
+    /// When to look at a connection that waits for nothing: its peer's timestamp may be too old to compare with then (RFC 7323 §5.5). That has
+    /// to be noted, because of the time of the last segment only low bits are kept, and after 49.7 days it would seem young again.
+    ///
+    /// Asked for when another timer was looked at, and not for each segment: a connection begins with a timer.
+    fn timestamp_outdated_at(&self, idx: u32) -> Option<Instant> {
+        let c = &self.conns[idx];
+        if c.life != Life::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
+            return None;
+        }
+        let silence = if c.has(Flags::TS_OLD) { 0 } else { self.silence(idx) };
+        let left = (PAWS_IDLE_MS + 1).saturating_sub(silence);
+        Some(self.now + Duration::from_millis(left.into()))
     }
 
     /// Sets the wheel for the earliest timer. A later one is left to find out when the earlier fires: connections move their
@@ -191,6 +205,13 @@ impl Tcp {
         }
         if self.on_simple_timers(net, idx) && self.on_busy_timers(net, idx) {
             self.rearm(idx);
+            let node = &self.conns[idx].timer;
+            if !node.is_armed()
+                && !node.is_deferred()
+                && let Some(at) = self.timestamp_outdated_at(idx)
+            {
+                self.wheel.schedule(&mut self.conns, idx, at);
+            }
         }
     }
 
@@ -231,6 +252,10 @@ impl Tcp {
             // Nothing came that could carry it: the exchange is not interactive after all.
             c.flags.clear(Flags::PINGPONG | Flags::ACK_DELAYED);
             self.ack_now(idx);
+        }
+        let c = &self.conns[idx];
+        if c.has(Flags::TIMESTAMPS) && self.silence(idx) > PAWS_IDLE_MS {
+            self.conns[idx].flags.set(Flags::TS_OLD);
         }
         let c = &self.conns[idx];
         if c.state == State::FinWait2
@@ -274,9 +299,6 @@ impl Tcp {
         // If keepalive was switched on after a long silence, the probe is late; the next one follows it after an interval all the same.
         let late = idle - self.keepalive_after(idx);
         let c = &mut self.conns[idx];
-        if idle > PAWS_IDLE_MS {
-            c.flags.set(Flags::TS_OLD);
-        }
         c.last_rx = c.last_rx.wrapping_add(late);
         c.retries = c.retries.saturating_add(1);
         self.reply_probe(net, idx);
