@@ -20,6 +20,10 @@ const RTO_FIRST_MS: u32 = 1_000;
 const RTO_MIN_MS: u32 = 200;
 const RTO_MAX_MS: u32 = 60_000;
 
+/// MTU of every IPv6 link (RFC 8200 §5), and the least that is believed of an IPv4 path.
+const V6_MTU_MIN: u32 = 1_280;
+const V4_MTU_BELIEVED_MIN: u32 = 576;
+
 /// Bytes of IP and TCP headers.
 const fn headers(is_v4: bool) -> u32 {
     if is_v4 { 40 } else { 60 }
@@ -71,12 +75,10 @@ impl Target {
         self.rto_ms.checked_shl(retries.into()).map_or(RTO_MAX_MS, |ms| ms.min(RTO_MAX_MS)).max(self.rto_ms)
     }
 
-    /// A router on the way says how long packets may be. Less than every network carries is not believed (RFC 791, RFC 8200 §5).
+    /// A router on the way says how long packets may be.
     pub fn limit(&mut self, mtu: u32) {
-        const V4_MIN: u32 = 576;
-        const V6_MIN: u32 = 1_280;
         let is_v4 = self.address.is_ipv4();
-        let mtu = mtu.max(if is_v4 { V4_MIN } else { V6_MIN });
+        let mtu = mtu.max(if is_v4 { V4_MTU_BELIEVED_MIN } else { V6_MTU_MIN });
         self.mss = self.mss.min(mtu.saturating_sub(headers(is_v4)).min(65_495) as u16);
     }
 }
@@ -105,6 +107,11 @@ pub(super) fn ways(
     let (mut ways, mut neighbours): (Vec<Target>, Vec<Neighbour>) = (Vec::new(), Vec::new());
     for &target in targets {
         let ip = target.ip();
+        if ip.is_ipv6() && mtu < V6_MTU_MIN {
+            return Err(Error::application(format!(
+                "IPv6 needs an MTU of {V6_MTU_MIN} bytes, and the link has {mtu}"
+            )));
+        }
         let on_link = link.addresses.iter().filter(|p| holds(p, ip)).max_by_key(|p| p.len);
         let route = routes.iter().filter(|r| holds(&r.destination, ip));
         let route = route.max_by_key(|r| (r.destination.len, u32::MAX - r.metric));
@@ -143,13 +150,22 @@ mod tests {
     use ginnel::config::{DeviceConfig, DeviceKind};
 
     fn next_hop(addresses: &[&str], gateways: &[&str], target: &str) -> Result<(String, String), String> {
+        next_hop_over(1500, addresses, gateways, target)
+    }
+
+    fn next_hop_over(
+        mtu: u32,
+        addresses: &[&str],
+        gateways: &[&str],
+        target: &str,
+    ) -> Result<(String, String), String> {
         let addresses: Vec<Prefix> = addresses.iter().map(|a| a.parse().unwrap()).collect();
         let gateways: Vec<IpAddr> = gateways.iter().map(|a| a.parse().unwrap()).collect();
         let config = Config::single(DeviceConfig::new("d", DeviceKind::Memory), &addresses, &gateways);
         let locals = Locals::new(addresses.iter().map(|p| p.address));
         let target = SocketAddr::new(target.parse().unwrap(), 80);
         let (targets, neighbours) =
-            ways(&[target], &config.links[0], &config.routes, &locals, 1500).map_err(|e| e.to_string())?;
+            ways(&[target], &config.links[0], &config.routes, &locals, mtu).map_err(|e| e.to_string())?;
         let local = locals.get(targets[0].local).address.to_string();
         Ok((neighbours[targets[0].neighbour].address.to_string(), local))
     }
@@ -170,6 +186,8 @@ mod tests {
         }
         assert!(next_hop(&own, &[], "192.0.2.1").unwrap_err().starts_with("no way to 192.0.2.1"));
         assert!(next_hop(&["10.1.0.2/24"], &["fd00::1"], "2001:db8::1").is_err());
+        assert!(next_hop_over(1279, &own, &[], "fd00::1").unwrap_err().contains("1280"));
+        assert!(next_hop_over(68, &own, &[], "10.1.0.9").is_ok());
     }
 
     fn target() -> Target {

@@ -1,6 +1,8 @@
 //! The client's TCP without a session, against Ginnel's servers in simulated time: what arrives, and what is left behind.
 
+use super::frames::{Numbers, Template};
 use super::input::Outcome;
+use super::locals::Locals;
 use super::{Light, Place};
 use crate::echo::{self, Echo};
 use crate::httpd::{Httpd, Options as HttpdOptions};
@@ -8,11 +10,14 @@ use crate::load::options::tests::parse;
 use crate::load::session::Network;
 use crate::load::stats::Failure;
 use clap::Parser;
+use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Handler, Instant, Random, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{Device, RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::wire::MacAddr;
+use ginnel_stack::wire::tcp::TcpFlags;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -44,7 +49,7 @@ fn httpd(root: &Path) -> Httpd {
 struct Ends<S> {
     server: Shard<S>,
     client: Light,
-    to: core::net::SocketAddr,
+    to: SocketAddr,
     now: Instant,
 }
 
@@ -276,6 +281,84 @@ fn a_reset_ends_and_is_answered_by_nothing() {
         ends.turn(&mut |_, _| {});
     }
     assert_eq!(ends.server.stats().events, 6, "accepted and closed, three times");
+}
+
+/// One connection that is open, in slot 0.
+fn open_one() -> Ends<Echo> {
+    let mut ends = Ends::new(echo(), V4, None, MemoryConfig::default(), 1);
+    ends.client.net.connect(0, ends.to, None).unwrap();
+    let mut connected = false;
+    while !connected {
+        ends.turn(&mut |_, outcome| connected |= matches!(outcome, Outcome::Connected(0)));
+    }
+    ends
+}
+
+/// What a segment in the server's name comes to, with numbers so far ahead of the ones that are expected.
+fn forged(ends: &mut Ends<Echo>, flags: TcpFlags, ahead: u32, ack_ahead: u32) -> Option<Failure> {
+    let net = &mut ends.client.net;
+    let c = net.conns[0];
+    let client = SocketAddr::new(net.locals.get(c.source).address, c.port);
+    let mac = net.out.mac;
+    let template = Template::new(client, MacAddr([2, 0, 0, 0, 0, 1]), mac, 1_000, false);
+    let numbers = Numbers { port: ends.to.port(), seq: c.rcv_nxt + ahead, ack: c.max + ack_ahead, flags };
+    let mut bytes = vec![0; template.head_len()];
+    template.write(&mut bytes, Locals::new([ends.to.ip()]).get(0), numbers, &[], &[]);
+    let frame = RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None };
+    match net.receive(&frame) {
+        Outcome::Ended(_, failure) => Some(failure),
+        Outcome::Nothing => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn only_a_reset_where_the_next_byte_is_expected_ends_a_connection() {
+    let mut ends = open_one();
+    let rst = TcpFlags::RST | TcpFlags::ACK;
+    for (flags, ahead) in [
+        (rst, 1),
+        (rst, 60_000),
+        (rst, u32::MAX),
+        (rst, 1 << 30),
+        (TcpFlags::SYN | TcpFlags::ACK, 0),
+        (TcpFlags::SYN, 5),
+    ] {
+        assert_eq!(forged(&mut ends, flags, ahead, 0), None, "{flags:?} {ahead}");
+        assert!(ends.client.net.conns[0].is_synchronized());
+    }
+    assert_eq!(forged(&mut ends, rst, 0, 0), Some(Failure::Reset));
+    assert_eq!(ends.client.net.live(), 0);
+}
+
+#[test]
+fn an_acknowledgement_of_what_was_never_sent_is_not_believed() {
+    let mut ends = open_one();
+    let una = ends.client.net.conns[0].una;
+    for ack_ahead in [1, 1_000, 1 << 30, u32::MAX] {
+        assert_eq!(forged(&mut ends, TcpFlags::ACK, 0, ack_ahead), None);
+        assert_eq!(ends.client.net.conns[0].una, una, "{ack_ahead}");
+    }
+}
+
+#[test]
+fn a_closed_window_is_probed_until_it_opens() {
+    let mut ends = open_one();
+    ends.client.net.conns[0].window = 0;
+    let bytes = noise(1, 5_000);
+    assert_eq!(ends.client.net.send(0, &bytes), bytes.len());
+    assert!(ends.client.net.conns[0].is_quiet(), "nothing may be sent");
+    let (start, mut received) = (ends.now, Vec::new());
+    while received.len() < bytes.len() {
+        ends.turn(&mut |_, outcome| {
+            if let Outcome::Progress(p) = outcome {
+                received.extend_from_slice(p.data);
+            }
+        });
+    }
+    assert!(received == bytes);
+    let waited = (ends.now - start).as_millis();
+    assert!((200..=400).contains(&waited), "probed after {waited} ms");
 }
 
 #[test]
