@@ -1,6 +1,9 @@
 //! A TCP client that is only as good as a comparison needs: it makes many times more connections than any server under test can take,
 //! and is the same for all of them.
 //!
+//! `ginnel load http --stack light` is a client for people: a correct peer, which reads whole responses and measures latencies. That makes it
+//! four times as expensive for each connection, so the comparisons keep this one.
+//!
 //! It works on raw frames, made in advance ([`frames`](crate::frames)). A connection is 24 bytes; its number tells address and
 //! port, so that no table is needed. It trusts the link: what does not come in order is dropped, and a connection without progress for
 //! [`STUCK_AFTER`] is counted, reset and begun again.
