@@ -194,16 +194,25 @@ fn kernel_receives(listener: &TcpListener, over: &AtomicBool, received: &AtomicU
 
 fn kernel_sends(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
     // Our end may not listen yet.
-    let mut stream = retry(over, || match TcpStream::connect_timeout(&to, PATIENCE) {
+    let mut stream = retry(over, || match connect_with_cubic(to) {
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => Err(io::ErrorKind::WouldBlock.into()),
         other => other,
     })?;
-    rustix::net::sockopt::set_tcp_congestion(&stream, "cubic")?;
     stream.set_write_timeout(Some(LOOK_EVERY))?;
     let buffer = vec![0; PIECE_BYTES];
     loop {
         retry(over, || stream.write(&buffer))?;
     }
+}
+
+/// The algorithm is chosen before the connection is made: pacing, which another one may have switched on, would stay.
+fn connect_with_cubic(to: SocketAddr) -> io::Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_tcp_congestion(&socket, "cubic")?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
+    connect(&socket, &to)?;
+    Ok(socket.into())
 }
 
 /// What a call with a time-out says when the time is up, or when the machine was halted for a while (signal(7)).

@@ -4,7 +4,7 @@ use super::versus::checksums;
 use crate::client::{ClientConfig, Mode};
 use crate::duel::{self, Plan};
 use crate::harness::machine::Cpus;
-use crate::harness::pairs::{self, Measured};
+use crate::harness::pairs::{self, Bound, Measured};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::server::{ShardServer, cable, wire};
@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
         measured.value = sample.counts.bytes as f64 * 8.0 / sample.seconds / 1e9;
         Ok(measured)
     };
-    Ok(vec![pairs::run("corpus", "Gbit/s", options, Box::new(ours), None)?])
+    Ok(vec![pairs::run("corpus", "Gbit/s", options, Bound::Machine, Box::new(ours), None)?])
 }
 
 fn request(path: &str) -> Vec<u8> {

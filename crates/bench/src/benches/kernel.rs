@@ -2,7 +2,7 @@
 
 use crate::duel::Load;
 use crate::harness::machine::{Cpus, pin, thread_cpu_time};
-use crate::harness::pairs::{self, Measured};
+use crate::harness::pairs::{self, Bound, Measured};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::kernel_client::KernelClient;
@@ -37,7 +37,7 @@ pub fn bulk(options: &Options) -> Result<Vec<BenchResult>, Failure> {
             measured.value /= 1e3;
             Ok(measured)
         };
-        pairs::run(name, "Gbit/s", options, Box::new(ours), None)
+        pairs::run(name, "Gbit/s", options, Bound::Machine, Box::new(ours), None)
     };
     Ok(vec![run("tap-bulk/to-kernel", Sender::Ours)?, run("tap-bulk/from-kernel", Sender::Kernel)?])
 }
@@ -47,7 +47,7 @@ pub fn short(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let cpus = Cpus::choose()?;
     let seconds = options.seconds(5.0);
     let ours = || short_once(cpus, seconds);
-    Ok(vec![pairs::run("tap-short", "connections/s", options, Box::new(ours), None)?])
+    Ok(vec![pairs::run("tap-short", "connections/s", options, Bound::Machine, Box::new(ours), None)?])
 }
 
 fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {

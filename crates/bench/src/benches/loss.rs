@@ -3,6 +3,7 @@
 
 use crate::bulk::Bulk;
 use crate::harness::machine::Cpus;
+use crate::harness::pairs::Bound;
 use crate::harness::result::{BenchResult, median};
 use crate::harness::{Failure, Options, pairs};
 use crate::host::Host;
@@ -40,6 +41,10 @@ impl Cell {
     /// All cells, row by row.
     pub fn all() -> impl Iterator<Item = Self> {
         LOSSES.into_iter().flat_map(|loss| RTTS_MS.map(|rtt_ms| Self { loss, rtt_ms }))
+    }
+
+    fn name(self) -> String {
+        format!("loss-table/{}%/{}ms", self.loss, self.rtt_ms)
     }
 
     /// How long a transfer takes: a hundred round trips and more, so that the beginning does not decide.
@@ -124,7 +129,10 @@ pub fn run(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     print!("{}", table());
     let cpus = Cpus::choose()?;
     let options = Options { pairs: options.pairs.max(RUNS_MIN), ..options.clone() };
-    Cell::all().map(|cell| run_cell(cell, &options, cpus)).collect()
+    Cell::all()
+        .filter(|cell| options.wants(&cell.name()))
+        .map(|cell| run_cell(cell, &options, cpus))
+        .collect()
 }
 
 fn run_cell(cell: Cell, options: &Options, cpus: Cpus) -> Result<BenchResult, Failure> {
@@ -137,9 +145,8 @@ fn run_cell(cell: Cell, options: &Options, cpus: Cpus) -> Result<BenchResult, Fa
             tap::transfer(&Transfer { sender, cpus, tcp: tcp(), warm_up: Duration::ZERO, measure, link })
         }
     };
-    let name = format!("loss-table/{}%/{}ms", cell.loss, cell.rtt_ms);
     let (ours, theirs) = (arm(Sender::Ours, "up"), arm(Sender::Kernel, "down"));
-    pairs::run(&name, "Mbit/s", options, Box::new(ours), Some(Box::new(theirs)))
+    pairs::run(&cell.name(), "Mbit/s", options, Bound::Link, Box::new(ours), Some(Box::new(theirs)))
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::versus::checksums;
 use crate::client::{ClientConfig, Mode};
 use crate::duel::{self, Plan};
 use crate::harness::machine::Cpus;
-use crate::harness::pairs::{self, Measured};
+use crate::harness::pairs::{self, Bound, Measured};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::http;
@@ -56,7 +56,7 @@ pub fn short_100k(options: &Options) -> Result<Vec<BenchResult>, Failure> {
         }
         Ok(measured)
     };
-    Ok(vec![pairs::run("short-100k", "connections/s", options, Box::new(ours), None)?])
+    Ok(vec![pairs::run("short-100k", "connections/s", options, Bound::Machine, Box::new(ours), None)?])
 }
 
 /// Memory that programs can have without swapping, in bytes.

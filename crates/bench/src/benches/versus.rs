@@ -3,7 +3,7 @@
 use crate::client::{ClientConfig, Mode};
 use crate::duel::{self, Plan};
 use crate::harness::machine::Cpus;
-use crate::harness::pairs::{self, Measured};
+use crate::harness::pairs::{self, Bound, Measured};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::http;
@@ -55,8 +55,15 @@ fn versus(name: &str, unit: &str, mode: Mode, options: &Options) -> Result<Vec<B
     };
     let through_the_runtime = format!("{name}/runtime");
     Ok(vec![
-        pairs::run(name, unit, options, Box::new(ours), Some(Box::new(theirs)))?,
-        pairs::run(&through_the_runtime, unit, options, Box::new(shards), Some(Box::new(theirs)))?,
+        pairs::run(name, unit, options, Bound::Machine, Box::new(ours), Some(Box::new(theirs)))?,
+        pairs::run(
+            &through_the_runtime,
+            unit,
+            options,
+            Bound::Machine,
+            Box::new(shards),
+            Some(Box::new(theirs)),
+        )?,
     ])
 }
 

@@ -22,9 +22,13 @@ pub struct Options {
     #[arg(long)]
     pub smoke: bool,
 
-    /// Measures on a busy machine, too. The result says so.
+    /// Measures on a busy machine, too, and repeats nothing. The result says so.
     #[arg(long)]
     pub force: bool,
+
+    /// Only those parts of a bench whose names contain this: `--only 1%/20ms`.
+    #[arg(long, value_name = "PART")]
+    pub only: Option<String>,
 
     /// Both ends compute TCP checksums, instead of leaving them to the memory device.
     #[arg(long)]
@@ -32,6 +36,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// True if the part of a bench with this name was asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|part| name.contains(part))
+    }
+
     /// Number of pairs.
     pub fn pairs(&self) -> usize {
         if self.smoke { 1 } else { self.pairs.max(1) }
