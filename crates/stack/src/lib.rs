@@ -10,6 +10,7 @@ pub mod error;
 pub mod events;
 pub mod flow_table;
 pub mod handle;
+mod huge_pages;
 pub mod icmp;
 pub mod ip;
 mod lanes;

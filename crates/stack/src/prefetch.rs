@@ -21,14 +21,31 @@ pub fn prefetch<T>(value: &T) {
     let _ = value;
 }
 
+/// Asks for the cache line at the start of `value`, to be written soon: if another core has it, it is taken from there.
+///
+/// A hint like [`prefetch`].
+#[inline(always)]
+pub fn prefetch_to_write<T>(value: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: as above. Processors that do not know the instruction take it for one that does nothing; the intrinsic for it would be
+    // compiled to an ordinary prefetch, because the instruction is not part of the baseline.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) core::ptr::from_ref(value), options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = value;
+}
+
 #[cfg(test)]
 mod tests {
-    use super::prefetch;
+    use super::{prefetch, prefetch_to_write};
 
     #[test]
     fn takes_any_reference_even_to_nothing() {
         prefetch(&7u64);
         prefetch(&());
         prefetch(&[0u8; 4096]);
+        prefetch_to_write(&7u64);
+        prefetch_to_write(&());
     }
 }

@@ -232,6 +232,10 @@ mod tests {
         assert_eq!(both.complaints(Bound::Machine).len(), 2);
         let slow = Conditions { cache_line_ns: [400.0, 420.0], ..Conditions::default() };
         let pair = Pair { ours: Measured::default(), theirs: None, conditions: vec![calm, slow] };
-        assert_eq!(pair.complaints(Bound::Machine).len(), 1, "each arm had a steady machine, but not the same one");
+        assert_eq!(
+            pair.complaints(Bound::Machine).len(),
+            1,
+            "each arm had a steady machine, but not the same one"
+        );
     }
 }

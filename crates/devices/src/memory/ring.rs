@@ -19,7 +19,7 @@
 
 use super::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 use ginnel_stack::device::{Gso, GsoKind, RxBurst, RxChecksum, RxFrame, TxMeta};
-use ginnel_stack::prefetch::prefetch;
+use ginnel_stack::prefetch::{prefetch, prefetch_to_write};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -34,6 +34,10 @@ const LAPS_PER_TRIAL: u32 = 16;
 const ALIGN: usize = 64;
 /// Cache lines of waiting records that are asked for at once: about as many as a core can wait for.
 const FETCH_LINES_MAX: usize = 16;
+/// How far in front of its position the producer takes cache lines back from the consumer's core.
+const OWN_LINES_AHEAD: usize = 16;
+/// No more than these at once: of large frames the processor itself sees what comes.
+const OWN_LINES_AT_ONCE: usize = 8;
 /// Where the frame starts inside its record.
 const FRAME_AT: usize = 10;
 /// Bytes of the extension behind a super-frame, with the padding that aligns it.
@@ -247,6 +251,17 @@ impl Producer {
         // SAFETY: the record is reserved and starts at a line.
         unsafe { self.shared.at(room.start).cast::<u64>().write(header) };
         self.position = room.start.wrapping_add(bytes);
+        self.take_back(bytes);
+    }
+
+    /// Takes cache lines for records to come from the consumer's core, which read what was there a lap ago: as many as a record of
+    /// `bytes` bytes has used up. Otherwise each would be waited for when it is written, for the processor keeps stores in order.
+    fn take_back(&self, bytes: usize) {
+        for line in 0..(bytes / ALIGN).min(OWN_LINES_AT_ONCE) {
+            let byte = self.shared.at(self.position.wrapping_add((OWN_LINES_AHEAD + line) * ALIGN));
+            // SAFETY: inside the allocation. What is asked for is neither read nor written here.
+            prefetch_to_write(unsafe { byte.as_ref() });
+        }
     }
 
     /// Shows all committed records to the consumer. Returns true if it sleeps and the caller has to wake it.

@@ -293,20 +293,33 @@ impl Tcp {
         } else {
             b.timer_at
         };
-        let probe_allowed = self.config.tail_loss_probes
-            && c.has(Flags::SACK)
-            && b.sent.sacked_out == 0
-            && b.sent.lost_out == 0
-            && b.probe_end.is_none()
-            && matches!(b.recovery.state, CaState::Open | CaState::Cwr);
-        if probe_allowed {
-            // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
-            let at = rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, &self.config)));
-            b.set_timer(RetransmitTimer::Probe, at);
-        } else if restart || !running {
-            b.set_timer(RetransmitTimer::Rto, rto_at);
+        let (kind, at) = probe_or_timeout(c, b, &self.config, now, rto_at);
+        if kind == RetransmitTimer::Probe || restart || !running {
+            b.set_timer(kind, at);
         }
     }
+}
+
+/// What comes first while segments are in flight: a tail loss probe, if one is allowed now, or the time-out.
+#[inline]
+pub(super) fn probe_or_timeout(
+    c: &Tcb,
+    b: &Busy,
+    config: &super::config::TcpConfig,
+    now: crate::time::Instant,
+    rto_at: crate::time::Instant,
+) -> (RetransmitTimer, crate::time::Instant) {
+    let probe_allowed = config.tail_loss_probes
+        && c.has(Flags::SACK)
+        && b.sent.sacked_out == 0
+        && b.sent.lost_out == 0
+        && b.probe_end.is_none()
+        && matches!(b.recovery.state, CaState::Open | CaState::Cwr);
+    if !probe_allowed {
+        return (RetransmitTimer::Rto, rto_at);
+    }
+    // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
+    (RetransmitTimer::Probe, rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, config))))
 }
 
 /// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was

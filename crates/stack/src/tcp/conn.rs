@@ -10,6 +10,7 @@ use super::profile::ProfileId;
 use super::state::State;
 use crate::events::CloseReason;
 use crate::handle::Conn;
+use crate::huge_pages;
 use crate::ip::Hop;
 use crate::timer_wheel::{TimerNode, TimerStore};
 use crate::wire::tcp::SeqNumber;
@@ -90,6 +91,11 @@ impl Flags {
     pub const TS_OLD: Self = Self(1 << 31);
 
     pub const NONE: Self = Self(0);
+
+    /// These and those.
+    pub const fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
 
     #[inline]
     pub const fn has(self, flag: Self) -> bool {
@@ -345,7 +351,7 @@ pub(crate) struct ConnTable {
 
 impl ConnTable {
     pub fn new(max: u32) -> Self {
-        Self { slots: Vec::with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
+        Self { slots: huge_pages::vec_with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
     }
 
     /// Takes a slot; its `generation` is already the new tenant's. `None` at `connections_max`.

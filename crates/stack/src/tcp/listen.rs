@@ -215,7 +215,7 @@ impl Tcp {
             self.conns[idx].flags.set(Flags::READABLE_QUEUED);
             self.events.push_back(Event::Readable { conn });
         }
-        if inline {
+        if inline && self.pending.has_withheld() {
             // So was what lies in this burst. If its events are still to come, these are the ones that find it delivered.
             for p in self.pending.iter().filter(|p| p.conn == conn) {
                 self.events.push_back(Event::Data { conn, data: p.data });

@@ -15,6 +15,7 @@ mod cookies;
 pub(crate) mod demux;
 pub(crate) mod input;
 mod listen;
+mod message;
 mod mtu_search;
 mod output;
 mod pending;
@@ -100,7 +101,7 @@ pub(crate) struct Tcp {
     pub stats: TcpStats,
     /// Time of the current call.
     pub now: Instant,
-    /// Header prediction is off: what it does is compared with what is done without it.
+    /// Header prediction and short messages are off: what they do is compared with what is done without them.
     #[cfg(test)]
     pub unpredicted: bool,
 }
@@ -254,6 +255,7 @@ impl Tcp {
                 Event::Data { conn, data } => {
                     let Some(idx) = self.conns.lookup(conn) else { continue };
                     if !self.conns[idx].has(Flags::ACCEPTED) {
+                        self.pending.withhold();
                         continue;
                     }
                     // It may have moved to the receive buffer meanwhile.

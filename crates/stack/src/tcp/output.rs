@@ -68,7 +68,11 @@ impl Tcp {
                 continue;
             }
             self.conns[idx].flags.clear(Flags::TX_LISTED);
-            let result = self.output(net, idx);
+            let result = match self.send_message(net, idx) {
+                Ok(true) => continue,
+                Ok(false) => self.output(net, idx),
+                Err(error) => Err(error),
+            };
             match result {
                 Ok(()) => {}
                 Err(TxError::Full) => {
@@ -561,7 +565,12 @@ impl Tcp {
 
     /// Builds a plain segment; `false` if the network layer wants a closer look at where it goes.
     #[inline]
-    fn emit_plain(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<bool, TxError> {
+    pub(super) fn emit_plain(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &Segment,
+    ) -> Result<bool, TxError> {
         let (window, edge) = self.window_field(idx, false);
         let now_ms = self.now_ms();
         let c = &self.conns[idx];

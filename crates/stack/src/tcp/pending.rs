@@ -23,6 +23,8 @@ pub(crate) struct PendingQueue {
     entries: Vec<Pending>,
     /// Entries before this one are done.
     first: usize,
+    /// The event of one of them was withheld, because its connection was not accepted yet.
+    withheld: bool,
 }
 
 impl PendingQueue {
@@ -55,6 +57,16 @@ impl PendingQueue {
         true
     }
 
+    /// Notes that the event of data was not given to the owner.
+    pub fn withhold(&mut self) {
+        self.withheld = !self.entries.is_empty();
+    }
+
+    /// Whether there may be data whose events were withheld. Otherwise they are all still to come, or were delivered.
+    pub fn has_withheld(&self) -> bool {
+        self.withheld
+    }
+
     /// Removes data. Returns whether there are others of the connection; `None` if the data are not there.
     #[inline]
     pub fn remove(&mut self, conn: Conn, data: InlineData) -> Option<bool> {
@@ -80,7 +92,7 @@ impl PendingQueue {
         self.first += 1;
         if self.first == self.entries.len() {
             self.entries.clear();
-            self.first = 0;
+            (self.first, self.withheld) = (0, false);
         }
     }
 

@@ -10,6 +10,7 @@ use super::recovery;
 use super::sent_queue::Delivery;
 use super::state::State;
 use super::{Tcp, ack, rtt};
+use crate::events::InlineData;
 use crate::ip::Network;
 use crate::options::CaState;
 use crate::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
@@ -73,14 +74,14 @@ impl Tcp {
         }
         match self.on_predicted_ack(net, idx, seg, timestamps, advanced) {
             AckOutcome::Gone => {}
-            _ if self.lend(idx, seg) => {}
+            _ if self.lend_predicted(idx, seg) => {}
             _ => self.on_payload(net, idx, seg),
         }
     }
 
     /// Lends the payload to the application where it lies, if that is all there is to do: it is next, fits and brings no FIN.
     #[inline]
-    fn lend(&mut self, idx: u32, seg: &Arrived<'_>) -> bool {
+    fn lend_predicted(&mut self, idx: u32, seg: &Arrived<'_>) -> bool {
         let c = &self.conns[idx];
         let simple = !seg.payload.is_empty()
             && !seg.header.flags.contains(TcpFlags::FIN)
@@ -88,10 +89,10 @@ impl Tcp {
             && !c.has(Flags::ORPHAN)
             && seg.payload.len() <= c.rcv_wnd() as usize
             && (c.busy == NONE || self.busy[c.busy].fin_at.is_none());
-        if !simple || !self.may_lend(idx, seg) {
+        let Some((frame, start)) = seg.frame.filter(|_| simple && self.may_lend(idx, seg)) else {
             return false;
-        }
-        self.take_in_order(idx, seg, 0, seg.payload);
+        };
+        self.lend(idx, InlineData { frame, start, len: seg.payload.len() as u32 });
         self.on_new_bytes(idx, seg, seg.payload.len(), false);
         true
     }

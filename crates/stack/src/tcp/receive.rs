@@ -101,17 +101,22 @@ impl Tcp {
         self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= HELD_WHEN_SCARCE
     }
 
+    /// Lends data that begin at `rcv_nxt`; [`Tcp::may_lend`] has allowed it.
+    #[inline]
+    pub(super) fn lend(&mut self, idx: u32, data: InlineData) {
+        let conn = self.conns.handle(idx);
+        self.chunks.reserve(chunks_for(data.len()));
+        self.events.push_back(Event::Data { conn, data });
+        let c = &mut self.conns[idx];
+        self.pending.push(conn, data, c.has(Flags::INLINE));
+        c.flags.set(Flags::INLINE);
+        c.rcv_nxt += data.len;
+    }
+
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
     pub fn take_in_order(&mut self, idx: u32, seg: &Arrived<'_>, skip: usize, data: &[u8]) -> usize {
         if let Some((frame, start)) = seg.frame.filter(|_| self.may_lend(idx, seg)) {
-            let conn = self.conns.handle(idx);
-            let data = InlineData { frame, start: start + skip as u32, len: data.len() as u32 };
-            self.chunks.reserve(chunks_for(data.len()));
-            self.events.push_back(Event::Data { conn, data });
-            let c = &mut self.conns[idx];
-            self.pending.push(conn, data, c.has(Flags::INLINE));
-            c.flags.set(Flags::INLINE);
-            c.rcv_nxt += data.len;
+            self.lend(idx, InlineData { frame, start: start + skip as u32, len: data.len() as u32 });
             return data.len();
         }
         if !self.is_fair(idx, data.len()) {

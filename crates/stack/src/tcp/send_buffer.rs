@@ -271,8 +271,15 @@ impl SendBuffer {
             return;
         }
         self.start = self.end;
-        while !self.items.is_empty() {
-            self.discard_item(pool, sources);
+        self.discarded += self.items.len() as u64;
+        self.tail = None;
+        self.slices = 0;
+        while let Some(item) = self.items.pop_front() {
+            match item.content {
+                Content::Bytes { goes_on: true, .. } => {}
+                Content::Bytes { chunk, goes_on: false, .. } => pool.free(chunk),
+                Content::Slice { source, .. } => sources.end_use(source),
+            }
         }
         if self.items.capacity() > KEPT_ITEMS {
             self.items.shrink_to(KEPT_ITEMS);

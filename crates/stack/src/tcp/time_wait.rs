@@ -5,6 +5,7 @@
 
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::{AddressPool, FlowKey};
+use crate::huge_pages;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
@@ -83,7 +84,7 @@ pub(crate) struct TimeWaitTable {
 impl TimeWaitTable {
     pub fn new(max: u32, lifetime: Duration) -> Self {
         Self {
-            entries: Vec::with_capacity(max as usize),
+            entries: huge_pages::vec_with_capacity(max as usize),
             free: NONE,
             head: NONE,
             tail: NONE,

@@ -130,7 +130,14 @@ impl Tcp {
     /// time-outs on with each acknowledgement, and the wheel need not know.
     pub fn rearm(&mut self, idx: u32) {
         self.note_idle(idx);
-        let Some(at) = self.earliest(idx) else { return };
+        if let Some(at) = self.earliest(idx) {
+            self.arm(idx, at);
+        }
+    }
+
+    /// Sees to it that a connection is looked at no later than `at`.
+    #[inline]
+    pub(super) fn arm(&mut self, idx: u32, at: Instant) {
         let node = &mut self.conns[idx].timer;
         let until = self.now + DEFERRAL;
         if node.is_armed() || at <= until {
