@@ -8,6 +8,7 @@ use crate::devices;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::huge_pages;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
@@ -79,6 +80,7 @@ impl<H: Handler> ShardBuilder<H> {
         let config = &self.config;
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, seed, now)?;
+        huge_pages::ask_for(&stack);
         let mut ports = Vec::new();
         for device in &config.devices {
             let Device { rx, tx } = take_or_open(&mut self.devices, device)?;

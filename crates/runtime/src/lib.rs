@@ -11,6 +11,7 @@ pub mod devices;
 mod dispatch;
 pub mod error;
 pub mod handler;
+pub mod huge_pages;
 mod pin;
 pub mod raw;
 pub mod shard;

@@ -26,9 +26,9 @@
 //! It must still be keyed by the caller; an attacker who can produce equal hashes makes chains long (visible in
 //! [`FlowTable::overflow_buckets`]), though no operation but the search of that chain gets slower.
 
-use crate::huge_pages;
 use crate::lanes::equal_lanes;
 use crate::prefetch::prefetch;
+use crate::tables::memory_of;
 
 /// Entries in a bucket: what fits a cache line next to count and link.
 const BUCKET_ENTRIES: usize = 7;
@@ -153,12 +153,12 @@ impl FlowTable {
     pub fn with_capacity(entries_max: usize) -> Self {
         let entries_max = entries_max.min(ENTRIES_LIMIT);
         let buckets_max = INITIAL_BUCKETS + 1 + entries_max * DENSITY_BYTES / size_of::<Bucket>();
-        let mut buckets = huge_pages::vec_with_capacity(buckets_max);
+        let mut buckets = Vec::with_capacity(buckets_max);
         buckets.resize(INITIAL_BUCKETS, Bucket::default());
         Self {
             buckets,
             // Chains have no more than one overflow bucket per seven entries; a few more exist while one is dealt out.
-            overflow: huge_pages::vec_with_capacity(entries_max / BUCKET_ENTRIES + 2 * DEAL_BUCKETS_MAX),
+            overflow: Vec::with_capacity(entries_max / BUCKET_ENTRIES + 2 * DEAL_BUCKETS_MAX),
             free: 0,
             overflow_in_use: 0,
             mask: INITIAL_BUCKETS as u32 - 1,
@@ -169,6 +169,11 @@ impl FlowTable {
             len: 0,
             entries_max,
         }
+    }
+
+    /// The memory that is reserved: buckets and overflow buckets.
+    pub fn memory(&self) -> [*const [u8]; 2] {
+        [memory_of(&self.buckets), memory_of(&self.overflow)]
     }
 
     /// Entries in the table.

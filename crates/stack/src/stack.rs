@@ -113,6 +113,13 @@ impl Stack {
         self.net.add_route(route)
     }
 
+    /// The memory of the tables that segments are looked up in. It is reserved, and touched as connections come: the owner may ask the
+    /// system for huge pages there.
+    pub fn tables(&self) -> [*const [u8]; 4] {
+        let [buckets, overflow] = self.tcp.flows.memory();
+        [buckets, overflow, self.tcp.conns.memory(), self.tcp.time_wait.memory()]
+    }
+
     /// The network layer: addresses, neighbours, counters.
     pub fn network(&self) -> &Network {
         &self.net

@@ -10,8 +10,8 @@ use super::profile::ProfileId;
 use super::state::State;
 use crate::events::CloseReason;
 use crate::handle::Conn;
-use crate::huge_pages;
 use crate::ip::Hop;
+use crate::tables::memory_of;
 use crate::timer_wheel::{TimerNode, TimerStore};
 use crate::wire::tcp::SeqNumber;
 use core::ops::{BitOr, BitOrAssign, Index, IndexMut};
@@ -351,7 +351,12 @@ pub(crate) struct ConnTable {
 
 impl ConnTable {
     pub fn new(max: u32) -> Self {
-        Self { slots: huge_pages::vec_with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
+        Self { slots: Vec::with_capacity(max as usize), free: NONE, max: max as usize, live: 0 }
+    }
+
+    /// The memory that is reserved.
+    pub fn memory(&self) -> *const [u8] {
+        memory_of(&self.slots)
     }
 
     /// Takes a slot; its `generation` is already the new tenant's. `None` at `connections_max`.

@@ -5,7 +5,7 @@
 
 use super::conn::{Flags, NONE, Tcb};
 use super::demux::{AddressPool, FlowKey};
-use crate::huge_pages;
+use crate::tables::memory_of;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
@@ -84,7 +84,7 @@ pub(crate) struct TimeWaitTable {
 impl TimeWaitTable {
     pub fn new(max: u32, lifetime: Duration) -> Self {
         Self {
-            entries: huge_pages::vec_with_capacity(max as usize),
+            entries: Vec::with_capacity(max as usize),
             free: NONE,
             head: NONE,
             tail: NONE,
@@ -92,6 +92,11 @@ impl TimeWaitTable {
             max: max as usize,
             lifetime_ms: lifetime.as_millis() as u32,
         }
+    }
+
+    /// The memory that is reserved.
+    pub fn memory(&self) -> *const [u8] {
+        memory_of(&self.entries)
     }
 
     pub fn len(&self) -> usize {

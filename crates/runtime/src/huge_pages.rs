@@ -1,0 +1,74 @@
+//! Large tables on large pages.
+//!
+//! With millions of connections the tables that segments are looked up in are hundreds of megabytes, touched at random. On pages of
+//! 4 KiB nearly each touch misses the TLB, too, and its page walk costs as much again as the cache miss.
+#![allow(unsafe_code)] // Reason: madvise(2) is only reachable through an unsafe function.
+
+use ginnel_stack::stack::Stack;
+use rustix::mm::{Advice, madvise};
+
+/// Tables below this size are left alone: a huge page would be mostly empty.
+const BYTES_MIN: usize = 4 << 20;
+
+/// Asks for huge pages for the tables of a stack, if the system gives them (`/sys/kernel/mm/transparent_hugepage/enabled`): to be called before
+/// there are connections. Without them everything works as well, only slower.
+pub fn ask_for(stack: &Stack) {
+    let page = rustix::param::page_size();
+    for table in stack.tables() {
+        let start = table.cast::<u8>();
+        let skip = start.align_offset(page);
+        if table.len() < BYTES_MIN {
+            continue;
+        }
+        // SAFETY: the range is memory that the stack has reserved and keeps, and the advice changes nothing that a program can see.
+        _ = unsafe {
+            madvise(start.wrapping_add(skip).cast_mut().cast(), table.len() - skip, Advice::LinuxHugepage)
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BYTES_MIN, ask_for};
+    use ginnel_stack::stack::{Stack, StackConfig};
+    use ginnel_stack::time::Instant;
+
+    /// Flags of the mapping that `address` lies in, as /proc/self/smaps has them.
+    fn flags_at(address: usize) -> Option<String> {
+        let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+            if let Some((from, to)) = range
+                && let (Ok(from), Ok(to)) = (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16))
+            {
+                inside = (from..to).contains(&address);
+            } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+                return Some(flags.into());
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn large_tables_are_marked_for_huge_pages_and_small_ones_are_not() {
+        if std::fs::metadata("/sys/kernel/mm/transparent_hugepage").is_err() {
+            eprintln!("skipped: this kernel has no huge pages to give");
+            return;
+        }
+        let stack =
+            Stack::new(StackConfig::default(), [1; 32], Instant::ZERO).expect("the defaults are valid");
+        ask_for(&stack);
+        let mut large = 0;
+        for table in stack.tables() {
+            // In the middle, where the whole page belongs to it.
+            let flags = flags_at(table.cast::<u8>() as usize + table.len() / 2);
+            if table.len() >= BYTES_MIN {
+                let flags = flags.expect("the table is mapped");
+                assert!(flags.split_whitespace().any(|f| f == "hg"), "{flags}");
+                large += 1;
+            }
+        }
+        assert!(large > 0, "the defaults have large tables");
+    }
+}
