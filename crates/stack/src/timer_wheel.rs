@@ -173,7 +173,7 @@ impl TimerWheel {
     pub fn schedule_no_later<S: TimerStore + ?Sized>(&mut self, store: &mut S, id: u32, at: Instant) {
         let node = *store.timer_node(id);
         let tick = at.as_nanos().div_ceil(1 << TICK_SHIFT) as u32;
-        // Compared as sequence numbers: the low 32 bits of a tick go round in 78 hours.
+        // Compared as sequence numbers: the low 32 bits of a tick go round in 78 hours, so the two may be 39 hours apart.
         if node.is_armed() && (node.deadline.wrapping_sub(tick) as i32) <= 0 {
             return;
         }

@@ -128,6 +128,19 @@ fn what_was_found_outlasts_silence_and_is_looked_at_again_after_an_interval() {
     assert_eq!(path.stats().timeouts, before.timeouts);
 }
 
+/// What failed is forgotten with the busy part; that must not cost each burst a probe.
+#[test]
+fn a_connection_of_short_bursts_does_not_lose_the_same_probe_in_each() {
+    let mut path = Path::new(6, MtuProbing::Always, &narrow(1300), |_| {});
+    for burst in 0..60 {
+        assert!(path.carries(bytes(burst, 30_000), 10 * SECOND), "{}", path.sim.replay());
+        path.sim.run(2 * SECOND);
+    }
+    let stats = path.stats();
+    assert!((1..=4).contains(&stats.mtu_probes_lost), "in two minutes: {stats:?}");
+    assert!((1024..=1300).contains(&path.pmtu()), "{}", path.pmtu());
+}
+
 #[test]
 fn a_busy_connection_looks_again_after_an_interval() {
     let settings = |host: &mut HostConfig| host.stack.tcp.mtu_probe_interval_seconds = 1;

@@ -491,6 +491,30 @@ fn a_timestamp_is_no_measure_any_more_however_much_longer_than_24_days_the_silen
     }
 }
 
+/// The timer that watches the age of a timestamp is further away than any other, and must not keep others from being set.
+#[test]
+fn what_is_lost_after_a_long_silence_is_sent_again() {
+    for hours in [1, 20, 30, 36, 37, 50, 66, 80, 110, 1000] {
+        let mut p = Puppet::new(config());
+        p.listen();
+        let stamped =
+            TcpOptions { timestamps: Some(Timestamps { value: 1000, echo: 0 }), ..TcpOptions::default() };
+        let syn = p.segment(SYN, 0, 0, &[], &stamped);
+        p.deliver_frame(&syn);
+        let ack = p.segment(ACK, 1, 1, &[], &stamped);
+        p.deliver_frame(&ack);
+        let conn = p.conn.expect("it was accepted");
+        p.stack.send(conn, b"once").unwrap();
+        assert_eq!(p.flush().len(), 1);
+        let ack = p.segment(ACK, 1, 5, &[], &stamped);
+        p.deliver_frame(&ack);
+        assert!(p.wait(hours * Duration::from_secs(3600)).is_empty(), "nothing leaves meanwhile");
+        p.stack.send(conn, b"lost").unwrap();
+        assert_eq!(p.flush().len(), 1, "after {hours} hours");
+        assert!(!p.wait(Duration::from_secs(10)).is_empty(), "sent again after {hours} hours");
+    }
+}
+
 #[test]
 fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
     let mut p = established(config());

@@ -480,6 +480,7 @@ impl Tcp {
         debug_assert!(established, "room was checked");
         self.input_established(net, idx, seg);
         self.rearm(idx);
+        self.watch_timestamp(idx);
         true
     }
 }

@@ -56,7 +56,8 @@ impl SearchState {
         Self::Settled((number % Self::INTERVALS) as u8)
     }
 
-    /// What it is after a time without a busy part: settled until a whole interval has passed for certain.
+    /// What it is after a time without a busy part: settled until a whole interval has passed for certain. Only 14 intervals are told apart:
+    /// after as many it may rest for two more.
     fn resumed(self, now: Instant, interval: Duration) -> Self {
         let (Self::Settled(then), Self::Settled(number)) = (self, Self::settled(now, interval)) else {
             return self;
@@ -81,6 +82,8 @@ pub(crate) struct MtuSearch {
     /// Largest packet that may still get through; none as long as nobody asked for it.
     high: Option<u16>,
     pub probe: Option<Probe>,
+    /// A probe failed: `high` is something that was learned.
+    failed: bool,
     /// When it began.
     begun: Instant,
     /// When the head of the queue timed out for the first time.
@@ -88,7 +91,13 @@ pub(crate) struct MtuSearch {
 }
 
 impl MtuSearch {
-    pub const NONE: Self = Self { high: None, probe: None, begun: Instant::ZERO, stalled_at: Instant::ZERO };
+    pub const NONE: Self =
+        Self { high: None, probe: None, failed: false, begun: Instant::ZERO, stalled_at: Instant::ZERO };
+
+    /// Whether a probe was lost since the busy part was taken.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
 }
 
 fn interval(config: &TcpConfig) -> Duration {
@@ -119,6 +128,17 @@ impl Tcp {
         c.set_mtu_search(state.resumed(now, interval(config)));
         if matches!(c.mtu_search(), SearchState::Settled(_)) {
             b.mtu.high = Some(c.pmtu);
+        }
+    }
+
+    /// The busy part is about to go, and with it what failed: what was found is good enough for an interval. Otherwise each burst of a
+    /// connection that is often idle would lose the same probe again.
+    #[cold]
+    pub(super) fn suspend_mtu_search(&mut self, idx: u32) {
+        let (now, interval) = (self.now, interval(&self.config));
+        let c = &mut self.conns[idx];
+        if c.mtu_search() == SearchState::Probing {
+            c.set_mtu_search(SearchState::settled(now, interval));
         }
     }
 
@@ -227,7 +247,8 @@ impl Tcp {
             b.mtu.stalled_at = now;
             return;
         }
-        if now - b.mtu.stalled_at < patience {
+        // A peer whose window is closed answers, and drops what was under way.
+        if now - b.mtu.stalled_at < patience || c.snd_wnd == 0 {
             return;
         }
         let segment = if c.mtu_search() == SearchState::Off {
@@ -303,6 +324,7 @@ impl Tcp {
 /// The probe, which counts as lost, was too large: what it carried goes again in segments that are known to arrive.
 fn fail(c: &mut Tcb, b: &mut Busy, probe: Probe) {
     b.mtu.probe = None;
+    b.mtu.failed = true;
     b.mtu.high = Some(b.mtu.high.map_or(probe.mtu - 1, |high| high.min(probe.mtu - 1)));
     // What it took when it was sent.
     c.cwnd += 1;
@@ -326,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_settled_search_rests_for_a_whole_interval_at_least_and_two_at_most() {
+    fn a_settled_search_rests_for_a_whole_interval_and_goes_on_after_two() {
         for start in [0u64, 1, 599, 600, 13 * 600, 14 * 600 - 1] {
             let begun = Instant::from_millis(start * 1000);
             let state = SearchState::settled(begun, INTERVAL);

@@ -8,6 +8,7 @@ use super::state::State;
 use super::{Tcp, rtt};
 use crate::events::CloseReason;
 use crate::ip::Network;
+use crate::options::CaState;
 use crate::time::Instant;
 use crate::timer_wheel::TimerNode;
 use core::time::Duration;
@@ -24,6 +25,9 @@ const KEEPALIVE_PROBES_MAX: u32 = 240;
 /// Timers that are further away than this are not put into the wheel at once but when it has passed: the connection may be gone by then, and
 /// if it is busy its timer has moved on many times.
 const DEFERRAL: Duration = Duration::from_millis(8);
+
+/// No timer of a connection is further away: the wheel tells earlier from later only up to 39 hours apart.
+const TIMER_MAX: Duration = Duration::from_secs(36 * 3600);
 
 /// Connections whose timers are deferred at the most; beyond that they go into the wheel at once.
 const DEFERRED_MAX: usize = 1 << 15;
@@ -115,15 +119,27 @@ impl Tcp {
     /// When to look at a connection that waits for nothing: its peer's timestamp may be too old to compare with then (RFC 7323 §5.5). That has
     /// to be noted, because of the time of the last segment only low bits are kept, and after 49.7 days it would seem young again.
     ///
-    /// Asked for when another timer was looked at, and not for each segment: a connection begins with a timer.
+    /// It is looked at in steps, for the wheel compares no times that are further apart than [`TIMER_MAX`].
     fn timestamp_outdated_at(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         if c.life != Life::Open || !c.state.is_synchronized() || !c.has(Flags::TIMESTAMPS) {
             return None;
         }
         let silence = if c.has(Flags::TS_OLD) { 0 } else { self.silence(idx) };
-        let left = (PAWS_IDLE_MS + 1).saturating_sub(silence);
-        Some(self.now + Duration::from_millis(left.into()))
+        let left = Duration::from_millis((PAWS_IDLE_MS + 1).saturating_sub(silence).into());
+        Some(self.now + left.min(TIMER_MAX))
+    }
+
+    /// Sees to it that the age of the peer's timestamp is noted, if no other timer will make the connection be looked at. Done when a timer
+    /// was looked at, and not for each segment: a connection begins with a timer, or here.
+    pub(super) fn watch_timestamp(&mut self, idx: u32) {
+        let node = &self.conns[idx].timer;
+        if !node.is_armed()
+            && !node.is_deferred()
+            && let Some(at) = self.timestamp_outdated_at(idx)
+        {
+            self.wheel.schedule(&mut self.conns, idx, at);
+        }
     }
 
     /// Sets the wheel for the earliest timer. A later one is left to find out when the earlier fires: connections move their
@@ -138,6 +154,7 @@ impl Tcp {
     /// Sees to it that a connection is looked at no later than `at`.
     #[inline]
     pub(super) fn arm(&mut self, idx: u32, at: Instant) {
+        debug_assert!(at.saturating_since(self.now) <= TIMER_MAX, "too far away to be compared");
         let node = &mut self.conns[idx].timer;
         let until = self.now + DEFERRAL;
         if node.is_armed() || at <= until {
@@ -212,13 +229,7 @@ impl Tcp {
         }
         if self.on_simple_timers(net, idx) && self.on_busy_timers(net, idx) {
             self.rearm(idx);
-            let node = &self.conns[idx].timer;
-            if !node.is_armed()
-                && !node.is_deferred()
-                && let Some(at) = self.timestamp_outdated_at(idx)
-            {
-                self.wheel.schedule(&mut self.conns, idx, at);
-            }
+            self.watch_timestamp(idx);
         }
     }
 
@@ -331,6 +342,9 @@ impl Tcp {
         let b = &mut self.busy[c.busy];
         if release.is_some_and(|at| at <= now) {
             if b.is_idle(c.state) && c.state.is_synchronized() {
+                if self.busy[self.conns[idx].busy].mtu.has_failed() {
+                    self.suspend_mtu_search(idx);
+                }
                 self.release_busy(idx);
                 return true;
             }
@@ -448,8 +462,10 @@ impl Tcp {
         if marked > 0 {
             self.judge_mtu_probe(idx);
             let Some((c, b)) = self.both(idx) else { return };
+            let was = b.recovery.state;
             recovery::on_loss_found(c, b);
-            self.stats.fast_recoveries += 1;
+            let began = was != CaState::Recovery && b.recovery.state == CaState::Recovery;
+            self.stats.fast_recoveries += u64::from(began);
         }
         self.set_retransmit_timer(idx, true, again);
         self.want_transmit(idx);

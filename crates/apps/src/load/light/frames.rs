@@ -65,7 +65,7 @@ pub(super) fn parse<'a>(frame: &RxFrame<'a>, mac: MacAddr, locals: &Locals) -> O
             let bytes = header.payload(packet);
             let local = locals.number_v4(header.dst)?;
             if header.protocol != protocol::TCP {
-                return too_big_v4(header.protocol, bytes);
+                return too_big_v4(locals, header.protocol, bytes);
             }
             let at = IP_AT + usize::from(header.header_len);
             if !is_vouched_for(frame, at) && !tcp_sum_v4(header.src, header.dst, bytes) {
@@ -118,13 +118,15 @@ fn parse_v6<'a>(
     }
 }
 
-fn too_big_v4(proto: u8, bytes: &[u8]) -> Option<Received<'static>> {
+fn too_big_v4(locals: &Locals, proto: u8, bytes: &[u8]) -> Option<Received<'static>> {
     if proto != protocol::ICMP {
         return None;
     }
     match icmpv4::Message::parse(bytes).ok()? {
         icmpv4::Message::Unreachable { code: icmpv4::unreachable::FRAGMENTATION_NEEDED, mtu, quote } => {
             let (quoted, _) = ipv4::Header::parse_quoted(quote).ok()?;
+            // Only about what we sent (RFC 5927 §4).
+            locals.number_v4(quoted.src).filter(|_| quoted.protocol == protocol::TCP)?;
             Some(Received::TooBig { to: quoted.dst.into(), mtu: mtu.into() })
         }
         _ => None,

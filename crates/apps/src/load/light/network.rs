@@ -205,7 +205,10 @@ impl Net {
         let Self { out, conns, targets, locals, ts_now, .. } = self;
         let c = &mut conns[conn as usize];
         if let Some(template) = &targets[usize::from(c.target)].template {
-            let numbers = Numbers { port: c.port, seq: c.max, ack: c.rcv_nxt, flags };
+            // Never beyond the peer's window, whatever a probe has sent there: it would not be acceptable (RFC 9293 §3.10.7.4).
+            let window_end = c.una + c.window;
+            let seq = if c.max.gt(window_end) { window_end } else { c.max };
+            let numbers = Numbers { port: c.port, seq, ack: c.rcv_nxt, flags };
             let options = frames::timestamps(*ts_now, c.ts_recent);
             out.segment(template, locals.get(c.source), numbers, &options[..c.options_len()], &[]);
         }

@@ -10,7 +10,7 @@ use ginnel::Instant;
 use ginnel::Random;
 
 impl Session {
-    /// Does what is due, and returns when it must be called again at the latest. Call it after each batch of events too.
+    /// Does what is due, and returns when it must be called again at the latest. Called after a batch of events too, it sees at once what that has ended.
     pub fn poll(&mut self, now: Instant, net: &mut impl Network) -> Option<Instant> {
         self.change_stage(now, net);
         if self.stage == Stage::Done {
