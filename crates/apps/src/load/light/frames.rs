@@ -320,7 +320,7 @@ fn header_v6(src: Ipv6Addr, dst: Ipv6Addr, len: usize) -> ipv6::Header {
     }
 }
 
-/// Longest frame that [`neighbour`] makes, and shortest that Ethernet carries.
+/// Longest frame of ARP or NDP that is made here.
 pub(super) const NEIGHBOUR_BYTES: usize = IP_AT + ipv6::Header::LEN + 32;
 
 /// Writes an ARP packet as a frame and returns its length.
