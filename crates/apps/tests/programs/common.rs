@@ -65,3 +65,15 @@ impl<S: Handler, C: Handler> Pair<S, C> {
         }
     }
 }
+
+#[derive(clap::Parser)]
+struct Parse<T: clap::Args> {
+    #[command(flatten)]
+    options: T,
+}
+
+/// Options as the command line has them.
+pub fn parse<T: clap::Args>(words: &[&str]) -> T {
+    use clap::Parser;
+    Parse::try_parse_from([&["program"], words].concat()).unwrap_or_else(|e| panic!("{e}")).options
+}

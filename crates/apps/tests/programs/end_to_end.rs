@@ -1,6 +1,6 @@
 //! httpd and the load generator on two stacks of their own.
 
-use super::common::{Pair, SERVER, UNIX};
+use super::common::{Pair, SERVER, UNIX, parse};
 use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
 use ginnel_apps::corpus;
@@ -11,17 +11,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-
-#[derive(clap::Parser)]
-struct Parse<T: clap::Args> {
-    #[command(flatten)]
-    options: T,
-}
-
-fn parse<T: clap::Args>(words: &[&str]) -> T {
-    use clap::Parser;
-    Parse::try_parse_from([&["program"], words].concat()).unwrap_or_else(|e| panic!("{e}")).options
-}
 
 fn httpd(root: &Path, options: &[&str]) -> Httpd {
     let root = root.to_str().unwrap();

@@ -1,6 +1,6 @@
 //! httpd at its limits, over the engine: to the byte what is granted, what is refused, and that the next client is served.
 
-use super::common::{SERVER, UNIX};
+use super::common::{SERVER, UNIX, parse};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard};
@@ -8,17 +8,6 @@ use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
 use ginnel_apps::load::{LoadHandler, Options as LoadOptions, Outcome, Report};
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::sync::Arc;
-
-#[derive(clap::Parser)]
-struct Parse<T: clap::Args> {
-    #[command(flatten)]
-    options: T,
-}
-
-fn parse<T: clap::Args>(words: &[&str]) -> T {
-    use clap::Parser;
-    Parse::try_parse_from([&["program"], words].concat()).unwrap_or_else(|e| panic!("{e}")).options
-}
 
 /// A server with limits of 100 bytes for the request line, 300 for the head and 50 for the body.
 fn httpd(body_bytes: usize) -> (tempfile::TempDir, Httpd) {
