@@ -15,7 +15,7 @@ use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvErro
 use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
-use crate::ip::usual;
+use crate::ip::usual::{self, Usual};
 use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption, UrgentMark};
@@ -59,14 +59,6 @@ pub struct Stack {
 
 /// Fewer frames than these are worked on before a prefetch could help.
 const PREFETCH_FRAMES_MIN: usize = 3;
-
-/// What was found out about the frames of a burst before the first of them was processed.
-struct Ahead {
-    /// Flow hashes of usual frames.
-    hashes: [u32; BURST_FRAMES_MAX],
-    /// What the flow table had for them then.
-    hints: [u32; BURST_FRAMES_MAX],
-}
 
 /// ECN codepoint CE (RFC 3168 §5).
 const CONGESTION_EXPERIENCED: u8 = 3;
@@ -132,58 +124,70 @@ impl Stack {
 
     /// Takes a burst of frames from device `port`.
     pub fn receive(&mut self, now: Instant, port: PortId, burst: &RxBurst<'_>) {
-        self.tcp.now = now;
-        let mut ahead = Ahead { hashes: [0; _], hints: [demux::NO_HINT; _] };
-        let fetched = burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.outgrows_cache();
-        if fetched {
-            self.fetch_ahead(burst, &mut ahead);
+        self.tcp.set_now(now);
+        // What the flow table had for each frame before the first of them was processed.
+        let mut hints = [demux::NO_HINT; BURST_FRAMES_MAX];
+        if burst.len() >= PREFETCH_FRAMES_MIN && self.tcp.outgrows_cache() {
+            self.fetch_ahead(burst, &mut hints);
         }
+        let link = self.net.untagged(port);
         for (index, frame) in burst.iter().enumerate() {
-            let Some(usual) = self.net.usual(port, frame) else {
+            let hint = hints[index];
+            // A branch of its own for what nearly all are, so that nothing in it has to fit the others.
+            if let Some(link) = link
+                && let Some(usual) = self.net.usual_v4(link, frame)
+            {
+                let hash = self.tcp.secrets.flow_hash_v4(&usual.key);
+                self.receive_usual(&usual, (hash, hint), index, frame, burst);
+            } else if let Some(usual) = link.and_then(|link| self.net.usual_v6(link, frame)) {
+                let hash = self.tcp.secrets.flow_hash(&usual.key);
+                self.receive_usual(&usual, (hash, hint), index, frame, burst);
+            } else {
                 self.receive_unusual(now, port, index, frame, burst);
-                continue;
-            };
-            self.net.stats.rx_tcp += 1;
-            let Ok(segment) = TcpSegment::parse(usual.l4) else {
-                self.tcp.stats.malformed += 1;
-                continue;
-            };
-            let header = segment.header;
-            let key = FlowKey {
-                remote: usual.src,
-                local: usual.dst,
-                remote_port: header.src_port,
-                local_port: header.dst_port,
-            };
-            let hash = if fetched { ahead.hashes[index] } else { self.tcp.secrets.flow_hash(&key) };
-            debug_assert_eq!(hash, self.tcp.secrets.flow_hash(&key));
-            let arrived = Arrived {
-                key,
-                hash,
-                hint: ahead.hints[index],
-                header,
-                options: segment.options,
-                payload: segment.payload,
-                frame: Some((index as u16, usual.at + u32::from(header.header_len))),
-                ce: usual.ecn == CONGESTION_EXPERIENCED,
-                segments: wire_segments(frame.gso, segment.payload),
-            };
-            self.tcp.input(&mut self.net, &arrived, burst);
+            }
         }
     }
 
+    /// Takes the segment of a usual frame.
+    #[inline(always)]
+    fn receive_usual(
+        &mut self,
+        usual: &Usual<'_>,
+        (hash, hint): (u32, u32),
+        index: usize,
+        frame: &RxFrame<'_>,
+        burst: &RxBurst<'_>,
+    ) {
+        let Usual { key, ecn, segment, payload_at } = *usual;
+        debug_assert_eq!(hash, self.tcp.secrets.flow_hash(&key));
+        self.net.stats.rx_tcp += 1;
+        let arrived = Arrived {
+            key,
+            hash,
+            hint,
+            header: segment.header,
+            options: segment.options,
+            payload: segment.payload,
+            frame: Some((index as u16, payload_at)),
+            ce: ecn == CONGESTION_EXPERIENCED,
+            segments: wire_segments(frame.gso, segment.payload),
+        };
+        self.tcp.input(&mut self.net, &arrived, burst);
+    }
+
     /// Asks for the cache lines that a burst is going to need: first the buckets of the flow table, then the connections they name.
-    fn fetch_ahead(&self, burst: &RxBurst<'_>, ahead: &mut Ahead) {
+    fn fetch_ahead(&self, burst: &RxBurst<'_>, hints: &mut [u32; BURST_FRAMES_MAX]) {
+        let mut hashes = [0; BURST_FRAMES_MAX];
         let mut usual = [false; BURST_FRAMES_MAX];
         for (index, frame) in burst.iter().enumerate() {
             let Some(key) = usual::ends(frame.bytes) else { continue };
             let hash = self.tcp.secrets.flow_hash(&key);
             self.tcp.flows.prefetch(hash);
             usual[index] = true;
-            ahead.hashes[index] = hash;
+            hashes[index] = hash;
         }
         for (index, _) in usual.iter().enumerate().filter(|(_, usual)| **usual) {
-            ahead.hints[index] = self.tcp.fetch_ahead(ahead.hashes[index]);
+            hints[index] = self.tcp.fetch_ahead(hashes[index]);
         }
     }
 
@@ -300,7 +304,7 @@ impl Stack {
 
     /// Runs timers that are due.
     pub fn advance(&mut self, now: Instant) {
-        self.tcp.now = now;
+        self.tcp.set_now(now);
         self.net.timers(now);
         while let Some(error) = self.net.poll_errors() {
             self.on_transport_error(now, &error);
@@ -310,7 +314,7 @@ impl Stack {
 
     /// Sends everything that may be sent, and hands it to the devices.
     pub fn transmit(&mut self, now: Instant) {
-        self.tcp.now = now;
+        self.tcp.set_now(now);
         self.tcp.transmit(&mut self.net);
         self.net.flush(now);
     }
@@ -352,7 +356,7 @@ impl Stack {
         remote: SocketAddr,
         options: &ConnectOptions,
     ) -> Result<Conn, ConnectError> {
-        self.tcp.now = now;
+        self.tcp.set_now(now);
         self.tcp.connect(&mut self.net, remote, options)
     }
 

@@ -26,6 +26,14 @@ impl<T: Copy + Ord> AddressSet<T> {
         }
     }
 
+    /// Whether an address is ours.
+    #[inline(always)]
+    pub(crate) fn has(&self, address: T) -> bool {
+        self.primary.is_some_and(|(primary, _)| primary == address)
+            || self.sorted.len() > 1 && self.search(address).is_some()
+    }
+
+    #[inline(never)]
     fn search(&self, address: T) -> Option<LinkId> {
         let at = self.sorted.binary_search_by_key(&address, |&(known, _)| known).ok()?;
         Some(self.sorted[at].1)

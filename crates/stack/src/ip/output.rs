@@ -9,7 +9,7 @@
 
 use super::{Hop, Network};
 use crate::device::{Gso, GsoKind, TxMeta};
-use crate::link::neighbour::{LINK_HEADER_MAX, PendingFrame};
+use crate::link::neighbour::PendingFrame;
 use crate::time::Instant;
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::tcp::TcpHeader;
@@ -41,15 +41,6 @@ pub struct Checksum {
     pub offset: u16,
     /// If the sum of the bytes from `.0` to the end of the segment is known, it is `.1` and they are not read again.
     pub payload: Option<(usize, Sum)>,
-}
-
-/// All that the IP header of a plain IPv4 packet says of its own: addresses as numbers, type of service, time to live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PlainV4 {
-    pub src: u32,
-    pub dst: u32,
-    pub tos: u8,
-    pub ttl: u8,
 }
 
 /// Whether somebody needs the sum of a payload.
@@ -287,70 +278,6 @@ impl Network {
         let sealed = packet.seal(l4_len, checksum, gso_size);
         self.commit(sealed);
         Ok(())
-    }
-
-    /// The same in one go for what nearly every segment is: IPv4, not to be fragmented, to a neighbour that is known, and with a device
-    /// that does checksums or a payload whose sum is known. `false` if it is anything else, and nothing was done.
-    ///
-    /// # Errors
-    /// [`TxError::Full`] if the device has no room.
-    #[inline(always)]
-    pub(crate) fn send_tcp_v4(
-        &mut self,
-        now: Instant,
-        hop: &Hop,
-        PlainV4 { src, dst, tos, ttl }: PlainV4,
-        l4_len: usize,
-        gso_size: Option<u16>,
-        write: impl FnOnce(&mut [u8], Summing) -> (usize, Sum),
-    ) -> Result<bool, TxError> {
-        if hop.epoch != self.epoch {
-            return Ok(false);
-        }
-        let Some(neighbour) = self.neighbours.resolve(hop.neighbour) else { return Ok(false) };
-        let link = &self.links[usize::from(hop.link)];
-        let port = &mut self.ports[usize::from(link.port.0)];
-        let link_header = usize::from(neighbour.header_len);
-        let ip_len = ipv4::Header::LEN + l4_len;
-        let len = link_header + ip_len;
-        let fits = match gso_size {
-            None => ip_len <= usize::from(link.mtu),
-            Some(_) => len <= port.capabilities.gso_bytes_max && ip_len <= usize::from(u16::MAX),
-        };
-        if !fits || !neighbour.is_ready(now) {
-            return Ok(false);
-        }
-        neighbour.referenced = true;
-        let room = port.tx.reserve(len).and_then(|room| room.get_mut(..len)).ok_or(TxError::Full)?;
-        let l4_start = link_header + ipv4::Header::LEN;
-        let Some((head, l4)) = room.split_at_mut_checked(l4_start) else { return Err(TxError::Full) };
-        // Copying all 18 bytes is one fixed-size move; the IP header overwrites what was too much.
-        if let Some(start) = head.first_chunk_mut::<LINK_HEADER_MAX>() {
-            *start = neighbour.header;
-        }
-        let Some(ip) = head.last_chunk_mut::<{ ipv4::Header::LEN }>() else { return Err(TxError::Full) };
-        // Cannot truncate: compared with the MTU or 65,535 above.
-        ipv4::emit_plain(ip, (tos, ttl), ip_len as u16, protocol::TCP, src, dst);
-        let tx_checksum = port.capabilities.tx_checksum;
-        let (header_len, payload) = write(l4, if tx_checksum { Summing::Idle } else { Summing::Wanted });
-        let pseudo = Sum::of_word(src).add(Sum::of_word(dst)).add(Sum::of_word(6 + l4_len as u32));
-        let mut meta = TxMeta::default();
-        let checksum = if tx_checksum {
-            meta.partial_checksum = Some((l4_start as u16, TcpHeader::CHECKSUM_OFFSET as u16));
-            pseudo.fold()
-        } else {
-            pseudo.add(Sum::of(&l4[..header_len])).add_at(header_len, payload).finish()
-        };
-        if let Some(header) = l4.first_chunk_mut::<{ TcpHeader::LEN }>() {
-            let [high, low] = checksum.to_be_bytes();
-            header[TcpHeader::CHECKSUM_OFFSET] = high;
-            header[TcpHeader::CHECKSUM_OFFSET + 1] = low;
-        }
-        if let Some(size) = gso_size {
-            meta.gso = Some(tcp_gso(l4_start, true, l4, size));
-        }
-        port.commit(len, meta, &mut self.stats);
-        Ok(true)
     }
 
     /// Begins a packet with room for up to `l4_len_max` bytes of transport segment.

@@ -3,10 +3,11 @@
 use super::{Checksum, Input, IpHeader, L4, Network, NetworkConfig, Parsed, Route, TxError};
 use crate::device::{Capabilities, RxChecksum, RxFrame, TxMeta, TxQueue};
 use crate::handle::{LinkId, PortId};
-use crate::ip::usual;
+use crate::ip::usual::{self, Usual};
 use crate::link::LinkConfig;
 use crate::time::Instant;
 use crate::wire::ethernet::{self, EtherType, VlanTag};
+use crate::wire::tcp::TcpSegment;
 use crate::wire::{MacAddr, arp, ipv4, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -152,9 +153,12 @@ impl Bench {
         let ends = usual::ends(frame.bytes);
         let Some(usual) = self.network.usual(self.port, frame) else { return };
         let Parsed::Tcp(l4) = parsed else { panic!("no segment for those who look closely: {parsed:?}") };
-        assert_eq!((usual.src.ip(), usual.dst.ip(), usual.ecn, usual.l4), (l4.src, l4.dst, l4.ecn, l4.bytes));
-        assert_eq!(&frame.bytes[usual.at as usize..][..usual.l4.len()], l4.bytes);
-        assert_eq!(ends.map(|key| (key.remote, key.local)), Some((usual.src, usual.dst)));
+        let Usual { key, ecn, segment, payload_at } = usual;
+        assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
+        assert_eq!((key.remote_port, key.local_port), (segment.header.src_port, segment.header.dst_port));
+        assert_eq!(Ok(segment), TcpSegment::parse(l4.bytes));
+        assert_eq!(&frame.bytes[payload_at as usize..][..segment.payload.len()], segment.payload);
+        assert_eq!(ends, Some(key));
     }
 
     /// A frame arrives that is neither TCP nor UDP nor to be dropped.

@@ -4,31 +4,30 @@
 
 use super::Network;
 use crate::device::{RxChecksum, RxFrame};
-use crate::handle::PortId;
-use crate::link::Link;
+use crate::handle::{LinkId, PortId};
 use crate::tcp::demux::{FlowKey, Host};
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
-use crate::wire::{array, be16, be32, protocol, tcp};
+use crate::wire::tcp::{TcpHeader, TcpSegment};
+use crate::wire::{array, be16, be32, protocol};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 /// Bytes of an Ethernet header without tag.
 const ETHERNET: usize = 14;
 /// Bytes in front of the segment, and up to the end of its shortest header.
 const L4_V4: usize = ETHERNET + 20;
-const END_V4: usize = L4_V4 + tcp::TcpHeader::LEN;
+const END_V4: usize = L4_V4 + TcpHeader::LEN;
 const L4_V6: usize = ETHERNET + 40;
-const END_V6: usize = L4_V6 + tcp::TcpHeader::LEN;
+const END_V6: usize = L4_V6 + TcpHeader::LEN;
 
 /// A usual segment. Its checksum is right, and so are its addresses.
 pub(crate) struct Usual<'b> {
-    pub src: Host,
-    pub dst: Host,
+    pub key: FlowKey,
     /// Explicit congestion notification field (RFC 3168): 0 … 3.
     pub ecn: u8,
-    /// The segment, without padding.
-    pub l4: &'b [u8],
-    /// Where it begins in the frame.
-    pub at: u32,
+    /// Without padding.
+    pub segment: TcpSegment<'b>,
+    /// Where its payload begins in the frame.
+    pub payload_at: u32,
 }
 
 /// Addresses and ports of what may be a usual segment: for hashing ahead, so nothing is checked but what tells where they are.
@@ -61,54 +60,78 @@ fn v6<const N: usize>(head: &[u8; N], at: usize) -> Ipv6Addr {
 }
 
 impl Network {
-    /// The segment in a usual frame; `None` for every other frame.
-    #[inline(always)]
-    pub(crate) fn usual<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
-        let link = self.link(self.ports.get(usize::from(port.0))?.untagged?);
-        let head = frame.bytes.first_chunk::<END_V4>()?;
-        if head[..6] != link.mac.0 {
-            return None;
-        }
-        match [head[12], head[13]] {
-            [0x08, 0x00] => self.usual_v4(link, frame, head),
-            [0x86, 0xdd] => self.usual_v6(link, frame),
-            _ => None,
-        }
+    /// The link of a device's frames that have no tag.
+    pub(crate) fn untagged(&self, port: PortId) -> Option<LinkId> {
+        self.ports.get(usize::from(port.0))?.untagged
     }
 
+    /// The segment in a usual frame of either family.
+    #[cfg(test)]
+    pub(crate) fn usual<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
+        let link = self.untagged(port)?;
+        self.usual_v4(link, frame).or_else(|| self.usual_v6(link, frame))
+    }
+
+    /// The segment in a usual frame of IPv4 that came on a link; `None` for every other frame.
     #[inline(always)]
-    fn usual_v4<'b>(&self, link: &Link, frame: &RxFrame<'b>, head: &[u8; END_V4]) -> Option<Usual<'b>> {
-        let word = |at| be32(head, at);
-        let (versions, fragment, src, dst) = (word(14), word(18), word(26), word(30));
-        let total_len = (versions & 0xffff) as usize;
-        // Version 4 without options; neither a fragment's offset nor more of them.
-        if versions >> 24 != 0x45 || fragment & 0x3fff != 0 || head[23] != protocol::TCP {
+    pub(crate) fn usual_v4<'b>(&self, link: LinkId, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
+        let link = self.link(link);
+        let mac = &link.mac.0;
+        let head = frame.bytes.first_chunk::<END_V4>()?;
+        // Ethertype, then version 4 without options; neither a fragment's offset nor more of them.
+        let kind = be32(head, 12) & 0xffff_ff00;
+        if be32(head, 0) != be32(mac, 0)
+            || be16(head, 4) != be16(mac, 4)
+            || kind != 0x0800_4500
+            || be16(head, 20) & 0x3fff != 0
+            || head[23] != protocol::TCP
+        {
             return None;
         }
-        let sum =
-            u64::from(versions) + u64::from(fragment) + u64::from(word(22)) + u64::from(src) + u64::from(dst);
-        let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-        if (sum & 0xffff) + (sum >> 16) != 0xffff {
+        // In ones' complement a right checksum makes the sum of all a multiple of 0xffff, in whatever byte order (RFC 1071 §2 (B)).
+        let word = |at| u64::from(u32::from_ne_bytes(array(head, at)));
+        if !(word(14) + word(18) + word(22) + word(26) + word(30)).is_multiple_of(0xffff) {
             return None;
         }
-        let (Some(_), None) = (self.local.v4.link_of(dst), self.local.v4.link_of(src)) else { return None };
+        let (src, dst) = (be32(head, 26), be32(head, 30));
+        if !self.local.v4.has(dst) || self.local.v4.has(src) {
+            return None;
+        }
         if !is_plain_v4(src) || link.is_broadcast(Ipv4Addr::from_bits(src)) {
             return None;
         }
-        let l4 = frame.bytes.get(L4_V4..ETHERNET + total_len).filter(|l4| l4.len() >= tcp::TcpHeader::LEN)?;
+        let packet = frame.bytes.get(..ETHERNET + usize::from(be16(head, 16)))?;
         if !is_vouched_for(frame, L4_V4) {
+            let l4 = packet.get(L4_V4..)?;
             let (src, dst) = (Ipv4Addr::from_bits(src), Ipv4Addr::from_bits(dst));
             if !pseudo_v4(src, dst, protocol::TCP, l4.len()).add(Sum::of(l4)).is_valid() {
                 return None;
             }
         }
-        Some(Usual { src: Host::v4(src), dst: Host::v4(dst), ecn: head[15] & 3, l4, at: L4_V4 as u32 })
+        let header = TcpHeader::parse(&array(head, L4_V4));
+        let payload_at = L4_V4 + usize::from(header.header_len);
+        let (headers, payload) = packet.split_at_checked(payload_at)?;
+        let segment = TcpSegment { header, options: headers.get(END_V4..)?, payload };
+        let key = FlowKey {
+            remote: Host::v4(src),
+            local: Host::v4(dst),
+            remote_port: header.src_port,
+            local_port: header.dst_port,
+        };
+        Some(Usual { key, ecn: head[15] & 3, segment, payload_at: payload_at as u32 })
     }
 
+    /// The same of IPv6.
     #[inline]
-    fn usual_v6<'b>(&self, link: &Link, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
+    pub(crate) fn usual_v6<'b>(&self, link: LinkId, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
+        let link = self.link(link);
         let head = frame.bytes.first_chunk::<END_V6>()?;
-        if head[14] >> 4 != 6 || head[20] != protocol::TCP || !link.ipv6 {
+        if head[..6] != link.mac.0
+            || be16(head, 12) != 0x86dd
+            || head[14] >> 4 != 6
+            || head[20] != protocol::TCP
+            || !link.ipv6
+        {
             return None;
         }
         let (src, dst) = (v6(head, 22), v6(head, 38));
@@ -117,19 +140,25 @@ impl Network {
         if !plain(head[22]) || !plain(head[38]) {
             return None;
         }
-        let (Some(_), None) = (self.local.v6.link_of(dst.to_bits()), self.local.v6.link_of(src.to_bits()))
-        else {
+        if !self.local.v6.has(dst.to_bits()) || self.local.v6.has(src.to_bits()) {
             return None;
-        };
-        let payload_len = usize::from(be16(head, 18));
-        let l4 = frame.bytes.get(L4_V6..L4_V6 + payload_len).filter(|l4| l4.len() >= tcp::TcpHeader::LEN)?;
+        }
+        let l4 = frame.bytes.get(L4_V6..L4_V6 + usize::from(be16(head, 18)))?;
         if !is_vouched_for(frame, L4_V6)
             && !pseudo_v6(src, dst, protocol::TCP, l4.len()).add(Sum::of(l4)).is_valid()
         {
             return None;
         }
-        let ecn = head[15] >> 4 & 3;
-        Some(Usual { src: Host::v6(src), dst: Host::v6(dst), ecn, l4, at: L4_V6 as u32 })
+        let segment = TcpSegment::parse(l4).ok()?;
+        let header = segment.header;
+        let key = FlowKey {
+            remote: Host::v6(src),
+            local: Host::v6(dst),
+            remote_port: header.src_port,
+            local_port: header.dst_port,
+        };
+        let payload_at = L4_V6 as u32 + u32::from(header.header_len);
+        Some(Usual { key, ecn: head[15] >> 4 & 3, segment, payload_at })
     }
 }
 

@@ -263,13 +263,18 @@ impl Link {
     }
 
     /// True if `address` is a broadcast address of this link: 255.255.255.255 or that of one of its networks.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn is_broadcast(&self, address: Ipv4Addr) -> bool {
         match self.broadcasts.as_slice() {
             // Most links have one network.
             [only] => *only == address || address.is_broadcast(),
-            several => address.is_broadcast() || several.binary_search(&address).is_ok(),
+            _ => self.is_one_of_several(address),
         }
+    }
+
+    #[inline(never)]
+    fn is_one_of_several(&self, address: Ipv4Addr) -> bool {
+        address.is_broadcast() || self.broadcasts.binary_search(&address).is_ok()
     }
 
     /// Adds an address. Returns false if it is there already.

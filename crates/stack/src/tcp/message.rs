@@ -7,7 +7,7 @@
 use super::ack;
 use super::busy::{Busy, Extras, RetransmitTimer};
 use super::conn::{Flags, NONE};
-use super::output::Segment;
+use super::emit::Segment;
 use super::{Tcp, rtt};
 use crate::ip::{Network, TxError};
 use crate::options::CaState;

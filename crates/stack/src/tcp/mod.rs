@@ -13,6 +13,7 @@ mod conn;
 mod connect;
 mod cookies;
 pub(crate) mod demux;
+mod emit;
 pub(crate) mod input;
 mod listen;
 mod message;
@@ -99,8 +100,10 @@ pub(crate) struct Tcp {
     /// Counts up with each chosen local port.
     next_port: u32,
     pub stats: TcpStats,
-    /// Time of the current call.
+    /// Time of the current call: see [`Tcp::set_now`].
     pub now: Instant,
+    /// The same in ms, for it is asked for with every segment.
+    now_ms: u32,
     /// Header prediction and short messages are off: what they do is compared with what is done without them.
     #[cfg(test)]
     pub unpredicted: bool,
@@ -136,16 +139,24 @@ impl Tcp {
             next_port: 0,
             stats: TcpStats::default(),
             now,
+            now_ms: now.as_millis() as u32,
             #[cfg(test)]
             unpredicted: false,
             config,
         }
     }
 
+    /// Begins a call: this is the time until the next one.
+    #[inline]
+    pub fn set_now(&mut self, now: Instant) {
+        self.now = now;
+        self.now_ms = now.as_millis() as u32;
+    }
+
     /// The clock in ms, as timestamps and per-connection deadlines use it.
     #[inline]
     pub fn now_ms(&self) -> u32 {
-        self.now.as_millis() as u32
+        self.now_ms
     }
 
     #[inline]
@@ -190,7 +201,7 @@ impl Tcp {
         b.recovery.high_seq = c.snd_una;
         b.window_max = c.snd_wnd;
         // A busy part that was given back means idleness since about the last segment received.
-        let idle = (self.now.as_millis() as u32).wrapping_sub(c.last_rx);
+        let idle = self.now_ms.wrapping_sub(c.last_rx);
         let idle = Duration::from_millis(idle.into()).min(self.now.saturating_since(Instant::ZERO));
         b.last_sent = Instant::from_nanos(self.now.as_nanos() - idle.as_nanos() as u64);
         if self.config.mtu_probing != MtuProbing::Off {

@@ -1,51 +1,22 @@
-//! Segments leave: the only place that builds those of a connection.
-//!
-//! Each turn works off the transmit list. For each connection: SYN, what was lost, what is new as far as the windows go, FIN,
+//! Segments leave. Each turn works off the transmit list. For each connection: SYN, what was lost, what is new as far as the windows go, FIN,
 //! and an acknowledgement by itself if nothing else carried it.
 
 use super::Tcp;
 use super::busy::{Extras, RetransmitTimer};
-use super::conn::{Flags, NONE, Tcb};
+use super::conn::{Flags, NONE};
+use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, Segment, max_sack_blocks};
 use super::rtt;
 use super::sent_queue::Sent;
 use super::state::State;
-use crate::ip::{IpHeader, Network, PlainV4, Summing, TxError};
-use crate::wire::checksum::Sum;
-use crate::wire::protocol;
-use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+use crate::ip::{Network, TxError};
+use crate::wire::tcp::TcpFlags;
 use core::time::Duration;
-
-/// ECN-capable transport, codepoint ECT(0) (RFC 3168 §5).
-const ECT0: u8 = 2;
 
 /// How long a cork holds a partial segment (Linux, tcp(7)).
 const CORK_MAX: Duration = Duration::from_millis(200);
 
 /// Payload of a super-frame at the most: what an IPv4 packet can carry less headers.
 const SUPER_PAYLOAD_MAX: u32 = 65_535 - 120;
-
-/// The SACK option without its blocks, two bytes of padding included.
-const SACK_FIXED_BYTES: u32 = 4;
-
-/// One block of it.
-const SACK_BLOCK_BYTES: u32 = 8;
-
-/// SACK blocks that fit into the options (RFC 2018 §3).
-fn max_sack_blocks(c: &Tcb) -> usize {
-    if c.has(Flags::TIMESTAMPS) { 3 } else { 4 }
-}
-
-/// One segment (or super-frame) to be built.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Segment {
-    pub seq: SeqNumber,
-    pub len: u32,
-    pub flags: TcpFlags,
-    /// Payload bytes per wire segment if it is a super-frame.
-    pub gso_size: Option<u16>,
-    /// New data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
-    pub ect: bool,
-}
 
 /// What may be sent now.
 pub(super) struct Allowance {
@@ -146,7 +117,13 @@ impl Tcp {
         }
         let segment = Segment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
         let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
-        let result = self.emit(net, idx, &segment);
+        // In a connection that is about to begin nothing is queued, so that its SYN+ACK is plain.
+        let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED);
+        let result = match plain.then(|| self.emit_syn_ack(net, idx, &segment)) {
+            Some(Ok(true)) => Ok(()),
+            Some(Err(error)) => Err(error),
+            Some(Ok(false)) | None => self.emit(net, idx, &segment),
+        };
         let c = &mut self.conns[idx];
         if let Err(error) = result {
             if error != TxError::Full {
@@ -162,13 +139,6 @@ impl Tcp {
         }
         c.last_rx = now_ms;
         Ok(())
-    }
-
-    /// An acknowledgement by itself.
-    pub fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
-        let c = &self.conns[idx];
-        let segment = Segment { seq: c.snd_nxt, len: 0, flags: TcpFlags::ACK, gso_size: None, ect: false };
-        self.emit(net, idx, &segment)
     }
 
     /// Linux's slow start after idle (RFC 5681 §4.1): the window halves for each time-out without sending, down to the initial one.
@@ -536,245 +506,5 @@ impl Tcp {
         let headers = u32::from(c.header_bytes()) + 40 + 18;
         let room = (max as u32).saturating_sub(headers).min(SUPER_PAYLOAD_MAX) / mss;
         room.clamp(1, segments.max(1)) * mss
-    }
-
-    /// Builds one segment in the device's own memory.
-    #[inline]
-    pub fn emit(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
-        if self.is_plain(idx, segment) && self.emit_plain(net, idx, segment)? {
-            return Ok(());
-        }
-        self.emit_any(net, idx, segment)
-    }
-
-    /// Whether a segment has no options but timestamps, and nothing else that is not on nearly every one.
-    #[inline(always)]
-    fn is_plain(&self, idx: u32, segment: &Segment) -> bool {
-        let c = &self.conns[idx];
-        if segment.flags.0 & (TcpFlags::SYN.0 | TcpFlags::RST.0) != 0
-            || c.has(Flags::V6 | Flags::ECN_ECHO | Flags::MTU_LOCKED)
-        {
-            return false;
-        }
-        if c.busy == NONE {
-            return true;
-        }
-        let b = &self.busy[c.busy];
-        b.urgent_out.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
-    }
-
-    /// Builds a plain segment; `false` if the network layer wants a closer look at where it goes.
-    #[inline]
-    pub(super) fn emit_plain(
-        &mut self,
-        net: &mut Network,
-        idx: u32,
-        segment: &Segment,
-    ) -> Result<bool, TxError> {
-        let (window, edge) = self.window_field(idx, false);
-        let now_ms = self.now_ms();
-        let c = &self.conns[idx];
-        let timestamps = c.has(Flags::TIMESTAMPS);
-        let header_len = if timestamps { tcp::PLAIN_WITH_TIMESTAMPS } else { TcpHeader::LEN };
-        let len = segment.len as usize;
-        let tos = if segment.ect { ECT0 } else { 0 };
-        let write = |l4: &mut [u8], summing: Summing| {
-            let ts = Timestamps { value: now_ms.wrapping_add(c.ts_offset), echo: c.ts_recent };
-            let ports = u32::from(c.local_port) << 16 | u32::from(c.remote_port);
-            tcp::emit_plain(
-                l4,
-                ports,
-                segment.seq,
-                c.rcv_nxt,
-                segment.flags,
-                window,
-                timestamps.then_some(ts),
-            );
-            if len == 0 {
-                return (header_len, Sum::ZERO);
-            }
-            let offset = (segment.seq - c.snd_una) as u64;
-            let payload = &mut l4[header_len..];
-            (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
-        };
-        let ip = PlainV4 { src: c.local_ip, dst: c.remote_ip, tos, ttl: self.config.hop_limit };
-        if !net.send_tcp_v4(self.now, &c.hop, ip, header_len + len, segment.gso_size, write)? {
-            return Ok(false);
-        }
-        let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
-        self.stats.segments_out += wire;
-        self.on_ack_sent(idx, edge);
-        Ok(true)
-    }
-
-    /// Builds any segment.
-    #[inline(never)]
-    fn emit_any(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
-        if !net.hop_is_current(&self.conns[idx].hop) {
-            self.reroute(net, idx)?;
-        }
-        let options = self.options_for(idx, segment);
-        let syn = segment.flags.contains(TcpFlags::SYN);
-        let (window, edge) = self.window_field(idx, syn);
-        let c = &self.conns[idx];
-        let mut flags = segment.flags;
-        if c.has(Flags::ECN_ECHO) && !syn {
-            flags |= TcpFlags::ECE;
-        }
-        let mut urgent = 0;
-        if !syn
-            && c.busy != NONE
-            && let Some(end) = self.busy[c.busy].urgent_out
-        {
-            // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.
-            let ahead = end - segment.seq;
-            if ahead > 0 && ahead <= 0xffff {
-                flags |= TcpFlags::URG;
-                urgent = ahead as u16;
-            }
-        }
-        let has_ack = flags.contains(TcpFlags::ACK);
-        let tcp_header = TcpHeader {
-            src_port: c.local_port,
-            dst_port: c.remote_port,
-            seq: segment.seq,
-            ack: if has_ack { c.rcv_nxt } else { SeqNumber(0) },
-            flags,
-            window,
-            urgent,
-            header_len: 0,
-        };
-        let header_len = TcpHeader::LEN + options.encoded_len();
-        let l4_len = header_len + segment.len as usize;
-        let write = |l4: &mut [u8], summing: Summing| {
-            tcp::emit(&tcp_header, &options, l4);
-            let payload = &mut l4[header_len..];
-            if payload.is_empty() {
-                return (header_len, Sum::ZERO);
-            }
-            let offset = (segment.seq - c.snd_una) as u64;
-            (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
-        };
-        let (tos, ttl) = (if segment.ect { ECT0 } else { 0 }, self.config.hop_limit);
-        let ip = PlainV4 { src: c.local_ip, dst: c.remote_ip, tos, ttl };
-        let plain = !c.has(Flags::V6 | Flags::MTU_LOCKED);
-        if !plain || !net.send_tcp_v4(self.now, &c.hop, ip, l4_len, segment.gso_size, write)? {
-            let key = self.key(idx);
-            let header = IpHeader {
-                src: key.local.ip(),
-                dst: key.remote.ip(),
-                protocol: protocol::TCP,
-                tos,
-                hop_limit: ttl,
-                dont_fragment: !c.has(Flags::MTU_LOCKED),
-            };
-            net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;
-        }
-        let wire = segment.gso_size.map_or(1, |size| u64::from(segment.len.div_ceil(size.into())));
-        self.stats.segments_out += wire;
-        if has_ack {
-            let c = &self.conns[idx];
-            let unsaid = options.sack_blocks.is_empty()
-                && c.has(Flags::ACK_NOW)
-                && c.busy != NONE
-                && c.has(Flags::SACK)
-                && (self.busy[c.busy].dsack.is_some() || self.busy[c.busy].recv.range_count() > 0);
-            let dsack = if unsaid { self.busy[c.busy].dsack } else { None };
-            self.on_ack_sent(idx, edge);
-            if unsaid {
-                // There was no room for what arrived out of order: it goes by itself.
-                let c = &mut self.conns[idx];
-                c.flags.set(Flags::ACK_NOW);
-                self.busy[c.busy].dsack = dsack;
-            }
-        }
-        Ok(())
-    }
-
-    /// The acknowledgement that just left covers everything received.
-    #[inline(always)]
-    fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
-        let c = &mut self.conns[idx];
-        c.rcv_edge = edge;
-        c.rcv_acked = c.rcv_nxt;
-        c.quick_acks = c.quick_acks.saturating_sub(1);
-        c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
-        if c.busy != NONE {
-            self.busy[c.busy].dsack = None;
-        }
-    }
-
-    /// The window field, and the right edge it stands for.
-    pub fn window_field(&self, idx: u32, syn: bool) -> (u16, SeqNumber) {
-        let c = &self.conns[idx];
-        if syn {
-            // Never scaled in a SYN (RFC 7323 §2.2).
-            let window = c.rcv_wnd().min(65_535);
-            return (window as u16, c.rcv_nxt + window);
-        }
-        let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
-        let window = if c.state.may_receive() { self.window_to_offer(idx) } else { c.rcv_wnd() };
-        // Rounded up, so that the right edge does not move back by rounding.
-        let field = (u64::from(window).div_ceil(1 << scale)).min(65_535) as u32;
-        let edge = c.rcv_nxt + (field << scale);
-        (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
-    }
-
-    fn options_for(&self, idx: u32, segment: &Segment) -> TcpOptions {
-        let c = &self.conns[idx];
-        let mut options = TcpOptions::default();
-        let value = self.now_ms().wrapping_add(c.ts_offset);
-        if segment.flags.contains(TcpFlags::SYN) {
-            let passive = c.state == State::SynReceived;
-            options.mss = Some(self.announced_mss(idx));
-            // A passive open answers only what was offered (RFC 7323 §1.3).
-            options.sack_permitted = if passive { c.has(Flags::SACK) } else { self.config.sack };
-            if if passive { c.has(Flags::WSCALE) } else { self.config.window_scaling } {
-                options.window_scale = Some(c.rcv_wscale());
-            }
-            if if passive { c.has(Flags::TIMESTAMPS) } else { self.config.timestamps } {
-                options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
-            }
-            return options;
-        }
-        if c.has(Flags::TIMESTAMPS) {
-            options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
-        }
-        if c.busy != NONE && c.has(Flags::SACK) {
-            self.sack_blocks_for(idx, segment, &mut options);
-        }
-        options
-    }
-
-    /// What was received twice, then what came out of order, the latest first (RFC 2883 §4, RFC 2018 §4).
-    fn sack_blocks_for(&self, idx: u32, segment: &Segment, options: &mut TcpOptions) {
-        let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
-        let payload = segment.gso_size.map_or(segment.len, u32::from);
-        let room = match payload {
-            0 => max_sack_blocks(c),
-            // As many as fit beside the payload: a retransmission may leave no room.
-            _ => {
-                let left = c.mss().saturating_sub(payload).saturating_sub(SACK_FIXED_BYTES);
-                max_sack_blocks(c).min((left / SACK_BLOCK_BYTES) as usize)
-            }
-        };
-        if room == 0 {
-            return;
-        }
-        if let Some(block) = b.dsack {
-            options.sack_blocks.push(block);
-        }
-        if b.recv.range_count() == 0 {
-            return;
-        }
-        // Ranges count from the first unread byte, which lies `readable` bytes before rcv_nxt.
-        let base = c.rcv_nxt - b.recv.readable() as u32;
-        for (start, end) in b.recv.ranges() {
-            if options.sack_blocks.len() == room {
-                break;
-            }
-            options.sack_blocks.push((base + start as u32, base + end as u32));
-        }
     }
 }

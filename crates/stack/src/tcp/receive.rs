@@ -383,13 +383,23 @@ impl Tcp {
     }
 
     /// Window the next segment of ours should offer, by receiver's silly window avoidance (RFC 9293 §3.8.6.2.2), unscaled.
-    #[inline]
+    #[inline(always)]
     pub fn window_to_offer(&self, idx: u32) -> u32 {
-        let limit = self.profile(idx).recv_buffer_bytes;
         let c = &self.conns[idx];
-        let idle = !c.has(Flags::INLINE) && (c.busy == NONE || self.busy[c.busy].recv.readable() == 0);
-        let unread = if idle { 0 } else { self.unread(idx) };
+        let limit = self.profiles.get(c.profile).recv_buffer_bytes;
         let capacity = window_capacity(c).min(limit.into()) as u32;
+        let idle = !c.has(Flags::INLINE) && (c.busy == NONE || self.busy[c.busy].recv.readable() == 0);
+        if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {
+            // Nothing stands in the way of all of it.
+            return capacity.max(c.rcv_wnd());
+        }
+        self.window_beside(idx, capacity, if idle { 0 } else { self.unread(idx) })
+    }
+
+    /// The same beside bytes that nobody has read, or with little memory.
+    #[inline(never)]
+    fn window_beside(&self, idx: u32, capacity: u32, unread: usize) -> u32 {
+        let c = &self.conns[idx];
         // No more than the pool could take, so that a peer is slowed down by its window and not by losses.
         let chunks = if unread > HELD_WHEN_SCARCE { self.chunks.spare() } else { self.chunks.available() };
         let pool = u32::try_from(chunks * CHUNK_BYTES / 2).unwrap_or(u32::MAX);

@@ -73,14 +73,23 @@ impl Secrets {
     #[inline]
     pub fn flow_hash(&self, key: &FlowKey) -> u32 {
         let [k0, k1, k2] = self.flow;
-        let ports = u64::from(key.ports());
-        let addresses = if key.remote.is_v4() {
-            pair_v4(key.remote, key.local)
-        } else {
-            let ((r0, r1), (l0, l1)) = (key.remote.halves(), key.local.halves());
-            fold(r0 ^ k2, r1 ^ k0).wrapping_add(fold(l0 ^ k1, l1 ^ k2))
-        };
-        let hash = fold(addresses ^ k0, ports ^ k1);
+        if key.remote.is_v4() {
+            return self.flow_hash_v4(key);
+        }
+        let ((r0, r1), (l0, l1)) = (key.remote.halves(), key.local.halves());
+        self.with_ports(fold(r0 ^ k2, r1 ^ k0).wrapping_add(fold(l0 ^ k1, l1 ^ k2)), key)
+    }
+
+    /// The same of a key that is known to be of IPv4.
+    #[inline(always)]
+    pub fn flow_hash_v4(&self, key: &FlowKey) -> u32 {
+        self.with_ports(pair_v4(key.remote, key.local), key)
+    }
+
+    #[inline(always)]
+    fn with_ports(&self, addresses: u64, key: &FlowKey) -> u32 {
+        let [k0, k1, k2] = self.flow;
+        let hash = fold(addresses ^ k0, u64::from(key.ports()) ^ k1);
         let hash = fold(hash ^ k2, k1);
         hash as u32
     }

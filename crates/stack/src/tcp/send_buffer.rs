@@ -169,7 +169,7 @@ impl SendBuffer {
     ///
     /// # Panics
     /// If fewer bytes are queued.
-    #[inline]
+    #[inline(always)]
     pub fn fill(
         &self,
         pool: &ChunkPool,
@@ -191,6 +191,7 @@ impl SendBuffer {
         self.fill_pieces(pool, sources, offset, out, summing)
     }
 
+    #[inline(never)]
     fn fill_pieces(
         &self,
         pool: &ChunkPool,

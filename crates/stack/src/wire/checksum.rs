@@ -81,10 +81,11 @@ impl Sum {
         Self(sum + carry as u32)
     }
 
-    /// The sum of four bytes.
+    /// The sum of words of 32 bits that were simply added up.
     #[inline(always)]
-    pub(crate) const fn of_word(word: u32) -> Self {
-        Self(word)
+    pub(crate) const fn of_words(total: u64) -> Self {
+        // 2^32 ≡ 1 (mod 65,535).
+        Self(total as u32).add(Self((total >> 32) as u32))
     }
 
     /// Adds one 16-bit field.

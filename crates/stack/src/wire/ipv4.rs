@@ -141,31 +141,6 @@ impl Header {
     }
 }
 
-/// Writes the header of a packet that is not to be fragmented, without options, with its checksum: word by word, for the way of every
-/// segment. `total_len` is the packet's length in bytes; addresses are numbers.
-#[inline(always)]
-pub(crate) fn emit_plain(
-    out: &mut [u8; Header::LEN],
-    (tos, ttl): (u8, u8),
-    total_len: u16,
-    protocol: u8,
-    src: u32,
-    dst: u32,
-) {
-    const DONT_FRAGMENT: u32 = 0x4000;
-    let lead = 0x4500_0000 | u32::from(tos) << 16 | u32::from(total_len);
-    let rest = u32::from(ttl) << 24 | u32::from(protocol) << 16;
-    let sum = u64::from(lead) + u64::from(DONT_FRAGMENT) + u64::from(rest) + u64::from(src) + u64::from(dst);
-    let sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
-    let sum = (sum & 0xffff) + (sum >> 16);
-    let checksum = !((sum & 0xffff) + (sum >> 16)) as u32 & 0xffff;
-    out[0..4].copy_from_slice(&lead.to_be_bytes());
-    out[4..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
-    out[8..12].copy_from_slice(&(rest | checksum).to_be_bytes());
-    out[12..16].copy_from_slice(&src.to_be_bytes());
-    out[16..20].copy_from_slice(&dst.to_be_bytes());
-}
-
 /// Checks a header that does not begin like nearly all of them do: another version, no room for the fixed part, or options.
 #[cold]
 fn check_options(packet: &[u8]) -> Result<(), WireError> {

@@ -219,6 +219,21 @@ impl TcpHeader {
     pub const LEN_MAX: usize = 60;
     /// Where the checksum is, counted from the start of the header.
     pub const CHECKSUM_OFFSET: usize = 16;
+
+    /// Reads the fixed part. That there is as much as its data offset says is not looked at here.
+    #[inline(always)]
+    pub(crate) const fn parse(bytes: &[u8; Self::LEN]) -> Self {
+        Self {
+            src_port: be16(bytes, 0),
+            dst_port: be16(bytes, 2),
+            seq: SeqNumber(be32(bytes, 4)),
+            ack: SeqNumber(be32(bytes, 8)),
+            flags: TcpFlags(bytes[13]),
+            window: be16(bytes, 14),
+            urgent: be16(bytes, 18),
+            header_len: (bytes[12] >> 4) << 2,
+        }
+    }
 }
 
 /// A received segment.
@@ -239,21 +254,10 @@ impl<'a> TcpSegment<'a> {
     /// `Truncated` if the header is not all there, `BadLength` for a data offset below 5.
     #[inline]
     pub fn parse(segment: &'a [u8]) -> Result<Self, WireError> {
-        let bytes = head::<{ TcpHeader::LEN }>(segment)?;
-        let header_len = (bytes[12] >> 4) << 2;
-        let (header, payload) =
-            segment.split_at_checked(usize::from(header_len)).ok_or(WireError::Truncated)?;
-        let options = header.get(TcpHeader::LEN..).ok_or(WireError::BadLength)?;
-        let header = TcpHeader {
-            src_port: be16(bytes, 0),
-            dst_port: be16(bytes, 2),
-            seq: SeqNumber(be32(bytes, 4)),
-            ack: SeqNumber(be32(bytes, 8)),
-            flags: TcpFlags(bytes[13]),
-            window: be16(bytes, 14),
-            urgent: be16(bytes, 18),
-            header_len,
-        };
+        let header = TcpHeader::parse(head(segment)?);
+        let (headers, payload) =
+            segment.split_at_checked(usize::from(header.header_len)).ok_or(WireError::Truncated)?;
+        let options = headers.get(TcpHeader::LEN..).ok_or(WireError::BadLength)?;
         Ok(Self { header, options, payload })
     }
 
@@ -285,37 +289,6 @@ pub fn emit(header: &TcpHeader, options: &TcpOptions, out: &mut [u8]) -> usize {
     out[16..18].fill(0);
     out[18..20].copy_from_slice(&header.urgent.to_be_bytes());
     header_len
-}
-
-/// Bytes of a header with timestamps alone.
-pub(crate) const PLAIN_WITH_TIMESTAMPS: usize = TcpHeader::LEN + 12;
-
-/// The same for a header without options, or with timestamps alone: word by word, for the way of every segment. `ports` are source and
-/// destination in one number.
-#[inline(always)]
-pub(crate) fn emit_plain(
-    out: &mut [u8],
-    ports: u32,
-    seq: SeqNumber,
-    ack: SeqNumber,
-    flags: TcpFlags,
-    window: u16,
-    timestamps: Option<Timestamps>,
-) {
-    let words = timestamps.map_or(5, |_| 8);
-    let rest = words << 28 | u32::from(flags.0) << 16 | u32::from(window);
-    let head = room::<{ TcpHeader::LEN }>(out);
-    head[0..4].copy_from_slice(&ports.to_be_bytes());
-    head[4..8].copy_from_slice(&seq.0.to_be_bytes());
-    head[8..12].copy_from_slice(&ack.0.to_be_bytes());
-    head[12..16].copy_from_slice(&rest.to_be_bytes());
-    head[16..20].copy_from_slice(&[0; 4]);
-    if let Some(timestamps) = timestamps {
-        let head = room::<PLAIN_WITH_TIMESTAMPS>(out);
-        head[20..24].copy_from_slice(&options::TIMESTAMPS_ALIGNED);
-        head[24..28].copy_from_slice(&timestamps.value.to_be_bytes());
-        head[28..32].copy_from_slice(&timestamps.echo.to_be_bytes());
-    }
 }
 
 #[cfg(test)]

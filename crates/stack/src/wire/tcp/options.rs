@@ -1,7 +1,7 @@
 //! TCP options: parsed as leniently as Linux does, emitted in the order and with the padding of Linux.
 
 use super::SeqNumber;
-use crate::wire::{array, be16, be32, room};
+use crate::wire::{array, be16, be32};
 use arrayvec::ArrayVec;
 
 /// Most SACK blocks a header has room for (RFC 2018 §3), and only if there is no timestamp.
@@ -23,7 +23,7 @@ const TIMESTAMPS: u8 = 8;
 const USER_TIMEOUT: u8 = 28;
 
 /// NOP, NOP, and kind and length of the timestamps option: how nearly every segment's options begin.
-pub(super) const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
+const TIMESTAMPS_ALIGNED: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
 
 /// The timestamps option (RFC 7323 §3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -32,6 +32,14 @@ pub struct Timestamps {
     pub value: u32,
     /// The newest clock value the sender has from its peer (TSecr).
     pub echo: u32,
+}
+
+impl Timestamps {
+    /// The option as the words of a header, two NOPs in front.
+    #[inline(always)]
+    pub(crate) const fn words(self) -> [u32; 3] {
+        [u32::from_be_bytes(TIMESTAMPS_ALIGNED), self.value, self.echo]
+    }
 }
 
 /// The options of one segment.
@@ -149,56 +157,43 @@ impl TcpOptions {
     /// If `out` is shorter than [`TcpOptions::encoded_len`].
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> usize {
-        let Self { mss, window_scale, sack_permitted, timestamps, sack_blocks, user_timeout } = self;
-        let others = mss.is_some() | window_scale.is_some() | *sack_permitted | user_timeout.is_some();
-        if others || !sack_blocks.is_empty() {
-            return self.emit_any(out);
+        let words = self.words();
+        let out = &mut out[..4 * words.len()];
+        for (place, word) in out.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+            *place = word.to_be_bytes();
         }
-        // As on nearly every segment of an established connection.
-        let Some(Timestamps { value, echo }) = timestamps else { return 0 };
-        let out = room::<12>(out);
-        out[..4].copy_from_slice(&TIMESTAMPS_ALIGNED);
-        out[4..8].copy_from_slice(&value.to_be_bytes());
-        out[8..].copy_from_slice(&echo.to_be_bytes());
         out.len()
     }
 
-    fn emit_any(&self, out: &mut [u8]) -> usize {
-        let mut at = 0;
+    /// The options as words of a header: as many as [`TcpOptions::encoded_len`] says.
+    #[inline(always)]
+    pub(crate) fn words(&self) -> ArrayVec<u32, { OPTIONS_LEN_MAX / 4 }> {
+        let mut words = ArrayVec::new();
         if let Some(mss) = self.mss {
-            let [a, b] = mss.to_be_bytes();
-            put(out, &mut at, [MSS, 4, a, b]);
+            words.push(u32::from_be_bytes([MSS, 4, 0, 0]) | u32::from(mss));
         }
-        if let Some(Timestamps { value, echo }) = self.timestamps {
-            let lead =
-                if self.sack_permitted { [SACK_PERMITTED, 2, TIMESTAMPS, 10] } else { TIMESTAMPS_ALIGNED };
-            put(out, &mut at, lead);
-            put(out, &mut at, value.to_be_bytes());
-            put(out, &mut at, echo.to_be_bytes());
+        if let Some(timestamps) = self.timestamps {
+            let [mut lead, value, echo] = timestamps.words();
+            if self.sack_permitted {
+                lead = u32::from_be_bytes([SACK_PERMITTED, 2, TIMESTAMPS, 10]);
+            }
+            words.push(lead);
+            words.push(value);
+            words.push(echo);
         } else if self.sack_permitted {
-            put(out, &mut at, [NOP, NOP, SACK_PERMITTED, 2]);
+            words.push(u32::from_be_bytes([NOP, NOP, SACK_PERMITTED, 2]));
         }
         if let Some(shift) = self.window_scale {
-            put(out, &mut at, [NOP, WINDOW_SCALE, 3, shift]);
+            words.push(u32::from_be_bytes([NOP, WINDOW_SCALE, 3, shift]));
         }
         if let Some(timeout) = self.user_timeout {
-            let [a, b] = timeout.to_be_bytes();
-            put(out, &mut at, [USER_TIMEOUT, 4, a, b]);
+            words.push(u32::from_be_bytes([USER_TIMEOUT, 4, 0, 0]) | u32::from(timeout));
         }
         if !self.sack_blocks.is_empty() {
             let fit = self.sack_blocks_that_fit();
-            put(out, &mut at, [NOP, NOP, SACK, 2 + 8 * fit as u8]);
-            for (left, right) in &self.sack_blocks[..fit] {
-                put(out, &mut at, left.0.to_be_bytes());
-                put(out, &mut at, right.0.to_be_bytes());
-            }
+            words.push(u32::from_be_bytes([NOP, NOP, SACK, 2 + 8 * fit as u8]));
+            words.extend(self.sack_blocks[..fit].iter().flat_map(|(start, end)| [start.0, end.0]));
         }
-        at
+        words
     }
-}
-
-#[inline(always)]
-fn put(out: &mut [u8], at: &mut usize, bytes: [u8; 4]) {
-    *room::<4>(&mut out[*at..]) = bytes;
-    *at += 4;
 }

@@ -1,0 +1,154 @@
+use super::*;
+use crate::device::Capabilities;
+use crate::ip::testbench::*;
+use crate::ip::{IpHeader, Route};
+use crate::wire::tcp::{self, SeqNumber, TcpOptions, Timestamps};
+
+const OFFLOADS: Capabilities = Capabilities { tx_checksum: true, gso_bytes_max: 40_000, ..CAPABILITIES };
+
+fn headers() -> TcpV4 {
+    TcpV4 {
+        src: OUR_V4.to_bits(),
+        dst: PEER_V4.to_bits(),
+        tos: 2,
+        ttl: 61,
+        ports: 80 << 16 | 0xfedc,
+        seq: 0xffff_fff0,
+        ack: 0x8000_0001,
+        flags: TcpFlags::ACK.with(TcpFlags::PSH),
+        window: 0xfffe,
+        urgent: 0,
+    }
+}
+
+fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 + 3) as u8).collect()
+}
+
+fn send_plain(
+    bench: &mut Bench,
+    route: &Route,
+    headers: &TcpV4,
+    options: &[u32],
+    lengths: (usize, Option<u16>),
+) -> bool {
+    let (len, gso_size) = lengths;
+    let lengths = Lengths { options, payload: len, gso_size };
+    let Some(packet) = bench.network.begin_tcp_v4(bench.now, &route.hop, lengths).unwrap() else {
+        return false;
+    };
+    packet.payload.copy_from_slice(&payload(len));
+    let sum = if packet.summing == Summing::Wanted { Sum::of(packet.payload) } else { Sum::ZERO };
+    let sealed = packet.seal(headers, options, sum);
+    bench.network.commit_tcp_v4(sealed);
+    true
+}
+
+fn send_any(
+    bench: &mut Bench,
+    route: &Route,
+    headers: &TcpV4,
+    options: &TcpOptions,
+    lengths: (usize, Option<u16>),
+) {
+    let (len, gso_size) = lengths;
+    let ip = IpHeader {
+        src: OUR_V4.into(),
+        dst: PEER_V4.into(),
+        protocol: protocol::TCP,
+        tos: headers.tos,
+        hop_limit: headers.ttl,
+        dont_fragment: true,
+    };
+    let header = TcpHeader {
+        src_port: (headers.ports >> 16) as u16,
+        dst_port: headers.ports as u16,
+        seq: SeqNumber(headers.seq),
+        ack: SeqNumber(headers.ack),
+        flags: headers.flags,
+        window: headers.window,
+        urgent: headers.urgent,
+        header_len: 0,
+    };
+    let header_len = TcpHeader::LEN + options.encoded_len();
+    let write = |l4: &mut [u8], _| {
+        tcp::emit(&header, options, l4);
+        l4[header_len..].copy_from_slice(&payload(len));
+        (header_len, Sum::of(&l4[header_len..]))
+    };
+    bench.network.send_tcp(bench.now, &route.hop, &ip, header_len + len, gso_size, write).unwrap();
+}
+
+#[test]
+fn a_plain_packet_is_the_one_that_the_general_way_builds() {
+    let timestamps = Some(Timestamps { value: 0xdead_beef, echo: 1 });
+    let syn = TcpOptions {
+        mss: Some(1460),
+        window_scale: Some(7),
+        sack_permitted: true,
+        timestamps,
+        ..TcpOptions::default()
+    };
+    let sack_blocks =
+        [(SeqNumber(1), SeqNumber(2)), (SeqNumber(0xffff_ffff), SeqNumber(5))].into_iter().collect();
+    let sack = TcpOptions { timestamps, sack_blocks, ..TcpOptions::default() };
+    let options = [TcpOptions::default(), TcpOptions { timestamps, ..TcpOptions::default() }, syn, sack];
+    let urgent = TcpV4 { urgent: 17, flags: TcpFlags::URG.with(TcpFlags::CWR), tos: 0, ..headers() };
+    for capabilities in [CAPABILITIES, OFFLOADS] {
+        let mut bench = Bench::with(network_config(), &link_config(), capabilities);
+        bench.learn_v4(PEER_V4, PEER_MAC);
+        let route = bench.route(PEER_V4);
+        let large = (capabilities.gso_bytes_max > 0).then_some((30_000, Some(1400)));
+        for lengths in [(0, None), (1, None), (2, None), (101, None), (1400, None)].into_iter().chain(large) {
+            for options in &options {
+                for headers in [headers(), urgent] {
+                    assert!(send_plain(&mut bench, &route, &headers, &options.words(), lengths));
+                    let plain = bench.sent_with_meta();
+                    send_any(&mut bench, &route, &headers, options, lengths);
+                    assert_eq!(plain, bench.sent_with_meta(), "{lengths:?} {options:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_of_nothing_but_ones_is_written_as_the_general_way_does() {
+    let mut bench = Bench::new();
+    bench.learn_v4(PEER_V4, PEER_MAC);
+    let route = bench.route(PEER_V4);
+    send_any(&mut bench, &route, &headers(), &TcpOptions::default(), (0, None));
+    // The urgent field takes what the checksum was, so that 0 is left.
+    let urgent = u16::from_be_bytes(crate::wire::array(bench.sent_one().first_chunk::<54>().unwrap(), 50));
+    let headers = TcpV4 { urgent, ..headers() };
+    assert!(send_plain(&mut bench, &route, &headers, &[], (0, None)));
+    let plain = bench.sent_one();
+    assert_eq!(plain[50..52], [0, 0]);
+    send_any(&mut bench, &route, &headers, &TcpOptions::default(), (0, None));
+    assert_eq!(plain, bench.sent_one());
+}
+
+#[test]
+fn what_needs_a_closer_look_is_left_alone() {
+    let mut bench = Bench::new();
+    let unknown = bench.route(PEER_V4);
+    assert!(!send_plain(&mut bench, &unknown, &headers(), &[], (10, None)), "the neighbour is not known");
+    bench.learn_v4(PEER_V4, PEER_MAC);
+    let route = bench.route(PEER_V4);
+    assert!(!send_plain(&mut bench, &route, &headers(), &[], (1461, None)), "longer than the MTU");
+    assert!(!send_plain(&mut bench, &route, &headers(), &[], (10_000, Some(1400))), "no such device");
+    bench.network.bump_epoch();
+    assert!(!send_plain(&mut bench, &route, &headers(), &[], (10, None)), "the hop is out of date");
+    assert!(bench.sent().is_empty());
+}
+
+#[test]
+fn a_full_device_is_reported() {
+    let mut bench = Bench::new();
+    bench.learn_v4(PEER_V4, PEER_MAC);
+    let route = bench.route(PEER_V4);
+    bench.set_room(0);
+    let lengths = Lengths { options: &[], payload: 10, gso_size: None };
+    let begun = bench.network.begin_tcp_v4(bench.now, &route.hop, lengths);
+    assert!(matches!(begun, Err(TxError::Full)));
+}

@@ -1,0 +1,346 @@
+//! The place that builds the segments of a connection, in the device's own memory.
+
+use super::Tcp;
+use super::conn::{Flags, NONE, Tcb};
+use crate::ip::{IpHeader, Lengths, Network, Summing, TcpV4, TxError};
+use crate::wire::checksum::Sum;
+use crate::wire::protocol;
+use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
+
+/// ECN-capable transport, codepoint ECT(0) (RFC 3168 §5).
+const ECT0: u8 = 2;
+
+/// The SACK option without its blocks, two bytes of padding included.
+pub(super) const SACK_FIXED_BYTES: u32 = 4;
+
+/// One block of it.
+pub(super) const SACK_BLOCK_BYTES: u32 = 8;
+
+/// SACK blocks that fit into the options (RFC 2018 §3).
+pub(super) fn max_sack_blocks(c: &Tcb) -> usize {
+    if c.has(Flags::TIMESTAMPS) { 3 } else { 4 }
+}
+
+/// One segment (or super-frame) to be built.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub seq: SeqNumber,
+    pub len: u32,
+    pub flags: TcpFlags,
+    /// Payload bytes per wire segment if it is a super-frame.
+    pub gso_size: Option<u16>,
+    /// New data of an ECN connection (RFC 3168 §6.1.5: retransmissions are not ECN-capable).
+    pub ect: bool,
+}
+
+impl Segment {
+    /// How many segments it is on the wire.
+    fn wire_segments(&self) -> u64 {
+        self.gso_size.map_or(1, |size| u64::from(self.len.div_ceil(size.into())))
+    }
+}
+
+impl Tcp {
+    /// Builds one segment.
+    #[inline(never)]
+    pub fn emit(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+        if self.is_plain(idx, segment) && self.emit_plain(net, idx, segment)? {
+            return Ok(());
+        }
+        self.emit_any(net, idx, segment)
+    }
+
+    /// Whether a segment has no options but timestamps, and nothing else that is not on nearly every one.
+    #[inline(always)]
+    fn is_plain(&self, idx: u32, segment: &Segment) -> bool {
+        let c = &self.conns[idx];
+        if segment.flags.0 & (TcpFlags::SYN.0 | TcpFlags::RST.0) != 0
+            || c.has(Flags::V6 | Flags::ECN_ECHO | Flags::MTU_LOCKED)
+        {
+            return false;
+        }
+        if c.busy == NONE {
+            return true;
+        }
+        let b = &self.busy[c.busy];
+        b.urgent_out.is_none() && b.dsack.is_none() && b.recv.range_count() == 0
+    }
+
+    /// An acknowledgement by itself.
+    #[inline(never)]
+    pub fn send_ack(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let seq = self.conns[idx].snd_nxt;
+        let segment = Segment { seq, len: 0, flags: TcpFlags::ACK, gso_size: None, ect: false };
+        if self.is_plain(idx, &segment) && self.emit_plain(net, idx, &segment)? {
+            return Ok(());
+        }
+        self.emit_any(net, idx, &segment)
+    }
+
+    /// Builds a plain segment; `false` if the network layer wants a closer look at where it goes.
+    ///
+    /// Inlined, because what is known of the segment at each of the few places makes much of it fall away.
+    #[inline(always)]
+    pub(super) fn emit_plain(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &Segment,
+    ) -> Result<bool, TxError> {
+        let c = &self.conns[idx];
+        let timestamps = Timestamps { value: self.now_ms().wrapping_add(c.ts_offset), echo: c.ts_recent };
+        let options = timestamps.words();
+        let options = if c.has(Flags::TIMESTAMPS) { &options[..] } else { &[] };
+        let (window, edge) = self.window_field(idx, false);
+        if !self.emit_v4(net, idx, segment, window, 0, options)? {
+            return Ok(false);
+        }
+        self.on_ack_sent(idx, edge);
+        Ok(true)
+    }
+
+    /// The SYN+ACK of an IPv4 connection; `false` as above.
+    pub(super) fn emit_syn_ack(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &Segment,
+    ) -> Result<bool, TxError> {
+        let options = self.syn_options(idx, true).words();
+        let (window, edge) = self.window_field(idx, true);
+        if !self.emit_v4(net, idx, segment, window, 0, &options)? {
+            return Ok(false);
+        }
+        self.on_ack_sent(idx, edge);
+        Ok(true)
+    }
+
+    /// Builds a segment over IPv4 that is not to be fragmented, and counts it.
+    #[inline(always)]
+    fn emit_v4(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &Segment,
+        window: u16,
+        urgent: u16,
+        options: &[u32],
+    ) -> Result<bool, TxError> {
+        let c = &self.conns[idx];
+        let lengths = Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
+        let Some(packet) = net.begin_tcp_v4(self.now, &c.hop, lengths)? else { return Ok(false) };
+        let mut sum = Sum::ZERO;
+        if segment.len > 0 {
+            let offset = (segment.seq - c.snd_una) as u64;
+            let send = &self.busy[c.busy].send;
+            sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.summing);
+        }
+        let headers = TcpV4 {
+            src: c.local_ip,
+            dst: c.remote_ip,
+            tos: if segment.ect { ECT0 } else { 0 },
+            ttl: self.config.hop_limit,
+            ports: u32::from(c.local_port) << 16 | u32::from(c.remote_port),
+            seq: segment.seq.0,
+            ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt.0 } else { 0 },
+            flags: segment.flags,
+            window,
+            urgent,
+        };
+        let sealed = packet.seal(&headers, options, sum);
+        net.commit_tcp_v4(sealed);
+        self.stats.segments_out += segment.wire_segments();
+        Ok(true)
+    }
+
+    /// Builds any segment.
+    #[inline(never)]
+    fn emit_any(&mut self, net: &mut Network, idx: u32, segment: &Segment) -> Result<(), TxError> {
+        if !net.hop_is_current(&self.conns[idx].hop) {
+            self.reroute(net, idx)?;
+        }
+        let options = self.options_for(idx, segment);
+        let syn = segment.flags.contains(TcpFlags::SYN);
+        let (window, edge) = self.window_field(idx, syn);
+        let c = &self.conns[idx];
+        let mut segment = *segment;
+        if c.has(Flags::ECN_ECHO) && !syn {
+            segment.flags |= TcpFlags::ECE;
+        }
+        let mut urgent = 0;
+        if !syn
+            && c.busy != NONE
+            && let Some(end) = self.busy[c.busy].urgent_out
+        {
+            // RFC 6093 §3.2: points behind the urgent byte, as all implementations have it.
+            let ahead = end - segment.seq;
+            if ahead > 0 && ahead <= 0xffff {
+                segment.flags |= TcpFlags::URG;
+                urgent = ahead as u16;
+            }
+        }
+        let plain = !c.has(Flags::V6 | Flags::MTU_LOCKED);
+        if !plain || !self.emit_v4(net, idx, &segment, window, urgent, &options.words())? {
+            self.emit_unusual(net, idx, &segment, window, urgent, &options)?;
+        }
+        if segment.flags.contains(TcpFlags::ACK) {
+            let c = &self.conns[idx];
+            let unsaid = options.sack_blocks.is_empty()
+                && c.has(Flags::ACK_NOW)
+                && c.busy != NONE
+                && c.has(Flags::SACK)
+                && (self.busy[c.busy].dsack.is_some() || self.busy[c.busy].recv.range_count() > 0);
+            let dsack = if unsaid { self.busy[c.busy].dsack } else { None };
+            self.on_ack_sent(idx, edge);
+            if unsaid {
+                // There was no room for what arrived out of order: it goes by itself.
+                let c = &mut self.conns[idx];
+                c.flags.set(Flags::ACK_NOW);
+                self.busy[c.busy].dsack = dsack;
+            }
+        }
+        Ok(())
+    }
+
+    /// Builds a segment over IPv6, one that may be fragmented, or one to a neighbour that has to be asked for first.
+    fn emit_unusual(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &Segment,
+        window: u16,
+        urgent: u16,
+        options: &TcpOptions,
+    ) -> Result<(), TxError> {
+        let c = &self.conns[idx];
+        let tcp_header = TcpHeader {
+            src_port: c.local_port,
+            dst_port: c.remote_port,
+            seq: segment.seq,
+            ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt } else { SeqNumber(0) },
+            flags: segment.flags,
+            window,
+            urgent,
+            header_len: 0,
+        };
+        let header_len = TcpHeader::LEN + options.encoded_len();
+        let l4_len = header_len + segment.len as usize;
+        let write = |l4: &mut [u8], summing: Summing| {
+            tcp::emit(&tcp_header, options, l4);
+            let payload = &mut l4[header_len..];
+            if payload.is_empty() {
+                return (header_len, Sum::ZERO);
+            }
+            let offset = (segment.seq - c.snd_una) as u64;
+            (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
+        };
+        let key = self.key(idx);
+        let header = IpHeader {
+            src: key.local.ip(),
+            dst: key.remote.ip(),
+            protocol: protocol::TCP,
+            tos: if segment.ect { ECT0 } else { 0 },
+            hop_limit: self.config.hop_limit,
+            dont_fragment: !c.has(Flags::MTU_LOCKED),
+        };
+        net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;
+        self.stats.segments_out += segment.wire_segments();
+        Ok(())
+    }
+
+    /// The acknowledgement that just left covers everything received.
+    #[inline(always)]
+    fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
+        let c = &mut self.conns[idx];
+        c.rcv_edge = edge;
+        c.rcv_acked = c.rcv_nxt;
+        c.quick_acks = c.quick_acks.saturating_sub(1);
+        c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
+        if c.busy != NONE {
+            self.busy[c.busy].dsack = None;
+        }
+    }
+
+    /// The window field, and the right edge it stands for.
+    #[inline(always)]
+    pub fn window_field(&self, idx: u32, syn: bool) -> (u16, SeqNumber) {
+        let c = &self.conns[idx];
+        if syn {
+            // Never scaled in a SYN (RFC 7323 §2.2).
+            let window = c.rcv_wnd().min(65_535);
+            return (window as u16, c.rcv_nxt + window);
+        }
+        let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
+        let window = if c.state.may_receive() { self.window_to_offer(idx) } else { c.rcv_wnd() };
+        // Rounded up, so that the right edge does not move back by rounding.
+        let field = ((u64::from(window) + (1 << scale) - 1) >> scale).min(65_535) as u32;
+        let edge = c.rcv_nxt + (field << scale);
+        (field as u16, if edge.lt(c.rcv_edge) && field == 65_535 { c.rcv_edge } else { edge.max(c.rcv_nxt) })
+    }
+
+    fn options_for(&self, idx: u32, segment: &Segment) -> TcpOptions {
+        let c = &self.conns[idx];
+        if segment.flags.contains(TcpFlags::SYN) {
+            return self.syn_options(idx, segment.flags.contains(TcpFlags::ACK));
+        }
+        let mut options = TcpOptions::default();
+        if c.has(Flags::TIMESTAMPS) {
+            let value = self.now_ms().wrapping_add(c.ts_offset);
+            options.timestamps = Some(Timestamps { value, echo: c.ts_recent });
+        }
+        if c.busy != NONE && c.has(Flags::SACK) {
+            self.sack_blocks_for(idx, segment, &mut options);
+        }
+        options
+    }
+
+    /// The options of SYN or SYN+ACK.
+    #[inline(always)]
+    fn syn_options(&self, idx: u32, answer: bool) -> TcpOptions {
+        let c = &self.conns[idx];
+        let Self { config, .. } = self;
+        // A passive open answers only what was offered (RFC 7323 §1.3).
+        let offers = |flag: Flags, configured: bool| if answer { c.has(flag) } else { configured };
+        let value = self.now_ms().wrapping_add(c.ts_offset);
+        let timestamps = Timestamps { value, echo: c.ts_recent };
+        TcpOptions {
+            mss: Some(self.announced_mss(idx)),
+            sack_permitted: offers(Flags::SACK, config.sack),
+            window_scale: offers(Flags::WSCALE, config.window_scaling).then_some(c.rcv_wscale()),
+            timestamps: offers(Flags::TIMESTAMPS, config.timestamps).then_some(timestamps),
+            ..TcpOptions::default()
+        }
+    }
+
+    /// What was received twice, then what came out of order, the latest first (RFC 2883 §4, RFC 2018 §4).
+    fn sack_blocks_for(&self, idx: u32, segment: &Segment, options: &mut TcpOptions) {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let payload = segment.gso_size.map_or(segment.len, u32::from);
+        let room = match payload {
+            0 => max_sack_blocks(c),
+            // As many as fit beside the payload: a retransmission may leave no room.
+            _ => {
+                let left = c.mss().saturating_sub(payload).saturating_sub(SACK_FIXED_BYTES);
+                max_sack_blocks(c).min((left / SACK_BLOCK_BYTES) as usize)
+            }
+        };
+        if room == 0 {
+            return;
+        }
+        if let Some(block) = b.dsack {
+            options.sack_blocks.push(block);
+        }
+        if b.recv.range_count() == 0 {
+            return;
+        }
+        // Ranges count from the first unread byte, which lies `readable` bytes before rcv_nxt.
+        let base = c.rcv_nxt - b.recv.readable() as u32;
+        for (start, end) in b.recv.ranges() {
+            if options.sack_blocks.len() == room {
+                break;
+            }
+            options.sack_blocks.push((base + start as u32, base + end as u32));
+        }
+    }
+}
