@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::command;
 use crate::config::{Config, DeviceConfig, LinkConfig};
-use crate::context::Core;
+use crate::context::{Core, Lent};
 use crate::devices;
 use crate::dispatch::Dispatch;
 use crate::error::Error;
@@ -98,6 +98,7 @@ impl<H: Handler> ShardBuilder<H> {
             now,
             stack,
             timers: Timers::new(now, config.shard.timers_max),
+            commander: commander.clone(),
             rng: Random::new(u64::from_le_bytes(first_eight(&seed))),
             stats: ShardStats::default(),
             resume: Vec::new(),
@@ -105,7 +106,7 @@ impl<H: Handler> ShardBuilder<H> {
             stopping: false,
         };
         Ok(Shard {
-            core,
+            core: Lent::new(core),
             handler: self.handler,
             dispatch: Dispatch::new(),
             ports,

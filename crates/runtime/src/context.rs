@@ -1,9 +1,11 @@
 //! What a handler can do.
 
+use crate::command::Commander;
 use crate::error::Error;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
 use core::net::SocketAddr;
+use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
@@ -23,12 +25,60 @@ pub(crate) struct Core {
     pub(crate) stack: Stack,
     pub(crate) timers: Timers,
     pub(crate) rng: Random,
+    pub(crate) commander: Commander,
     pub(crate) stats: ShardStats,
     /// Connections whose handler wants to be shown what it left unread.
     pub(crate) resume: Vec<Conn>,
     /// The connection whose `closed` is running, and its token.
     pub(crate) closing: Option<(Conn, u32)>,
     pub(crate) stopping: bool,
+}
+
+/// Where a shard keeps its core: in a box, so that [`Handler::work`](crate::Handler::work) can take it along for the time of its call.
+pub(crate) struct Lent(Option<Box<Core>>);
+
+impl Lent {
+    pub(crate) fn new(core: Core) -> Self {
+        Self(Some(Box::new(core)))
+    }
+
+    /// Takes the core away.
+    pub(crate) fn take(&mut self) -> Box<Core> {
+        self.0.take().expect(NOT_RETURNED)
+    }
+
+    /// Brings it back.
+    pub(crate) fn put(&mut self, core: Box<Core>) {
+        self.0 = Some(core);
+    }
+}
+
+const NOT_RETURNED: &str = "whoever takes the core of a shard returns it";
+
+impl Deref for Lent {
+    type Target = Core;
+
+    fn deref(&self) -> &Core {
+        self.0.as_ref().expect(NOT_RETURNED)
+    }
+}
+
+impl DerefMut for Lent {
+    fn deref_mut(&mut self) -> &mut Core {
+        self.0.as_mut().expect(NOT_RETURNED)
+    }
+}
+
+/// What [`Handler::work`](crate::Handler::work) gets: the way to a context.
+pub struct WorkContext<'a> {
+    pub(crate) core: &'a mut Lent,
+}
+
+impl WorkContext<'_> {
+    /// The handler's way to its shard, as in all other calls.
+    pub fn context(&mut self) -> Context<'_> {
+        Context::new(self.core)
+    }
 }
 
 /// A handler's way to its shard. Lent for one call.
@@ -54,6 +104,33 @@ impl<'a> Context<'a> {
     /// Stops listening. Connections already accepted go on, those still in the queue are reset.
     pub fn unlisten(&mut self, listener: Listener) -> Result<(), Stale> {
         if self.core.stack.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }
+    }
+
+    /// Takes the first connection that waits to be accepted, if one does. For handlers that [pull](crate::Handler::pulls); for others this happens
+    /// before [`accepted`](crate::Handler::accepted).
+    pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
+        self.core.stack.accept(listener)
+    }
+
+    /// Takes received bytes; `Ok(0)` is the end of the stream. For handlers that [pull](crate::Handler::pulls).
+    pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        self.core.stack.recv(conn, out)
+    }
+
+    /// Bytes that [`Context::recv`] has for a connection.
+    pub fn unread(&self, conn: Conn) -> usize {
+        self.core.stack.buffered(conn)
+    }
+
+    /// Takes a datagram, cut off where `out` ends. An error of an earlier one is reported first. For handlers that
+    /// [pull](crate::Handler::pulls).
+    pub fn udp_recv(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
+        self.core.stack.udp_recv_from(socket, out)
+    }
+
+    /// The way into this shard for other threads.
+    pub fn commander(&self) -> Commander {
+        self.core.commander.clone()
     }
 
     /// Opens a connection. The outcome is [`connected`](crate::Handler::connected) or [`closed`](crate::Handler::closed).

@@ -57,6 +57,9 @@ impl Dispatch {
         burst: Option<&RxBurst<'_>>,
     ) {
         match event {
+            Event::Incoming { listener } if handler.pulls() => {
+                handler.incoming(&mut Context::new(core), listener);
+            }
             Event::Incoming { listener } => {
                 while let Some(conn) = core.stack.accept(listener) {
                     handler.accepted(&mut Context::new(core), conn, listener);
@@ -65,6 +68,11 @@ impl Dispatch {
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
                 let Some(burst) = burst else { return };
+                if handler.pulls() {
+                    // They move to the receive buffer, which is an event of its own.
+                    core.stack.consume(conn, data, 0, burst);
+                    return;
+                }
                 if core.stack.buffered(conn) > 0 {
                     // What was left over comes first.
                     core.stack.consume(conn, data, 0, burst);
@@ -75,12 +83,13 @@ impl Dispatch {
                 let consumed = handler.data(&mut Context::new(core), conn, bytes).min(bytes.len());
                 core.stack.consume(conn, data, consumed, burst);
             }
+            Event::Readable { conn } if handler.pulls() => handler.readable(&mut Context::new(core), conn),
             Event::Readable { conn } => self.show(core, handler, conn),
             Event::Writable { conn } => handler.writable(&mut Context::new(core), conn),
             Event::Acked { conn, bytes } => handler.acked(&mut Context::new(core), conn, bytes),
             Event::Urgent { conn } => handler.urgent(&mut Context::new(core), conn),
             Event::PeerClosed { conn } => {
-                if core.stack.buffered(conn) > 0 {
+                if core.stack.buffered(conn) > 0 && !handler.pulls() {
                     self.fin_waits.insert(conn);
                 } else {
                     handler.peer_closed(&mut Context::new(core), conn);
@@ -91,6 +100,9 @@ impl Dispatch {
                 core.closing = Some((conn, token));
                 handler.closed(&mut Context::new(core), conn, reason);
                 core.closing = None;
+            }
+            Event::UdpReadable { socket } if handler.pulls() => {
+                handler.datagrams(&mut Context::new(core), socket);
             }
             Event::UdpReadable { socket } => self.datagrams(core, handler, socket),
         }

@@ -1,6 +1,6 @@
 //! What an application implements.
 
-use crate::context::Context;
+use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use core::any::Any;
 use ginnel_stack::events::CloseReason;
@@ -76,6 +76,37 @@ pub trait Handler {
     /// ICMP said that something sent from a UDP socket did not arrive. The socket goes on.
     fn datagram_error(&mut self, cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
         let _ = (cx, socket, error);
+    }
+
+    /// Whether this handler takes what arrived when it likes instead of being shown it. Then connections stay in the accept queue, bytes in
+    /// the receive buffer and datagrams in the socket's queue: [`incoming`](Self::incoming), [`readable`](Self::readable) and
+    /// [`datagrams`](Self::datagrams) say that they are there, and [`Context::accept`], [`Context::recv`] and [`Context::udp_recv`] take them.
+    /// [`accepted`](Self::accepted), [`data`](Self::data) and [`datagram`](Self::datagram) are not called, and
+    /// [`peer_closed`](Self::peer_closed) is told when FIN came, be there unread bytes before it or not. Must always answer the same.
+    fn pulls(&self) -> bool {
+        false
+    }
+
+    /// A connection waits to be accepted. Only for handlers that [pull](Self::pulls).
+    fn incoming(&mut self, cx: &mut Context<'_>, listener: Listener) {
+        let _ = (cx, listener);
+    }
+
+    /// There are bytes that were not there before. Only for handlers that [pull](Self::pulls).
+    fn readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let _ = (cx, conn);
+    }
+
+    /// There are datagrams, or an error, that were not there before. Only for handlers that [pull](Self::pulls).
+    fn datagrams(&mut self, cx: &mut Context<'_>, socket: UdpHandle) {
+        let _ = (cx, socket);
+    }
+
+    /// Called once in each turn, after everything that happened was told and before what is to be sent leaves. Returns how much it did; if it
+    /// is more than 0, another turn follows at once. An error ends the shard.
+    fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
+        let _ = cx;
+        Ok(0)
     }
 
     /// A timer set with [`Context::set_timer`] ran out.

@@ -3,7 +3,7 @@
 use crate::clock;
 use crate::command::{Commander, Mailbox};
 use crate::config::ShardConfig;
-use crate::context::{Context, Core};
+use crate::context::{Context, Core, Lent, WorkContext};
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::handler::Handler;
@@ -46,7 +46,7 @@ pub(crate) struct Port {
 
 /// A shard with its application.
 pub struct Shard<H> {
-    pub(crate) core: Core,
+    pub(crate) core: Lent,
     pub(crate) handler: H,
     pub(crate) dispatch: Dispatch,
     pub(crate) ports: Vec<Port>,
@@ -190,6 +190,9 @@ impl<H: Handler> Shard<H> {
             handler.timer(&mut Context::new(core), token);
         }
         work += dispatch.resumed(core, handler);
+        if self.started.is_some() {
+            work += handler.work(&mut WorkContext { core })?;
+        }
         core.stack.advance(now);
         work += dispatch.events(core, handler, None);
         core.stack.transmit(now);
@@ -257,8 +260,8 @@ impl<H: Handler> Shard<H> {
 
     fn publish(&mut self, now: Instant) {
         self.published = now;
-        let stats = &mut self.core.stats;
-        stats.timers_refused = self.core.timers.refused;
+        let Core { stats, timers, .. } = &mut *self.core;
+        stats.timers_refused = timers.refused;
         self.stats.publish(stats);
     }
 }

@@ -1,0 +1,365 @@
+//! Tasks on a shard: its own executor, as an application of the shard.
+//!
+//! ```no_run
+//! use ginnel::net::TcpListener;
+//! use ginnel::{Config, Executor, Shard, StopFlag, task};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Executor::new(async || -> std::io::Result<()> {
+//!     let listener = TcpListener::bind("0.0.0.0:7").await?;
+//!     loop {
+//!         let (mut stream, _) = listener.accept().await?;
+//!         task::spawn(async move {
+//!             let mut buffer = [0; 4096];
+//!             while let Ok(n @ 1..) = stream.read(&mut buffer).await {
+//!                 if stream.write_all(&buffer[..n]).await.is_err() {
+//!                     break;
+//!                 }
+//!             }
+//!         });
+//!     }
+//! });
+//! let config = Config::from_file("ginnel.toml".as_ref())?;
+//! Shard::builder(config).handler(server).build()?.run(&StopFlag::new()?)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! One executor belongs to one shard, and its tasks never leave the shard's thread: they need not be `Send`, and share with `Rc` and
+//! `Cell`. In each turn the network comes first, then the tasks that can go on, then what they sent leaves with the acknowledgements of what
+//! it answers. A task that is always ready gets one go per turn, so it does not keep the network waiting.
+//!
+//! Why it is built so: docs/adr/0009-async-on-the-shard.md.
+
+mod local;
+pub mod net;
+pub mod signal;
+mod slab;
+mod state;
+pub mod task;
+mod tasks;
+pub mod time;
+mod timer;
+mod waiters;
+mod waker;
+
+use crate::command::Command;
+use crate::context::{Context, WorkContext};
+use crate::error::Error;
+use crate::handler::Handler;
+use core::cell::RefCell;
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::task::Poll;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use local::Entered;
+use state::{Inner, State, Wait};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use tasks::{Ended, Taken, TaskResult};
+use waker::Shared;
+
+/// Polls of tasks in one turn: between them the network waits. As many as a few full bursts can wake.
+const POLLS_PER_TURN_MAX: usize = 256;
+
+/// An application of tasks: see the [module](self). The shard ends with the main task; other tasks are dropped then.
+///
+/// It may be moved to another thread until its shard runs, with everything else of the shard; from then on it stays there.
+pub struct Executor<M> {
+    main: Option<M>,
+    id: u32,
+}
+
+impl<M> fmt::Debug for Executor<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executor").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// What a main task may return: nothing, or a result whose error ends the shard with [`Error::Application`].
+pub trait Outcome: sealed::Sealed {
+    /// As the shard's own.
+    fn into_result(self) -> Result<(), Error>;
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl sealed::Sealed for () {}
+
+impl Outcome for () {
+    fn into_result(self) -> Result<(), Error> {
+        Ok(())
+    }
+}
+
+impl<E: fmt::Display> sealed::Sealed for Result<(), E> {}
+
+impl<E: fmt::Display> Outcome for Result<(), E> {
+    fn into_result(self) -> Result<(), Error> {
+        self.map_err(|e| Error::application(e.to_string()))
+    }
+}
+
+/// What is known about an executor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExecutorStats {
+    /// Tasks that have not ended.
+    pub tasks: usize,
+    /// Connections that tasks have.
+    pub streams: usize,
+    /// Sleeps that are on.
+    pub sleeps: usize,
+    /// Things that somebody waits for in another way than as one task: several tasks, or parts of tasks.
+    pub wait_lists: usize,
+}
+
+impl<M, F> Executor<M>
+where
+    M: FnOnce() -> F + 'static,
+    F: Future<Output: Outcome> + 'static,
+{
+    /// An executor whose first task is what `main` returns. It is called on the shard's thread, when the shard starts.
+    pub fn new(main: M) -> Self {
+        static LAST: AtomicU32 = AtomicU32::new(0);
+        Self { main: Some(main), id: LAST.fetch_add(1, Ordering::Relaxed) }
+    }
+}
+
+impl<M> Executor<M> {
+    /// What there is. All zero before the shard runs.
+    pub fn stats(&self) -> ExecutorStats {
+        let stats = local::state(self.id, |state| ExecutorStats {
+            tasks: state.tasks.live(),
+            streams: state.net.sockets.len(),
+            sleeps: state.sleeps.len(),
+            wait_lists: state.lists.lists(),
+        });
+        stats.unwrap_or_default()
+    }
+
+    fn inner(&self) -> Rc<Inner> {
+        local::find(self.id).expect("a shard with an executor stays on the thread on which it began to run")
+    }
+
+    /// Changes the state and calls the wakers that this woke.
+    fn tell(&self, act: impl FnOnce(&mut State)) {
+        let inner = self.inner();
+        let mut state = inner.state.borrow_mut();
+        act(&mut state);
+        let settled = state.lists.leaving.is_empty();
+        drop(state);
+        if !settled {
+            inner.settle();
+        }
+    }
+}
+
+impl<M, F> Handler for Executor<M>
+where
+    M: FnOnce() -> F + 'static,
+    F: Future<Output: Outcome> + 'static,
+{
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        let shared = Arc::new(Shared::new(self.id, cx.commander()));
+        let state = RefCell::new(State::new(&shared));
+        let id = self.id;
+        local::register(Rc::new(Inner { id, shared, state }));
+        if let Some(main) = self.main.take() {
+            self.tell(|state| {
+                let main = async move {
+                    let outcome = main().await.into_result();
+                    local::state(id, |state| state.outcome = Some(outcome));
+                };
+                state.tasks.add(Box::pin(main));
+            });
+        }
+        Ok(())
+    }
+
+    fn pulls(&self) -> bool {
+        true
+    }
+
+    fn incoming(&mut self, _: &mut Context<'_>, listener: Listener) {
+        self.tell(|state| state.incoming(listener));
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.tell(|state| state.connected(cx, conn));
+    }
+
+    fn readable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.tell(|state| state.readable(cx, conn));
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, _: &[u8]) -> usize {
+        0
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.tell(|state| state.writable(cx, conn));
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.tell(|state| state.peer_closed(cx, conn));
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        self.tell(|state| state.closed(cx, conn, reason));
+    }
+
+    fn datagrams(&mut self, _: &mut Context<'_>, socket: UdpHandle) {
+        self.tell(|state| state.datagrams(socket));
+    }
+
+    fn timer(&mut self, _: &mut Context<'_>, token: u64) {
+        self.tell(|state| {
+            let waiters = state.sleeps.ran_out(token);
+            state.wake_all(waiters);
+        });
+    }
+
+    fn stopping(&mut self, _: &mut Context<'_>) {
+        self.tell(|state| {
+            state.stop.asked = true;
+            state.wake(Wait::Stop);
+        });
+    }
+
+    fn command(&mut self, _: &mut Context<'_>, command: Command) {
+        // Commands of other kinds are not for tasks.
+        if let Ok(arrival) = command.downcast::<task::Arrival>() {
+            self.tell(|state| state.arrivals.push(arrival.0));
+        }
+    }
+
+    fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
+        let inner = self.inner();
+        {
+            let mut state = inner.state.borrow_mut();
+            state.take_woken(&inner.shared);
+            state.tasks.begin_turn();
+            let stops = state.stop.asked && !state.stop.heard;
+            let nothing = state.tasks.is_idle() && state.arrivals.is_empty() && !state.net.has_dropped();
+            if nothing && !stops {
+                return Ok(0);
+            }
+        }
+        let entered = Entered::new(cx.core, &inner);
+        // Errors would say that this executor is not running.
+        let _ = local::access(self.id, |a| a.state.net.tell_dropped(a.core));
+        receive_arrivals(&inner);
+        let mut polls = 0;
+        while polls < POLLS_PER_TURN_MAX && poll_next(&inner, &entered) {
+            polls += 1;
+        }
+        let (outcome, stops) = {
+            let mut state = inner.state.borrow_mut();
+            (state.outcome.take(), state.stop.asked && !state.stop.heard)
+        };
+        let ends = stops || outcome.is_some();
+        if ends {
+            end_all(&inner, &entered);
+        }
+        drop(entered);
+        if ends {
+            cx.context().stop();
+        }
+        outcome.unwrap_or(Ok(())).map(|()| polls.max(1))
+    }
+}
+
+impl<M> Drop for Executor<M> {
+    fn drop(&mut self) {
+        if let Some(inner) = local::unregister(self.id) {
+            // Tasks go while nothing is borrowed. Their connections end with the shard.
+            let tasks: Vec<_> = drain(&inner).collect();
+            drop(tasks);
+            inner.settle();
+        }
+    }
+}
+
+/// Makes the tasks that other threads sent.
+fn receive_arrivals(inner: &Inner) {
+    loop {
+        let mut state = inner.state.borrow_mut();
+        let Some(make) = state.arrivals.pop() else { return };
+        drop(state);
+        // It only makes a future and spawns it; if that panics nobody waits for the result.
+        let _ = catch_unwind(AssertUnwindSafe(make));
+    }
+}
+
+/// Lets the next task go on. False if there is none.
+fn poll_next(inner: &Rc<Inner>, entered: &Entered<'_>) -> bool {
+    let Some(taken) = inner.state.borrow_mut().tasks.take_next() else { return false };
+    entered.task(taken.index, taken.waker.clone());
+    let Taken { index, mut future, waker, joinable, abort } = taken;
+    if abort {
+        end(inner, index, drop_quietly(future, Err(Ended::Aborted)));
+        return true;
+    }
+    let mut cx = core::task::Context::from_waker(waker.waker());
+    match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll_task(&mut cx, joinable))) {
+        Ok(Poll::Pending) => {
+            drop(waker);
+            let back = inner.state.borrow_mut().tasks.put_back(index, future);
+            if let Err(future) = back {
+                end(inner, index, drop_quietly(future, Err(Ended::Aborted)));
+            }
+        }
+        Ok(Poll::Ready(output)) => end(inner, index, drop_quietly(future, Ok(output))),
+        Err(panic) => end(inner, index, drop_quietly(future, Err(Ended::Panicked(panic)))),
+    }
+    true
+}
+
+/// Drops something of the application's. If that panics, it is the task's panic.
+fn drop_quietly<T>(it: T, result: TaskResult) -> TaskResult {
+    match catch_unwind(AssertUnwindSafe(|| drop(it))) {
+        Ok(()) => result,
+        Err(panic) => Err(Ended::Panicked(panic)),
+    }
+}
+
+/// A task has ended: whoever waits for it learns that.
+fn end(inner: &Inner, index: u32, result: TaskResult) {
+    let panicked = matches!(result, Err(Ended::Panicked(_)));
+    let mut state = inner.state.borrow_mut();
+    if index == MAIN && state.outcome.is_none() && panicked {
+        state.outcome = Some(Err(Error::application("the main task panicked")));
+    }
+    let (joiners, unwanted) = state.tasks.end(index, result);
+    state.wake_all(joiners);
+    drop(state);
+    // The panic of a task that nobody waits for was reported by the panic hook.
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(unwanted)));
+    inner.settle();
+}
+
+/// The main task is the first one, and the shard ends with it.
+const MAIN: u32 = 0;
+
+/// Drops all tasks, with the shard at hand, so that their connections are closed as they should be.
+fn end_all(inner: &Inner, entered: &Entered<'_>) {
+    for taken in drain(inner) {
+        entered.task(taken.index, taken.waker.clone());
+        let _ = drop_quietly(taken.future, Ok(None));
+    }
+    inner.settle();
+}
+
+/// Takes all tasks out, one by one.
+fn drain(inner: &Inner) -> impl Iterator<Item = Taken> {
+    (0..)
+        .map_while(|index| {
+            let mut state = inner.state.borrow_mut();
+            (index < state.tasks.places()).then(|| state.tasks.take(index))
+        })
+        .flatten()
+}

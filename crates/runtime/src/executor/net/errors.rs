@@ -1,0 +1,111 @@
+//! The engine's errors as the errors that Linux would give.
+
+use ginnel_stack::error::{ConnectError, ListenError, OptionError};
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::udp::UdpError;
+use rustix::io::Errno;
+use std::io;
+
+/// How a connection ended badly, until somebody asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::executor) enum Fault {
+    Reset,
+    /// Reset after the peer had said that it would send no more: whoever writes is told of a broken pipe (Linux's `tcp_reset`).
+    Pipe,
+    Refused,
+    TimedOut,
+    HostUnreachable,
+    NetUnreachable,
+    ProtocolUnreachable,
+    Aborted,
+}
+
+impl Fault {
+    /// `None` for a good end.
+    pub(in crate::executor) const fn of(reason: CloseReason, after_fin: bool) -> Option<Self> {
+        match reason {
+            CloseReason::Normal => None,
+            CloseReason::Reset if after_fin => Some(Self::Pipe),
+            CloseReason::Reset => Some(Self::Reset),
+            CloseReason::Refused => Some(Self::Refused),
+            CloseReason::TimedOut => Some(Self::TimedOut),
+            CloseReason::HostUnreachable => Some(Self::HostUnreachable),
+            CloseReason::NetUnreachable => Some(Self::NetUnreachable),
+            CloseReason::ProtocolUnreachable => Some(Self::ProtocolUnreachable),
+            CloseReason::Aborted => Some(Self::Aborted),
+        }
+    }
+}
+
+impl From<Fault> for io::Error {
+    fn from(fault: Fault) -> Self {
+        Self::from(match fault {
+            Fault::Reset => Errno::CONNRESET,
+            Fault::Pipe => Errno::PIPE,
+            Fault::Refused => Errno::CONNREFUSED,
+            Fault::TimedOut => Errno::TIMEDOUT,
+            Fault::HostUnreachable => Errno::HOSTUNREACH,
+            Fault::NetUnreachable => Errno::NETUNREACH,
+            Fault::ProtocolUnreachable => Errno::NOPROTOOPT,
+            Fault::Aborted => Errno::CONNABORTED,
+        })
+    }
+}
+
+pub(super) fn listen(error: ListenError) -> io::Error {
+    io::Error::from(match error {
+        ListenError::AddressInUse => Errno::ADDRINUSE,
+        ListenError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+        ListenError::TooMany => Errno::NFILE,
+        ListenError::InvalidOption => Errno::INVAL,
+    })
+}
+
+pub(super) fn connect(error: ConnectError) -> io::Error {
+    io::Error::from(match error {
+        ConnectError::PortsExhausted | ConnectError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+        ConnectError::AddressInUse => Errno::ADDRINUSE,
+        ConnectError::NetUnreachable => Errno::NETUNREACH,
+        ConnectError::InvalidAddress | ConnectError::InvalidOption => Errno::INVAL,
+        ConnectError::TooMany => Errno::NFILE,
+    })
+}
+
+pub(super) fn option(error: OptionError) -> io::Error {
+    io::Error::from(match error {
+        OptionError::Stale => Errno::NOTCONN,
+        OptionError::Invalid => Errno::INVAL,
+        OptionError::TooMany => Errno::NOBUFS,
+    })
+}
+
+pub(super) fn udp(error: UdpError) -> io::Error {
+    io::Error::from(match error {
+        UdpError::Stale => Errno::BADF,
+        UdpError::AddressInUse => Errno::ADDRINUSE,
+        UdpError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+        UdpError::TooMany => Errno::NFILE,
+        UdpError::NoDestination => Errno::DESTADDRREQ,
+        UdpError::InvalidAddress => Errno::INVAL,
+        UdpError::WrongFamily => Errno::AFNOSUPPORT,
+        UdpError::BroadcastForbidden => Errno::ACCESS,
+        UdpError::TooLong => Errno::MSGSIZE,
+        UdpError::NetUnreachable => Errno::NETUNREACH,
+        UdpError::HostUnreachable | UdpError::Unreachable => Errno::HOSTUNREACH,
+        UdpError::Refused => Errno::CONNREFUSED,
+        UdpError::NoBuffers => Errno::NOBUFS,
+        UdpError::WouldBlock => Errno::AGAIN,
+    })
+}
+
+pub(super) fn not_connected() -> io::Error {
+    Errno::NOTCONN.into()
+}
+
+pub(super) fn broken_pipe() -> io::Error {
+    Errno::PIPE.into()
+}
+
+pub(super) fn would_block() -> io::Error {
+    Errno::AGAIN.into()
+}

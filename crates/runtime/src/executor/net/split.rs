@@ -1,0 +1,257 @@
+//! Reading and writing, on a whole stream and on its halves.
+
+use super::stream::TcpStream;
+use core::fmt;
+use core::net::SocketAddr;
+use core::task::{Context, Poll};
+use std::io;
+use std::rc::Rc;
+
+/// The reading half of a [`TcpStream`], borrowed.
+#[derive(Debug)]
+pub struct ReadHalf<'a>(pub(super) &'a TcpStream);
+
+/// The writing half of a [`TcpStream`], borrowed.
+#[derive(Debug)]
+pub struct WriteHalf<'a>(pub(super) &'a TcpStream);
+
+/// The reading half of a [`TcpStream`], for a task of its own.
+#[derive(Debug)]
+pub struct OwnedReadHalf(Rc<TcpStream>);
+
+/// The writing half of a [`TcpStream`], for a task of its own. Dropping it sends FIN after what was written.
+#[derive(Debug)]
+pub struct OwnedWriteHalf {
+    stream: Rc<TcpStream>,
+    shuts: bool,
+}
+
+/// Halves of different streams, which cannot be reunited.
+#[derive(Debug)]
+pub struct ReuniteError(pub OwnedReadHalf, pub OwnedWriteHalf);
+
+impl fmt::Display for ReuniteError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the halves belong to different streams")
+    }
+}
+
+impl std::error::Error for ReuniteError {}
+
+impl OwnedReadHalf {
+    pub(super) fn halves(stream: TcpStream) -> (Self, OwnedWriteHalf) {
+        let stream = Rc::new(stream);
+        (Self(Rc::clone(&stream)), OwnedWriteHalf { stream, shuts: true })
+    }
+
+    /// Puts the halves together again.
+    ///
+    /// # Errors
+    /// The halves, if they belong to different streams.
+    pub fn reunite(self, mut other: OwnedWriteHalf) -> Result<TcpStream, ReuniteError> {
+        if !Rc::ptr_eq(&self.0, &other.stream) {
+            return Err(ReuniteError(self, other));
+        }
+        other.shuts = false;
+        drop(other);
+        match Rc::try_unwrap(self.0) {
+            Ok(stream) => Ok(stream),
+            Err(_) => unreachable!("a stream has two halves"),
+        }
+    }
+}
+
+impl OwnedWriteHalf {
+    /// Drops the half without sending FIN, as long as the other one lives.
+    pub fn forget(mut self) {
+        self.shuts = false;
+    }
+}
+
+impl Drop for OwnedWriteHalf {
+    fn drop(&mut self) {
+        if self.shuts {
+            // An error says that the connection is over.
+            let _ = self.stream.shut();
+        }
+    }
+}
+
+/// Where the stream of each type is.
+trait Of {
+    fn stream(&self) -> &TcpStream;
+}
+
+impl Of for TcpStream {
+    fn stream(&self) -> &TcpStream {
+        self
+    }
+}
+
+impl Of for ReadHalf<'_> {
+    fn stream(&self) -> &TcpStream {
+        self.0
+    }
+}
+
+impl Of for WriteHalf<'_> {
+    fn stream(&self) -> &TcpStream {
+        self.0
+    }
+}
+
+impl Of for OwnedReadHalf {
+    fn stream(&self) -> &TcpStream {
+        &self.0
+    }
+}
+
+impl Of for OwnedWriteHalf {
+    fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+}
+
+macro_rules! reads {
+    ($($type:ty),*) => { $(
+        impl $type {
+            /// Reads what is there, waiting if nothing is. `Ok(0)` is the end of the stream.
+            ///
+            /// # Errors
+            /// `ConnectionReset` and the like, once, after all that was received has been read. Dropping the future loses nothing.
+            pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                self.stream().recv(buffer).await
+            }
+
+            /// Fills the buffer. If the future is dropped, what it has read is lost.
+            ///
+            /// # Errors
+            /// `UnexpectedEof` if the stream ends before; otherwise as for [`read`](Self::read).
+            pub async fn read_exact(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
+                while !buffer.is_empty() {
+                    match self.stream().recv(buffer).await? {
+                        0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                        n => buffer = &mut buffer[n..],
+                    }
+                }
+                Ok(())
+            }
+
+            /// Appends all bytes up to the end of the stream, and returns how many there were. If the future is dropped, what it has read is
+            /// in `bytes`.
+            ///
+            /// # Errors
+            /// As for [`read`](Self::read).
+            pub async fn read_to_end(&mut self, bytes: &mut Vec<u8>) -> io::Result<usize> {
+                let before = bytes.len();
+                loop {
+                    // While it waits `bytes` is no longer than what was read.
+                    self.stream().readable().await?;
+                    let at = bytes.len();
+                    bytes.resize(at + READ_STEP, 0);
+                    let read = self.stream().try_read(&mut bytes[at..]);
+                    bytes.truncate(at + read.as_ref().map_or(0, |n| *n));
+                    match read {
+                        Ok(0) => return Ok(at - before),
+                        Err(e) if e.kind() != io::ErrorKind::WouldBlock => return Err(e),
+                        _ => {}
+                    }
+                }
+            }
+
+            /// As [`read`](Self::read), as a `poll` function: the last task that called it is woken.
+            ///
+            /// # Errors
+            /// As for [`read`](Self::read).
+            pub fn poll_read(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
+                self.stream().poll_recv(cx, buffer)
+            }
+        }
+    )* };
+}
+
+/// How much [`TcpStream::read_to_end`] makes room for.
+const READ_STEP: usize = 4096;
+
+macro_rules! writes {
+    ($($type:ty),*) => { $(
+        impl $type {
+            /// Writes as much as there is room for, waiting if there is none. Returns how much. What is written is copied: it is sent, and sent
+            /// again as often as necessary, whatever becomes of the caller.
+            ///
+            /// # Errors
+            /// `BrokenPipe` after the end of the connection or of our side, `ConnectionReset` and the like, once. Dropping the future writes
+            /// nothing.
+            pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.stream().send(bytes).await
+            }
+
+            /// Writes everything. If the future is dropped nobody knows how much was written.
+            ///
+            /// # Errors
+            /// As for [`write`](Self::write).
+            pub async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+                while !bytes.is_empty() {
+                    let n = self.stream().send(bytes).await?;
+                    bytes = &bytes[n..];
+                }
+                Ok(())
+            }
+
+            /// Sends FIN after what was written; receiving goes on.
+            ///
+            /// # Errors
+            /// `NotConnected` if the connection is over, or the error that it ended with.
+            pub async fn shutdown(&mut self) -> io::Result<()> {
+                self.stream().shut()
+            }
+
+            /// As [`write`](Self::write), as a `poll` function: the last task that called it is woken.
+            ///
+            /// # Errors
+            /// As for [`write`](Self::write).
+            pub fn poll_write(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+                self.stream().poll_send(cx, bytes)
+            }
+
+            /// As [`shutdown`](Self::shutdown), which waits for nothing.
+            ///
+            /// # Errors
+            /// As for [`shutdown`](Self::shutdown).
+            pub fn poll_shutdown(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+                Poll::Ready(self.stream().shut())
+            }
+        }
+    )* };
+}
+
+macro_rules! addresses {
+    ($($type:ty),*) => { $(
+        impl $type {
+            /// As [`TcpStream::peer_addr`].
+            ///
+            /// # Errors
+            /// The same.
+            pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+                self.stream().peer_addr()
+            }
+
+            /// As [`TcpStream::local_addr`].
+            ///
+            /// # Errors
+            /// The same.
+            pub fn local_addr(&self) -> io::Result<SocketAddr> {
+                self.stream().local_addr()
+            }
+
+            /// The stream, for options and the like.
+            pub fn as_stream(&self) -> &TcpStream {
+                self.stream()
+            }
+        }
+    )* };
+}
+
+reads!(TcpStream, ReadHalf<'_>, OwnedReadHalf);
+writes!(TcpStream, WriteHalf<'_>, OwnedWriteHalf);
+addresses!(ReadHalf<'_>, WriteHalf<'_>, OwnedReadHalf, OwnedWriteHalf);

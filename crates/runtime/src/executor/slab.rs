@@ -1,0 +1,71 @@
+//! Numbered places that are used again.
+
+use core::ops::{Index, IndexMut};
+
+/// Places by number. A place keeps its number until it is given back; the last one given back is the first one used again.
+#[derive(Debug)]
+pub(super) struct Slab<T> {
+    places: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(super) const fn new() -> Self {
+        Self { places: Vec::new(), free: Vec::new() }
+    }
+
+    pub(super) fn insert(&mut self, value: T) -> u32 {
+        if let Some(index) = self.free.pop() {
+            self.places[index as usize] = Some(value);
+            return index;
+        }
+        self.places.push(Some(value));
+        // Each place belongs to a connection, a task or a future: memory ends long before.
+        (self.places.len() - 1) as u32
+    }
+
+    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
+        let value = self.places.get_mut(index as usize)?.take()?;
+        self.free.push(index);
+        Some(value)
+    }
+
+    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.places.get_mut(index as usize)?.as_mut()
+    }
+
+    /// How many are in use.
+    pub(super) fn len(&self) -> usize {
+        self.places.len() - self.free.len()
+    }
+}
+
+const VACANT: &str = "whoever has the number of a place has the place";
+
+impl<T> Index<u32> for Slab<T> {
+    type Output = T;
+
+    fn index(&self, index: u32) -> &T {
+        self.places[index as usize].as_ref().expect(VACANT)
+    }
+}
+
+impl<T> IndexMut<u32> for Slab<T> {
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        self.places[index as usize].as_mut().expect(VACANT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Slab;
+
+    #[test]
+    fn a_place_given_back_is_used_again_and_others_stay() {
+        let mut slab = Slab::new();
+        let [a, b] = ["a", "b"].map(|v| slab.insert(v));
+        assert_eq!((slab.remove(a), slab.remove(a), slab.len()), (Some("a"), None, 1));
+        assert_eq!(slab.insert("c"), a);
+        assert_eq!((slab[a], slab[b], slab.get_mut(9)), ("c", "b", None));
+    }
+}

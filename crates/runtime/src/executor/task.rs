@@ -1,0 +1,226 @@
+//! Tasks: [`spawn`], [`JoinHandle`], [`yield_now`], and [`Spawner`] for other threads.
+
+use super::local::{self, Waiting};
+use super::state::Wait;
+use super::tasks::{Ended, Output};
+use crate::command::{CommandError, Commander};
+use core::any::Any;
+use core::fmt;
+use core::future::poll_fn;
+use core::marker::PhantomData;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+use std::io;
+
+/// Starts a task on this shard. It begins when the current task waits. Dropping the handle lets it go on by itself.
+///
+/// # Panics
+/// Outside of a shard's task.
+#[track_caller]
+pub fn spawn<F>(future: F) -> JoinHandle<F::Output>
+where
+    F: Future<Output: 'static> + 'static,
+{
+    let executor = local::current();
+    let future = Box::pin(future);
+    let added = local::state(executor, |state| state.tasks.add(future));
+    let (task, generation) = added.expect("a running executor is known on its thread");
+    JoinHandle { executor, task, generation, done: false, _result: PhantomData }
+}
+
+/// Lets other tasks and the network have a turn.
+pub async fn yield_now() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if core::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// The result of a task, to be awaited.
+///
+/// # Panics
+/// Awaiting it again after it gave the result.
+#[must_use = "a task goes on without its handle, but to say so, drop the handle"]
+pub struct JoinHandle<T> {
+    executor: u32,
+    task: u32,
+    generation: u32,
+    /// The result was given.
+    done: bool,
+    /// Stays on the thread.
+    _result: PhantomData<*const T>,
+}
+
+impl<T> fmt::Debug for JoinHandle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JoinHandle").field("task", &self.task).finish_non_exhaustive()
+    }
+}
+
+impl<T> JoinHandle<T> {
+    /// Ends the task the next time it would go on: its future is dropped, and the handle gives an error that
+    /// [`is_cancelled`](JoinError::is_cancelled). A task that has ended is left as it is.
+    pub fn abort(&self) {
+        local::state(self.executor, |state| state.tasks.abort(self.task, self.generation));
+    }
+
+    /// Whether the task has ended.
+    pub fn is_finished(&self) -> bool {
+        self.done
+            || local::state(self.executor, |state| state.tasks.has_ended(self.task, self.generation))
+                .unwrap_or(true)
+    }
+}
+
+impl<T: 'static> Future for JoinHandle<T> {
+    type Output = Result<T, JoinError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        assert!(!self.done, "the result of a task was taken already");
+        let (task, generation) = (self.task, self.generation);
+        let mut waiting = Waiting::poll_function(self.executor, Wait::End(task));
+        let polled = waiting.poll(cx, |a| a.state.tasks.join(task, generation).map(Ok));
+        polled.map(|ended| {
+            let result = match ended {
+                Ok(Ok(output)) => Ok(downcast(output)),
+                Ok(Err(Ended::Aborted)) => Err(JoinError(None)),
+                Ok(Err(Ended::Panicked(panic))) => Err(JoinError(Some(panic))),
+                Err(foreign) => Err(JoinError(Some(Box::new(foreign.to_string())))),
+            };
+            self.done = true;
+            result
+        })
+    }
+}
+
+fn downcast<T: 'static>(output: Output) -> T {
+    let output = output.and_then(|boxed| boxed.downcast::<T>().ok());
+    *output.expect("the result of a task with a handle is kept, and is of the handle's type")
+}
+
+impl<T> Drop for JoinHandle<T> {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        // The result, if there is one, is dropped after nothing is borrowed any more.
+        let unwanted = local::state(self.executor, |state| {
+            let (joiners, unwanted) = state.tasks.detach(self.task, self.generation);
+            state.lists.forget(joiners);
+            unwanted
+        });
+        drop(unwanted);
+    }
+}
+
+/// Why a task has no result.
+pub struct JoinError(Option<Box<dyn Any + Send>>);
+
+impl JoinError {
+    /// The task was aborted.
+    pub const fn is_cancelled(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// The task panicked.
+    pub const fn is_panic(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// What the task panicked with, for [`resume_unwind`](std::panic::resume_unwind).
+    ///
+    /// # Errors
+    /// The error itself, if the task did not panic.
+    pub fn try_into_panic(self) -> Result<Box<dyn Any + Send>, Self> {
+        self.0.ok_or(Self(None))
+    }
+
+    fn message(&self) -> Option<&str> {
+        let panic = self.0.as_ref()?;
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+    }
+}
+
+impl fmt::Debug for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl fmt::Display for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.0, self.message()) {
+            (None, _) => f.write_str("the task was aborted"),
+            (Some(_), None) => f.write_str("the task panicked"),
+            (Some(_), Some(message)) => write!(f, "the task panicked: {message}"),
+        }
+    }
+}
+
+impl std::error::Error for JoinError {}
+
+impl From<JoinError> for io::Error {
+    fn from(error: JoinError) -> Self {
+        Self::other(error.to_string())
+    }
+}
+
+/// A task that another thread sends.
+pub(super) struct Arrival(pub(super) Box<dyn FnOnce() + Send>);
+
+/// Starts tasks on a shard from other threads.
+#[derive(Clone, Debug)]
+pub struct Spawner(Commander);
+
+/// The way to start tasks on this shard from other threads.
+///
+/// # Panics
+/// Outside of a shard's task.
+#[track_caller]
+pub fn spawner() -> Spawner {
+    let inner = local::find(local::current()).expect("a running executor is known on its thread");
+    Spawner(inner.shared.commander().clone())
+}
+
+impl Spawner {
+    /// Calls `make` on the shard's thread and starts what it returns as a task. Never waits.
+    ///
+    /// # Errors
+    /// The shard's mailbox is full (`shard.commands_max`), or the shard is gone.
+    pub fn spawn<M, F>(&self, make: M) -> Result<(), SpawnError>
+    where
+        M: FnOnce() -> F + Send + 'static,
+        F: Future<Output: 'static> + 'static,
+    {
+        let arrival = Arrival(Box::new(|| drop(spawn(make()))));
+        self.0.send(Box::new(arrival)).map_err(|error| match error {
+            CommandError::Full(_) => SpawnError::Full,
+            CommandError::Gone(_) => SpawnError::Gone,
+        })
+    }
+}
+
+/// Why a task could not be sent to a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpawnError {
+    /// As many commands are waiting as the shard's mailbox holds.
+    Full,
+    /// The shard is gone.
+    Gone,
+}
+
+impl fmt::Display for SpawnError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "the mailbox of the shard is full",
+            Self::Gone => "the shard is gone",
+        })
+    }
+}
+
+impl std::error::Error for SpawnError {}

@@ -1,0 +1,262 @@
+//! Time as the shard has it: in a simulation it is the simulation's.
+
+use super::local::{self, Access, Waiting};
+use super::state::Wait;
+use super::timer::SleepId;
+use core::fmt;
+use core::future::poll_fn;
+use core::pin::Pin;
+use core::task::{Context, Poll};
+pub use core::time::Duration;
+pub use ginnel_stack::time::Instant;
+use pin_project_lite::pin_project;
+use std::io;
+
+/// The time of the shard's turn.
+///
+/// # Panics
+/// Outside of a shard's task.
+#[track_caller]
+pub fn now() -> Instant {
+    now_of(local::current())
+}
+
+fn now_of(executor: u32) -> Instant {
+    local::access(executor, |a| a.core.now).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// Waits so long. Late by at most [`TIMER_TICK`](crate::timers::TIMER_TICK), if the shard is not busy, and never early.
+///
+/// # Panics
+/// Outside of a shard's task; and while it waits, if the shard has as many timers as it may have (`shard.timers_max`).
+#[track_caller]
+pub fn sleep(duration: Duration) -> Sleep {
+    sleep_until(now() + duration)
+}
+
+/// Waits until then.
+///
+/// # Panics
+/// As [`sleep`].
+#[track_caller]
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep { deadline, executor: local::current(), on: None }
+}
+
+/// See [`sleep`]. Moving it to another thread is possible, because some traits of others demand that, but only its shard can poll it.
+#[derive(Debug)]
+#[must_use = "it does nothing unless awaited"]
+pub struct Sleep {
+    deadline: Instant,
+    executor: u32,
+    /// Where it waits, once it does.
+    on: Option<SleepId>,
+}
+
+impl Sleep {
+    /// When it ends.
+    pub const fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Whether that time has come.
+    ///
+    /// # Panics
+    /// Outside of its shard's tasks.
+    pub fn is_elapsed(&self) -> bool {
+        now_of(self.executor) >= self.deadline
+    }
+
+    /// Makes it end at another time, be it over or not.
+    pub fn reset(&mut self, deadline: Instant) {
+        self.end();
+        self.deadline = deadline;
+    }
+
+    fn end(&mut self) {
+        let Some(on) = self.on.take() else { return };
+        local::release(self.executor, |state, core| {
+            let Some((timer, waiters)) = state.sleeps.end(on) else { return };
+            state.lists.forget(waiters);
+            if let Some(core) = core {
+                core.timers.cancel(timer);
+            }
+            // Otherwise no task is running, and its timer runs out for nobody.
+        });
+    }
+
+    /// Done, or waiting; an error if there is no timer left.
+    fn step(&mut self, a: &mut Access<'_>) -> Option<Result<(), NoTimer>> {
+        if a.core.now >= self.deadline {
+            return Some(Ok(()));
+        }
+        if self.on.is_none_or(|on| !a.state.sleeps.is_on(on)) {
+            let Access { core, state, .. } = a;
+            self.on = state.sleeps.begin(|token| core.timers.set(self.deadline, token));
+            if self.on.is_none() {
+                return Some(Err(NoTimer));
+            }
+        }
+        None
+    }
+}
+
+struct NoTimer;
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let executor = self.executor;
+        let set = local::access(executor, |a| self.step(a)).unwrap_or_else(|e| panic!("{e}"));
+        match set {
+            Some(Ok(())) => {
+                // A loop around a sleep of no time must let others have their turn, too.
+                let mut waiting = Waiting::poll_function(executor, Wait::Stop);
+                let ready = waiting.poll(cx, |_| Some(Ok(())));
+                ready.map(|_: io::Result<()>| self.end())
+            }
+            Some(Err(NoTimer)) => panic!("the shard has as many timers as shard.timers_max permits"),
+            None => {
+                let Some(on) = self.on else { return Poll::Pending };
+                let mut waiting = Waiting::poll_function(executor, Wait::Time(on.index));
+                waiting.poll(cx, |_| None::<io::Result<()>>).map(|_| ())
+            }
+        }
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// The time was over before the future was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Elapsed(());
+
+impl fmt::Display for Elapsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("deadline has elapsed")
+    }
+}
+
+impl std::error::Error for Elapsed {}
+
+impl From<Elapsed> for io::Error {
+    fn from(_: Elapsed) -> Self {
+        io::ErrorKind::TimedOut.into()
+    }
+}
+
+/// Lets a future take so long at the most. It is polled first, so one that is ready is never late.
+///
+/// # Panics
+/// As [`sleep`].
+#[track_caller]
+pub fn timeout<F: IntoFuture>(duration: Duration, future: F) -> Timeout<F::IntoFuture> {
+    Timeout { future: future.into_future(), sleep: sleep(duration) }
+}
+
+/// Lets a future be done until then.
+///
+/// # Panics
+/// As [`sleep`].
+#[track_caller]
+pub fn timeout_at<F: IntoFuture>(deadline: Instant, future: F) -> Timeout<F::IntoFuture> {
+    Timeout { future: future.into_future(), sleep: sleep_until(deadline) }
+}
+
+pin_project! {
+    /// See [`timeout`].
+    #[derive(Debug)]
+    #[must_use = "it does nothing unless awaited"]
+    pub struct Timeout<F> {
+        #[pin]
+        future: F,
+        #[pin]
+        sleep: Sleep,
+    }
+}
+
+impl<F: Future> Future for Timeout<F> {
+    type Output = Result<F::Output, Elapsed>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if let Poll::Ready(output) = this.future.poll(cx) {
+            return Poll::Ready(Ok(output));
+        }
+        this.sleep.poll(cx).map(|()| Err(Elapsed(())))
+    }
+}
+
+/// What an interval does about ticks that were missed because nobody waited for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MissedTickBehavior {
+    /// They come one after the other, without waiting.
+    #[default]
+    Burst,
+    /// They are left out, and the next one comes a whole period after the late one.
+    Delay,
+    /// They are left out, and the next one comes when it would have come anyway.
+    Skip,
+}
+
+/// Ticks now, and then each time a period is over.
+///
+/// # Panics
+/// As [`sleep`], and if the period is zero.
+#[track_caller]
+pub fn interval(period: Duration) -> Interval {
+    interval_at(now(), period)
+}
+
+/// Ticks at `start`, and then each time a period is over.
+///
+/// # Panics
+/// As [`interval`].
+#[track_caller]
+pub fn interval_at(start: Instant, period: Duration) -> Interval {
+    assert!(!period.is_zero(), "the period of an interval is not zero");
+    Interval { sleep: sleep_until(start), period, missed: MissedTickBehavior::default() }
+}
+
+/// See [`interval`].
+#[derive(Debug)]
+pub struct Interval {
+    sleep: Sleep,
+    period: Duration,
+    missed: MissedTickBehavior,
+}
+
+impl Interval {
+    /// Waits for the next tick and says when it was due. No tick is lost if the future is dropped.
+    pub async fn tick(&mut self) -> Instant {
+        poll_fn(|cx| Pin::new(&mut self.sleep).poll(cx)).await;
+        let due = self.sleep.deadline();
+        let now = now_of(self.sleep.executor);
+        let next = match self.missed {
+            MissedTickBehavior::Burst => due + self.period,
+            MissedTickBehavior::Delay if now > due + crate::timers::TIMER_TICK => now + self.period,
+            MissedTickBehavior::Delay => due + self.period,
+            MissedTickBehavior::Skip => {
+                let missed = (now - due).as_nanos() / self.period.as_nanos();
+                due + self.period.saturating_mul(u32::try_from(missed + 1).unwrap_or(u32::MAX))
+            }
+        };
+        self.sleep.reset(next);
+        due
+    }
+
+    /// What to do about missed ticks.
+    pub const fn set_missed_tick_behavior(&mut self, behavior: MissedTickBehavior) {
+        self.missed = behavior;
+    }
+
+    /// The period.
+    pub const fn period(&self) -> Duration {
+        self.period
+    }
+}

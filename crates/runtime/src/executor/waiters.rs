@@ -1,0 +1,270 @@
+//! Who waits for something: usually one task, which then costs four bytes and no reference count.
+
+use super::slab::Slab;
+use core::task::Waker;
+
+/// Who waits for one thing. Nobody, a task by its number, or (with `LIST` set) several, or a waker that is not a task's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waiters(u32);
+
+const LIST: u32 = 1 << 31;
+
+impl Waiters {
+    pub(super) const NONE: Self = Self(u32::MAX);
+}
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Caller<'a> {
+    /// The task that is being polled, with its own waker.
+    Task(u32),
+    /// Something inside the task that wants to know which of its parts can go on.
+    Waker(&'a Waker),
+}
+
+/// Names a future's place among those who wait. 0: it has none. `POLL`: the place of the `poll_…` functions, where the last caller is kept.
+pub(super) const POLL: u64 = 1;
+
+#[derive(Debug)]
+enum Who {
+    Task(u32),
+    Waker(Waker),
+}
+
+#[derive(Debug)]
+struct Entry {
+    who: Who,
+    id: u64,
+}
+
+/// Wakers that leave the lists. They are called, and dropped, when nothing is borrowed any more, because both may run anybody's code.
+#[derive(Debug, Default)]
+pub(super) struct Leaving {
+    pub(super) to_wake: Vec<Waker>,
+    pub(super) to_drop: Vec<Waker>,
+}
+
+impl Leaving {
+    pub(super) fn is_empty(&self) -> bool {
+        self.to_wake.is_empty() && self.to_drop.is_empty()
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct WaitLists {
+    lists: Slab<Vec<Entry>>,
+    /// Lists that were used before, to be used again.
+    spare: Vec<Vec<Entry>>,
+    last_id: u64,
+    pub(super) leaving: Leaving,
+}
+
+impl WaitLists {
+    pub(super) fn new() -> Self {
+        Self { lists: Slab::new(), spare: Vec::new(), last_id: POLL, leaving: Leaving::default() }
+    }
+
+    /// Adds a caller, and says who waits now. `id` is the future's; it gets one if it needs one.
+    pub(super) fn add(&mut self, waiters: Waiters, caller: Caller<'_>, id: &mut u64) -> Waiters {
+        let list = match (waiters, caller) {
+            (Waiters::NONE, Caller::Task(task)) => return Waiters(task),
+            // One wake-up serves all parts of a task that share its waker.
+            (Waiters(other), Caller::Task(task)) if other == task => return waiters,
+            (Waiters::NONE, _) => self.new_list(),
+            (Waiters(code), _) if code & LIST != 0 => code & !LIST,
+            (Waiters(task), _) => {
+                let list = self.new_list();
+                self.lists[list].push(Entry { who: Who::Task(task), id: 0 });
+                list
+            }
+        };
+        let entries = &mut self.lists[list];
+        if let Caller::Task(task) = caller
+            && entries.iter().any(|e| matches!(e.who, Who::Task(t) if t == task))
+        {
+            return Waiters(list | LIST);
+        }
+        if *id == 0 {
+            self.last_id += 1;
+            *id = self.last_id;
+        }
+        let who = match (caller, entries.iter_mut().find(|e| e.id == *id)) {
+            (Caller::Waker(waker), Some(Entry { who: Who::Waker(there), .. })) if there.will_wake(waker) => {
+                return Waiters(list | LIST);
+            }
+            (caller, Some(entry)) => {
+                let old = core::mem::replace(&mut entry.who, caller.to_owned());
+                if let Who::Waker(waker) = old {
+                    self.leaving.to_drop.push(waker);
+                }
+                return Waiters(list | LIST);
+            }
+            (caller, None) => caller.to_owned(),
+        };
+        entries.push(Entry { who, id: *id });
+        Waiters(list | LIST)
+    }
+
+    fn new_list(&mut self) -> u32 {
+        let list = self.spare.pop().unwrap_or_default();
+        self.lists.insert(list)
+    }
+
+    /// All of them go on: tasks are handed to `schedule`, wakers wait in `leaving`.
+    pub(super) fn wake(&mut self, waiters: Waiters, mut schedule: impl FnMut(u32)) {
+        match waiters {
+            Waiters::NONE => {}
+            Waiters(code) if code & LIST == 0 => schedule(code),
+            Waiters(code) => self.end_list(code & !LIST, |who, leaving| match who {
+                Who::Task(task) => schedule(task),
+                Who::Waker(waker) => leaving.to_wake.push(waker),
+            }),
+        }
+    }
+
+    /// What they waited for is gone, and nobody of them needs to know.
+    pub(super) fn forget(&mut self, waiters: Waiters) {
+        if waiters != Waiters::NONE && waiters.0 & LIST != 0 {
+            self.end_list(waiters.0 & !LIST, |who, leaving| {
+                if let Who::Waker(waker) = who {
+                    leaving.to_drop.push(waker);
+                }
+            });
+        }
+    }
+
+    fn end_list(&mut self, list: u32, mut each: impl FnMut(Who, &mut Leaving)) {
+        let Some(mut entries) = self.lists.remove(list) else { return };
+        for entry in entries.drain(..) {
+            each(entry.who, &mut self.leaving);
+        }
+        self.spare.push(entries);
+    }
+
+    /// A future that was given `id` is dropped. Returns who still waits. A task's entry may have served another of its futures too, so the
+    /// task is handed to `schedule`, to enter itself again; its polls are allowed to be in vain.
+    pub(super) fn remove(&mut self, waiters: Waiters, id: u64, mut schedule: impl FnMut(u32)) -> Waiters {
+        if waiters == Waiters::NONE || waiters.0 & LIST == 0 {
+            // A single task: at worst it is woken once in vain.
+            return waiters;
+        }
+        let list = waiters.0 & !LIST;
+        let entries = &mut self.lists[list];
+        let Some(at) = entries.iter().position(|e| e.id == id) else { return waiters };
+        match entries.swap_remove(at).who {
+            Who::Task(task) => schedule(task),
+            Who::Waker(waker) => self.leaving.to_drop.push(waker),
+        }
+        if !self.lists[list].is_empty() {
+            return waiters;
+        }
+        self.end_list(list, |_, _| {});
+        Waiters::NONE
+    }
+
+    /// Lists in use.
+    pub(super) fn lists(&self) -> usize {
+        self.lists.len()
+    }
+}
+
+impl Caller<'_> {
+    fn to_owned(self) -> Who {
+        match self {
+            Self::Task(task) => Who::Task(task),
+            Self::Waker(waker) => Who::Waker(waker.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Caller, POLL, WaitLists, Waiters};
+    use core::sync::atomic::{AtomicUsize, Ordering};
+    use core::task::Waker;
+    use std::sync::Arc;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn woken(lists: &mut WaitLists, waiters: Waiters) -> Vec<u32> {
+        let mut tasks = Vec::new();
+        lists.wake(waiters, |task| tasks.push(task));
+        lists.leaving.to_wake.drain(..).for_each(Waker::wake);
+        tasks
+    }
+
+    #[test]
+    fn one_task_needs_no_list_however_often_it_asks() {
+        let mut lists = WaitLists::new();
+        let mut waiters = Waiters::NONE;
+        for _ in 0..3 {
+            waiters = lists.add(waiters, Caller::Task(7), &mut 0);
+        }
+        assert_eq!(lists.lists(), 0);
+        assert_eq!(woken(&mut lists, waiters), [7]);
+    }
+
+    #[test]
+    fn tasks_and_wakers_wait_side_by_side_and_all_are_woken_once() {
+        let mut lists = WaitLists::new();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let (mut a, mut b, mut w) = (0, 0, 0);
+        let mut waiters = lists.add(Waiters::NONE, Caller::Task(1), &mut a);
+        waiters = lists.add(waiters, Caller::Task(2), &mut b);
+        waiters = lists.add(waiters, Caller::Waker(&waker), &mut w);
+        waiters = lists.add(waiters, Caller::Waker(&waker), &mut w);
+        assert_eq!(woken(&mut lists, waiters), [1, 2]);
+        assert_eq!((count.0.load(Ordering::Relaxed), lists.lists()), (1, 0));
+    }
+
+    #[test]
+    fn a_future_that_goes_leaves_nothing_behind() {
+        let mut lists = WaitLists::new();
+        let count = Arc::new(Count::default());
+        let waker = Waker::from(Arc::clone(&count));
+        let mut waiters = Waiters::NONE;
+        for _ in 0..1000 {
+            let mut id = 0;
+            waiters = lists.add(waiters, Caller::Waker(&waker), &mut id);
+            waiters = lists.remove(waiters, id, |_| panic!("no task waits"));
+        }
+        assert_eq!((waiters, lists.lists()), (Waiters::NONE, 0));
+        lists.leaving.to_drop.clear();
+        drop(waker);
+        assert_eq!(Arc::strong_count(&count), 1);
+    }
+
+    #[test]
+    fn a_task_whose_entry_served_two_futures_is_told_when_one_of_them_goes() {
+        let mut lists = WaitLists::new();
+        let (mut other, mut first, mut second) = (0, 0, 0);
+        let mut waiters = lists.add(Waiters::NONE, Caller::Task(1), &mut other);
+        waiters = lists.add(waiters, Caller::Task(2), &mut first);
+        waiters = lists.add(waiters, Caller::Task(2), &mut second);
+        let mut told = Vec::new();
+        waiters = lists.remove(waiters, first, |task| told.push(task));
+        assert_eq!(told, [2]);
+        assert_eq!(woken(&mut lists, waiters), [1]);
+    }
+
+    #[test]
+    fn the_place_of_the_poll_functions_keeps_the_last_caller() {
+        let mut lists = WaitLists::new();
+        let counts = [Arc::new(Count::default()), Arc::new(Count::default())];
+        let mut waiters = Waiters::NONE;
+        for count in &counts {
+            let waker = Waker::from(Arc::clone(count));
+            waiters = lists.add(waiters, Caller::Waker(&waker), &mut { POLL });
+        }
+        assert_eq!(woken(&mut lists, waiters), [0u32; 0]);
+        assert_eq!(counts.map(|c| c.0.load(Ordering::Relaxed)), [0, 1]);
+    }
+}

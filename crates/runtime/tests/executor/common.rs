@@ -1,0 +1,157 @@
+//! Two shards with executors, joined by a cable of memory, on one thread in simulated time.
+
+use core::time::Duration;
+use ginnel::config::{DeviceConfig, DeviceKind};
+use ginnel::executor::Outcome;
+use ginnel::{Config, Executor, Handler, Instant, Shard};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// The server's address and port.
+pub const SERVER: &str = "10.0.0.1:80";
+/// An address of the server where nobody listens.
+pub const NOBODY: &str = "10.0.0.1:81";
+
+/// A configuration with one memory device named `cable` and one address.
+pub fn config(address: &str) -> Config {
+    let mut config =
+        Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[]);
+    config.tcp.connections_max = 1000;
+    config
+}
+
+/// A server's shard, a client's shard and the time.
+pub struct Pair<S, C> {
+    pub server: Shard<S>,
+    pub client: Shard<C>,
+    pub now: Instant,
+}
+
+impl<S: Handler, C: Handler> Pair<S, C> {
+    pub fn new(server: S, client: C) -> Self {
+        Self::with(server, client, |_| {})
+    }
+
+    /// The same with another configuration of both.
+    pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
+        let now = Instant::from_millis(1000);
+        let (a, b) = pair(MemoryConfig::default());
+        let (mut ca, mut cb) = (config("10.0.0.1/24"), config("10.0.0.2/24"));
+        change(&mut ca);
+        change(&mut cb);
+        let server = Shard::builder(ca).handler(server).device("cable", a).seed([1; 32]).now(now);
+        let client = Shard::builder(cb).handler(client).device("cable", b).seed([2; 32]).now(now);
+        Self { server: server.build().unwrap(), client: client.build().unwrap(), now }
+    }
+
+    /// A turn of both. Returns when something is to be done next, if both found nothing to do and know that.
+    pub fn turn(&mut self) -> (usize, Option<Instant>) {
+        let a = self.server.poll_once(self.now).expect("the server goes on");
+        let b = self.client.poll_once(self.now).expect("the client goes on");
+        (a.work + b.work, [a.next_deadline, b.next_deadline].into_iter().flatten().min())
+    }
+
+    /// Lets both go on until the client's main task ends.
+    pub fn run(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        while self.now < end {
+            let a = self.server.poll_once(self.now).expect("the server goes on");
+            let b = self.client.poll_once(self.now).expect("the client goes on");
+            if b.stopped {
+                return;
+            }
+            self.now = match [a.next_deadline, b.next_deadline].into_iter().flatten().min() {
+                Some(next) if a.work + b.work == 0 => next.max(self.now + Duration::from_micros(1)),
+                None if a.work + b.work == 0 => panic!("nobody waits for a time, and nothing happens"),
+                _ => self.now + Duration::from_micros(1),
+            };
+        }
+        panic!("not done after {limit:?}");
+    }
+
+    /// Lets time pass, and both do what they have to.
+    pub fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            let (work, next) = self.turn();
+            self.now = match next {
+                _ if work > 0 => self.now + Duration::from_micros(1),
+                Some(next) => next.max(self.now + Duration::from_micros(1)).min(end),
+                None => end,
+            };
+        }
+    }
+}
+
+/// Runs both main tasks until the client's ends.
+pub fn run<S, C, SF, CF>(server: S, client: C)
+where
+    S: FnOnce() -> SF + 'static,
+    C: FnOnce() -> CF + 'static,
+    SF: Future<Output: Outcome> + 'static,
+    CF: Future<Output: Outcome> + 'static,
+{
+    Pair::new(Executor::new(server), Executor::new(client)).run(Duration::from_secs(3600));
+}
+
+/// Runs one main task on a shard that nobody is joined to.
+pub fn alone<M, F>(main: M) -> Duration
+where
+    M: FnOnce() -> F + 'static,
+    F: Future<Output: Outcome> + 'static,
+{
+    alone_with(main, |_| {})
+}
+
+/// The same with another configuration. Returns how much simulated time it took.
+pub fn alone_with<M, F>(main: M, change: impl Fn(&mut Config)) -> Duration
+where
+    M: FnOnce() -> F + 'static,
+    F: Future<Output: Outcome> + 'static,
+{
+    let (device, _other_end) = pair(MemoryConfig::default());
+    let start = Instant::from_millis(1000);
+    let mut now = start;
+    let mut config = config("10.0.0.1/24");
+    change(&mut config);
+    let shard = Shard::builder(config).handler(Executor::new(main)).device("cable", device);
+    let mut shard = shard.seed([1; 32]).now(now).build().unwrap();
+    for _ in 0..1_000_000 {
+        let turn = shard.poll_once(now).expect("the main task does not fail");
+        if turn.stopped {
+            return now.saturating_since(start);
+        }
+        now = match turn.next_deadline {
+            _ if turn.work > 0 => now + Duration::from_micros(1),
+            Some(next) => next.max(now + Duration::from_micros(1)),
+            None => panic!("nobody waits for a time, and nothing happens"),
+        };
+    }
+    panic!("not done");
+}
+
+/// A stream of bytes in which no two places look alike.
+pub fn pattern(range: core::ops::Range<usize>) -> Vec<u8> {
+    range.map(|i| (i * 31 % 251) as u8 ^ (i >> 11) as u8).collect()
+}
+
+/// Something that tasks and the test both see.
+pub fn shared<T: Default>() -> (Rc<RefCell<T>>, Rc<RefCell<T>>) {
+    let value = Rc::new(RefCell::new(T::default()));
+    (Rc::clone(&value), value)
+}
+
+/// A counter that tasks and the test both see.
+#[derive(Clone, Default)]
+pub struct Counter(Rc<Cell<u32>>);
+
+impl Counter {
+    pub fn add(&self) {
+        self.0.set(self.0.get() + 1);
+    }
+
+    pub fn get(&self) -> u32 {
+        self.0.get()
+    }
+}

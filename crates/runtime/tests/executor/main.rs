@@ -1,0 +1,10 @@
+//! Tasks on shards, joined by a cable of memory and driven in simulated time.
+
+mod cancel;
+mod common;
+mod ends;
+mod streams;
+mod tasks;
+mod threads;
+mod times;
+mod udp;

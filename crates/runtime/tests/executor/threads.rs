@@ -1,0 +1,191 @@
+//! What other threads may do: wake tasks of a shard, also of one that sleeps, start tasks, and ask the shard to stop.
+
+use super::common::config;
+use core::future::poll_fn;
+use core::task::{Poll, Waker};
+use core::time::Duration;
+use ginnel::task::{self, SpawnError, spawn};
+use ginnel::{Error, Executor, Shard, StopFlag, signal};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+
+fn shard<M, F>(main: M) -> Shard<Executor<M>>
+where
+    M: FnOnce() -> F + Send + 'static,
+    F: Future<Output: ginnel::executor::Outcome> + 'static,
+{
+    let (device, _) = pair(MemoryConfig::default());
+    let mut config = config("10.0.0.1/24");
+    config.shard.spin_us = 0;
+    Shard::builder(config).handler(Executor::new(main)).device("cable", device).build().unwrap()
+}
+
+/// A value that a task waits for and a thread gives.
+#[derive(Default)]
+struct Slot {
+    value: Mutex<(Option<u32>, Option<Waker>)>,
+}
+
+impl Slot {
+    fn give(&self, value: u32) {
+        let mut slot = self.value.lock().unwrap();
+        slot.0 = Some(value);
+        if let Some(waker) = slot.1.take() {
+            waker.wake();
+        }
+    }
+
+    async fn take(&self) -> u32 {
+        poll_fn(|cx| {
+            let mut slot = self.value.lock().unwrap();
+            match slot.0.take() {
+                Some(value) => Poll::Ready(value),
+                None => {
+                    slot.1 = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+/// Would hang if a wake-up from another thread were lost.
+#[test]
+fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
+    let (there, back) = (Arc::new(Slot::default()), Arc::new(Slot::default()));
+    let (to_task, from_task) = (Arc::clone(&there), Arc::clone(&back));
+    let mut shard = shard(async move || {
+        for expected in 0..2000 {
+            assert_eq!(to_task.take().await, expected);
+            from_task.give(expected);
+        }
+    });
+    let shard = thread::spawn(move || {
+        shard.run(&StopFlag::new().unwrap()).unwrap();
+        *shard.stats()
+    });
+    // This thread is an executor of the simplest kind.
+    for value in 0..2000 {
+        there.give(value);
+        while back.value.lock().unwrap().0.take() != Some(value) {
+            thread::yield_now();
+        }
+    }
+    let stats = shard.join().unwrap();
+    assert!(stats.sleeps > 0, "{stats:?}");
+}
+
+#[test]
+fn threads_that_wake_many_tasks_at_the_same_time_lose_no_wake_up() {
+    const TASKS: u32 = 64;
+    const ROUNDS: u32 = 500;
+    let slots: Arc<Vec<Slot>> = Arc::new((0..TASKS).map(|_| Slot::default()).collect());
+    let done: Arc<Vec<AtomicU32>> = Arc::new((0..TASKS).map(|_| AtomicU32::new(0)).collect());
+    let (of_tasks, done_of_tasks) = (Arc::clone(&slots), Arc::clone(&done));
+    let mut shard = shard(async move || {
+        let tasks: Vec<_> = (0..TASKS as usize)
+            .map(|i| {
+                let (slots, done) = (Arc::clone(&of_tasks), Arc::clone(&done_of_tasks));
+                spawn(async move {
+                    for round in 1..=ROUNDS {
+                        assert_eq!(slots[i].take().await, round);
+                        done[i].store(round, Ordering::Release);
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+    let shard = thread::spawn(move || shard.run(&StopFlag::new().unwrap()).unwrap());
+    let givers: Vec<_> = (0..2u32)
+        .map(|part| {
+            let (slots, done) = (Arc::clone(&slots), Arc::clone(&done));
+            thread::spawn(move || {
+                for round in 1..=ROUNDS {
+                    for i in (part..TASKS).step_by(2) {
+                        slots[i as usize].give(round);
+                    }
+                    for i in (part..TASKS).step_by(2) {
+                        while done[i as usize].load(Ordering::Acquire) < round {
+                            thread::yield_now();
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    givers.into_iter().for_each(|g| g.join().unwrap());
+    shard.join().unwrap();
+}
+
+#[test]
+fn other_threads_start_tasks_on_a_shard() {
+    let (to, from) = mpsc::channel();
+    let (results, got) = mpsc::channel();
+    let over = Arc::new(AtomicBool::new(false));
+    let ends = Arc::new(Slot::default());
+    let end = Arc::clone(&ends);
+    let mut shard = shard(async move || {
+        to.send(task::spawner()).unwrap();
+        end.take().await;
+    });
+    let shard = thread::spawn(move || shard.run(&StopFlag::new().unwrap()).unwrap());
+    let spawner = from.recv().unwrap();
+    for i in 0..10 {
+        let results = results.clone();
+        let over = Arc::clone(&over);
+        spawner
+            .spawn(move || async move {
+                task::yield_now().await;
+                over.store(true, Ordering::Relaxed);
+                results.send(i).unwrap();
+            })
+            .unwrap();
+        assert_eq!(got.recv().unwrap(), i);
+    }
+    assert!(over.load(Ordering::Relaxed));
+    ends.give(0);
+    shard.join().unwrap();
+    assert_eq!(spawner.spawn(|| async {}), Err(SpawnError::Gone));
+}
+
+#[test]
+fn a_shard_whose_tasks_do_not_listen_stops_at_once() {
+    let mut shard = shard(async || core::future::pending::<()>().await);
+    let stop = StopFlag::new().unwrap();
+    stop.stop();
+    shard.run(&stop).unwrap();
+}
+
+#[test]
+fn a_task_that_listens_takes_its_leave() {
+    let left = Arc::new(AtomicBool::new(false));
+    let leaves = Arc::clone(&left);
+    let mut shard = shard(async move || {
+        signal::stop().await;
+        ginnel::time::sleep(Duration::from_millis(20)).await;
+        leaves.store(true, Ordering::Relaxed);
+    });
+    let stop = StopFlag::new().unwrap();
+    let flag = stop.clone();
+    let thread = thread::spawn(move || shard.run(&flag).unwrap());
+    thread::sleep(Duration::from_millis(20));
+    stop.stop();
+    thread.join().unwrap();
+    assert!(left.load(Ordering::Relaxed));
+}
+
+#[test]
+fn the_error_of_the_main_task_ends_the_shard() {
+    let mut shard = shard(async || -> std::io::Result<()> {
+        let error = ginnel::net::TcpListener::bind("192.0.2.1:80").await.unwrap_err();
+        Err(error)
+    });
+    let error = shard.run(&StopFlag::new().unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::Application(text) if text.contains("address")), "{error}");
+}

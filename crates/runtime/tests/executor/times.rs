@@ -1,0 +1,143 @@
+//! Time-outs and intervals on the simulated clock.
+
+use super::common::{Counter, alone};
+use core::future::pending;
+use core::time::Duration;
+use futures_util::future::join_all;
+use ginnel::task::{spawn, yield_now};
+use ginnel::time::{Instant, MissedTickBehavior, interval, now, sleep, sleep_until, timeout, timeout_at};
+
+const fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// What rounding to timer ticks adds at the most, and the steps of the simulation.
+const LATE: Duration = Duration::from_micros(100);
+
+fn assert_at(start: Instant, due: Duration) {
+    let took = now().saturating_since(start);
+    assert!(took >= due && took <= due + LATE, "{took:?} instead of {due:?}");
+}
+
+#[test]
+fn sleeps_end_when_they_should_whatever_their_order() {
+    alone(async || {
+        let start = now();
+        let tasks: Vec<_> = [30, 10, 20, 0, 15]
+            .map(|t| {
+                spawn(async move {
+                    sleep(ms(t)).await;
+                    assert_at(start, ms(t));
+                })
+            })
+            .into();
+        for task in join_all(tasks).await {
+            task.unwrap();
+        }
+        assert_at(start, ms(30));
+        sleep_until(start + ms(35)).await;
+        assert_at(start, ms(35));
+        // One that is over already.
+        sleep_until(start).await;
+        assert_at(start, ms(35));
+    });
+}
+
+#[test]
+fn a_timeout_ends_what_takes_too_long_and_nothing_else() {
+    alone(async || {
+        let start = now();
+        assert!(timeout(ms(10), pending::<()>()).await.is_err());
+        assert_at(start, ms(10));
+        assert_eq!(timeout(ms(10), async { 5 }).await, Ok(5));
+        assert_eq!(timeout(Duration::ZERO, async { 5 }).await, Ok(5));
+        let slow = async {
+            sleep(ms(5)).await;
+            6
+        };
+        assert_eq!(timeout_at(start + ms(20), slow).await, Ok(6));
+        assert_at(start, ms(15));
+        let error: std::io::Error = timeout(ms(1), pending::<()>()).await.unwrap_err().into();
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
+    });
+}
+
+#[test]
+fn timeouts_that_did_not_run_out_leave_no_timer() {
+    let took = alone(async || {
+        for _ in 0..10_000 {
+            timeout(Duration::from_secs(3600), yield_now()).await.unwrap();
+        }
+    });
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+#[test]
+fn a_sleep_can_be_reset_in_both_directions() {
+    alone(async || {
+        let start = now();
+        let mut sleep = Box::pin(sleep(ms(50)));
+        assert!(timeout(ms(5), &mut sleep).await.is_err());
+        sleep.as_mut().reset(start + ms(10));
+        sleep.as_mut().await;
+        assert_at(start, ms(10));
+        assert!(sleep.is_elapsed());
+        sleep.as_mut().reset(start + ms(30));
+        assert!(!sleep.is_elapsed());
+        sleep.await;
+        assert_at(start, ms(30));
+    });
+}
+
+#[test]
+fn an_interval_ticks_at_once_and_then_after_each_period() {
+    alone(async || {
+        let start = now();
+        let mut interval = interval(ms(10));
+        for n in 0..5 {
+            assert_eq!(interval.tick().await, start + ms(10) * n);
+            assert_at(start, ms(10) * n);
+        }
+        // Giving up waiting loses no tick.
+        assert!(timeout(ms(3), interval.tick()).await.is_err());
+        assert_eq!(interval.tick().await, start + ms(50));
+    });
+}
+
+#[test]
+fn missed_ticks_are_made_up_for_delayed_or_left_out() {
+    alone(async || {
+        for (behavior, next) in [
+            (MissedTickBehavior::Burst, [10, 20, 30, 40]),
+            (MissedTickBehavior::Delay, [10, 35, 45, 55]),
+            (MissedTickBehavior::Skip, [10, 30, 40, 50]),
+        ] {
+            let start = now();
+            let mut interval = interval(ms(10));
+            interval.set_missed_tick_behavior(behavior);
+            interval.tick().await;
+            sleep_until(start + ms(25)).await;
+            for due in next {
+                let due = start + ms(due);
+                let tick = interval.tick().await;
+                assert!(tick >= due && tick <= due + LATE, "{behavior:?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_sleep_dropped_while_no_task_runs_wakes_nobody() {
+    let count = Counter::default();
+    let seen = count.clone();
+    alone(async move || {
+        let task = spawn(async move {
+            sleep(ms(5)).await;
+            seen.add();
+        });
+        yield_now().await;
+        task.abort();
+        sleep(ms(10)).await;
+    });
+    assert_eq!(count.get(), 0);
+}

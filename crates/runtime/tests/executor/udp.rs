@@ -1,0 +1,90 @@
+//! Datagrams.
+
+use super::common::{Pair, run};
+use core::future::pending;
+use core::time::Duration;
+use futures_util::future::join;
+use ginnel::Executor;
+use ginnel::net::UdpSocket;
+use ginnel::time::{sleep, timeout};
+use std::io::ErrorKind;
+
+const HERE: &str = "10.0.0.1:53";
+
+async fn echo() {
+    let socket = UdpSocket::bind(HERE).await.unwrap();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let (n, from) = socket.recv_from(&mut buffer).await.unwrap();
+        assert_eq!(socket.send_to(&buffer[..n], from).await.unwrap(), n);
+    }
+}
+
+#[test]
+fn datagrams_of_all_sizes_come_back() {
+    run(echo, async || {
+        let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+        socket.connect(HERE).await.unwrap();
+        assert_ne!(socket.local_addr().unwrap().port(), 0);
+        let mut buffer = vec![0; 1 << 16];
+        for size in [0, 1, 1472, 1473, 9000, 65_507] {
+            let sent: Vec<u8> = (0..size).map(|i| (i % 251) as u8).collect();
+            socket.send(&sent).await.unwrap();
+            let n = socket.recv(&mut buffer).await.unwrap();
+            assert!(n == size && buffer[..n] == sent);
+        }
+        assert!(socket.send(&vec![0; 65_508]).await.is_err());
+        // What does not fit is cut off, and how much there was is known.
+        socket.send(b"longer").await.unwrap();
+        let datagram = socket.recv_datagram(&mut buffer[..2]).await.unwrap();
+        assert_eq!((datagram.len, datagram.from.to_string().as_str()), (6, HERE));
+    });
+}
+
+#[test]
+fn an_error_of_a_connected_socket_is_told_to_who_receives() {
+    run(
+        async || pending::<()>().await,
+        async || {
+            let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+            let unconnected = socket.send(b"x").await.unwrap_err();
+            assert_eq!(unconnected.raw_os_error(), Some(89), "EDESTADDRREQ");
+            socket.connect("10.0.0.1:54").await.unwrap();
+            socket.send(b"x").await.unwrap();
+            let error = socket.recv(&mut [0]).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+            let taken = UdpSocket::bind(socket.local_addr().unwrap()).await;
+            assert_eq!(taken.unwrap_err().kind(), ErrorKind::AddrInUse);
+        },
+    );
+}
+
+#[test]
+fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
+    let client = async || {
+        let socket = UdpSocket::bind("10.0.0.2:2000").await.unwrap();
+        let mut buffer = [0; 10];
+        assert!(timeout(Duration::from_millis(5), socket.recv_from(&mut buffer)).await.is_err());
+        socket.send_to(b"a", HERE).await.unwrap();
+        socket.send_to(b"b", HERE).await.unwrap();
+        sleep(Duration::from_millis(5)).await;
+        // Both are there; each of two who wait gets one.
+        let mut other = [0; 10];
+        let (a, b) = join(socket.recv_from(&mut buffer), socket.recv_from(&mut other)).await;
+        assert_eq!((a.unwrap().0, b.unwrap().0, buffer[0], other[0]), (1, 1, b'a', b'b'));
+        socket.send_to(b"cc", HERE).await.unwrap();
+        let (first, _) = join(socket.recv_from(&mut buffer), async {
+            let waits = timeout(Duration::from_millis(9), socket.recv_from(&mut other)).await;
+            assert!(waits.is_err(), "there was one datagram");
+        })
+        .await;
+        assert_eq!(first.unwrap().0, 2);
+        drop(socket);
+        UdpSocket::bind("10.0.0.2:2000").await.unwrap();
+        pending::<()>().await;
+    };
+    let mut pair = Pair::new(Executor::new(echo), Executor::new(client));
+    pair.pass(Duration::from_secs(1));
+    let stats = pair.client.handler().stats();
+    assert_eq!((stats.tasks, stats.sleeps, stats.wait_lists), (1, 0, 0));
+}
