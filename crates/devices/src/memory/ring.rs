@@ -201,8 +201,24 @@ impl Lap {
 impl Producer {
     /// Lends room for a frame of `len` bytes, or `None` if the ring is full.
     pub(super) fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        self.room = None;
         let bytes = record_bytes(len, EXTENSION_BYTES_MAX);
+        let capacity = self.shared.capacity;
+        let offset = self.position & (capacity - 1);
+        let usual = offset < self.lap.check_at
+            && bytes <= capacity - offset
+            && self.position.wrapping_add(bytes).wrapping_sub(self.head) <= capacity;
+        let start = if usual { self.position } else { self.find_room(bytes)? };
+        self.room = Some(Room { start, len });
+        self.shared.note_write(start, bytes);
+        // SAFETY: [start, start + bytes) is inside one lap and free (what is used after it fits the capacity), so that nothing else refers to it
+        // until it is published; the slice borrows `self`, so no second one can exist.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.shared.at(start + FRAME_AT).as_ptr(), len) })
+    }
+
+    /// Where a record of `bytes` bytes can begin, after a closer look: perhaps the lap ends, or the consumer has read on. `None` if the ring is full.
+    #[inline(never)]
+    fn find_room(&mut self, bytes: usize) -> Option<usize> {
+        self.room = None;
         let capacity = self.shared.capacity;
         let offset = self.position & (capacity - 1);
         let lap_left = capacity - offset;
@@ -216,19 +232,14 @@ impl Producer {
                 return None;
             }
         }
-        self.room = Some(Room { start, len });
-        self.shared.note_write(start, bytes);
-        // SAFETY: [start, start + bytes) is inside one lap and free (used_after ≤ capacity), so that nothing else refers to it
-        // until it is published; the slice borrows `self`, so no second one can exist.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.shared.at(start + FRAME_AT).as_ptr(), len) })
+        Some(start)
     }
 
     /// Makes a record of the first `len` bytes of the room reserved last. It is visible to the consumer after `publish`.
     ///
     /// Panics if `len` is above what was reserved: that is a bug of the caller.
     pub(super) fn commit(&mut self, len: usize, meta: TxMeta) {
-        let room = self.room.take().expect("commit follows reserve");
-        assert!(len <= room.len, "commit of {len} bytes after a reservation of {}", room.len);
+        let Some(room) = self.room.take().filter(|room| len <= room.len) else { refuse_commit(len) };
         if room.start != self.position {
             self.lap.on_turn();
             self.shared.note_write(self.position, ALIGN);
@@ -236,6 +247,7 @@ impl Producer {
             // bytes up to `room.start` are free.
             unsafe { self.shared.at(self.position).cast::<u64>().write(FLAG_SKIP) };
         }
+        let record = self.shared.at(room.start);
         let mut header = len as u64;
         if let Some((start, offset)) = &meta.partial_checksum {
             header |= FLAG_PARTIAL | u64::from(unmerged(start)) << 32 | u64::from(unmerged(offset)) << 48;
@@ -244,12 +256,11 @@ impl Producer {
         if let Some(gso) = meta.gso {
             header |= FLAG_GSO;
             bytes = record_bytes(len, EXTENSION_BYTES_MAX);
-            let extension = self.shared.at(room.start + extension_at(len)).cast::<u64>();
             // SAFETY: reserved together with the frame, aligned to 8 bytes.
-            unsafe { extension.write(encode_gso(gso)) };
+            unsafe { record.add(extension_at(len)).cast::<u64>().write(encode_gso(gso)) };
         }
         // SAFETY: the record is reserved and starts at a line.
-        unsafe { self.shared.at(room.start).cast::<u64>().write(header) };
+        unsafe { record.cast::<u64>().write(header) };
         self.position = room.start.wrapping_add(bytes);
         self.take_back(bytes);
     }
@@ -337,8 +348,9 @@ impl Consumer {
                 self.fetch(position);
             }
             shared.note_read(position, ALIGN);
+            let record = shared.at(position);
             // SAFETY: a record was published at this position, and records start with a header.
-            let header = unsafe { shared.at(position).cast::<u64>().read() };
+            let header = unsafe { record.cast::<u64>().read() };
             if header & FLAG_SKIP != 0 {
                 position = position.wrapping_add(shared.capacity - (position & (shared.capacity - 1)));
                 continue;
@@ -347,13 +359,13 @@ impl Consumer {
             shared.note_read(position, FRAME_AT + len);
             // SAFETY: the producer wrote the header for a frame inside this record, and writes there no more until it is
             // released, which needs another call on `self`, hence the end of 'a.
-            let bytes = unsafe { std::slice::from_raw_parts(shared.at(position + FRAME_AT).as_ptr(), len) };
+            let bytes = unsafe { std::slice::from_raw_parts(record.add(FRAME_AT).as_ptr(), len) };
             let checksum = checksum_state(header);
             let (gso, extra) = if header & FLAG_GSO == 0 {
                 (None, 0)
             } else {
                 // SAFETY: the flag says that an extension was written there.
-                let extension = unsafe { shared.at(position + extension_at(len)).cast::<u64>().read() };
+                let extension = unsafe { record.add(extension_at(len)).cast::<u64>().read() };
                 (Some(decode_gso(extension)), EXTENSION_BYTES_MAX)
             };
             // SAFETY: the burst is not full, so there is a slot behind its last frame. (`push` is not inlined: it copies the
@@ -399,6 +411,11 @@ impl Drop for Consumer {
     fn drop(&mut self) {
         self.shared.abandoned.store(true, Ordering::Release);
     }
+}
+
+#[cold]
+fn refuse_commit(len: usize) -> ! {
+    panic!("commit of {len} bytes without a reservation of as many");
 }
 
 /// Reads a field that the caller has just written. Two such reads merged into a wider one would wait until both writes

@@ -33,7 +33,7 @@ impl Destinations {
     }
 
     /// The route from `src` to `dst` as it was. Whether its hop is still current the caller must see.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn get(&self, dst: u32, src: u32, changes: u64) -> Option<&Route> {
         let entry = self.entries[Self::place(dst)].as_ref()?;
         (entry.dst == dst && entry.src == src && entry.changes == changes).then_some(&entry.route)

@@ -87,19 +87,29 @@ impl Network {
         let (IpAddr::V4(to), Some(IpAddr::V4(from))) = (dst, src) else {
             return self.find_route(now, dst, src);
         };
-        // References to neighbours tell the tenants of a slot apart, but not for ever.
-        let changes = self.path_mtu.changes().wrapping_add(self.stats.neighbours_evicted);
         let (to, from) = (to.to_bits(), from.to_bits());
-        if let Some(route) = self.destinations.get(to, from, changes)
-            && self.hop_is_current(&route.hop)
-        {
+        if let Some(route) = self.remembered_route(to, from) {
             return Ok(*route);
         }
+        let changes = self.changes();
         let route = self.find_route(now, dst, src)?;
         if self.path_mtu.get(now, dst).is_none() {
             self.destinations.put(to, from, changes, route);
         }
         Ok(route)
+    }
+
+    /// The route between two IPv4 addresses, if it was asked for lately.
+    #[inline(always)]
+    pub(crate) fn remembered_route(&self, to: u32, from: u32) -> Option<&Route> {
+        let route = self.destinations.get(to, from, self.changes())?;
+        self.hop_is_current(&route.hop).then_some(route)
+    }
+
+    /// What makes remembered routes void. References to neighbours tell the tenants of a slot apart, but not for ever.
+    #[inline(always)]
+    fn changes(&self) -> u64 {
+        self.path_mtu.changes().wrapping_add(self.stats.neighbours_evicted)
     }
 
     fn find_route(&mut self, now: Instant, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {

@@ -215,7 +215,7 @@ impl Tcp {
     }
 
     /// What is left to do: more to send, room to report, bytes to report.
-    #[inline]
+    #[inline(always)]
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
@@ -227,6 +227,7 @@ impl Tcp {
         }
     }
 
+    #[inline(never)]
     fn follow_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
@@ -261,25 +262,29 @@ impl Tcp {
             && self.busy[c.busy].send.is_empty()
     }
 
-    /// Retransmission time-out, tail loss probe, or a second look at segments that may be reordered (RFC 6298 §5, RFC 8985 §7.2).
+    /// Retransmission time-out, tail loss probe, or a second look at segments that may be reordered (RFC 6298 §5, RFC 8985 §7.2). None of
+    /// them if nothing is in flight.
+    #[inline(always)]
     pub fn set_retransmit_timer(
         &mut self,
         idx: u32,
         restart: bool,
         reorder_at: Option<crate::time::Instant>,
     ) {
+        let b = &mut self.busy[self.conns[idx].busy];
+        if !b.sent.is_empty() {
+            return self.time_flight(idx, restart, reorder_at);
+        }
+        if matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder) {
+            b.stop_timer();
+        }
+    }
+
+    #[inline(never)]
+    fn time_flight(&mut self, idx: u32, restart: bool, reorder_at: Option<crate::time::Instant>) {
         let now = self.now;
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
-        if b.sent.is_empty() {
-            if matches!(
-                b.timer_kind,
-                RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder
-            ) {
-                b.stop_timer();
-            }
-            return;
-        }
         if let Some(at) = reorder_at {
             b.set_timer(RetransmitTimer::Reorder, at);
             return;
@@ -324,7 +329,7 @@ pub(super) fn probe_or_timeout(
 
 /// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was
 /// what `limited` the sender (RFC 7661).
-#[inline]
+#[inline(always)]
 pub(super) fn grow(
     c: &mut Tcb,
     b: &mut Busy,

@@ -66,16 +66,24 @@ impl Tcp {
 
     /// Moves a connection to TIME_WAIT. Its addresses stay blocked by a small entry; the connection itself ends here.
     pub fn enter_time_wait(&mut self, idx: u32) {
+        let hash = self.secrets.flow_hash(&self.key(idx));
+        self.enter_time_wait_with(idx, hash);
+    }
+
+    /// The same if its flow hash is known.
+    pub fn enter_time_wait_with(&mut self, idx: u32, hash: u32) {
         while self.time_wait.is_full() {
             let Some(oldest) = self.time_wait.oldest() else { break };
             self.end_time_wait(oldest);
             self.stats.time_wait_overflows += 1;
         }
-        let key = self.key(idx);
-        let (remote_ip, ..) = self.addresses.store(&key);
+        let mut remote_ip = self.conns[idx].remote_ip;
+        if self.conns[idx].has(Flags::V6) {
+            let key = self.key(idx);
+            (remote_ip, ..) = self.addresses.store(&key);
+        }
         let entry = TimeWait::from_tcb(&self.conns[idx], remote_ip);
-        let index = self.time_wait.insert(entry, self.now);
-        let hash = self.secrets.flow_hash(&key);
+        let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
         debug_assert!(replaced, "a live connection is in the flow table");
         self.conclude(idx);
@@ -134,11 +142,11 @@ impl Tcp {
         if old_timestamp {
             self.stats.paws_rejected += 1;
         }
+        let now_ms = self.now_ms();
         if old_timestamp || flags.contains(TcpFlags::ACK) {
             // A retransmitted FIN: 2 MSL begin again.
-            self.time_wait.restart(index, self.now);
+            self.time_wait.restart(index, now_ms);
         }
-        let now_ms = self.now_ms();
         let interval = self.config.invalid_ack_interval_ms;
         let limited = seg.payload.is_empty() && now_ms.wrapping_sub(entry.last_answer) < interval;
         if !limited || flags.contains(TcpFlags::FIN) {
@@ -148,7 +156,7 @@ impl Tcp {
     }
 
     fn restart_time_wait(&mut self, index: u32, ts: Option<u32>) {
-        self.time_wait.restart(index, self.now);
+        self.time_wait.restart(index, self.now_ms());
         if let Some(value) = ts {
             self.time_wait.get_mut(index).ts_recent = value;
         }

@@ -11,6 +11,7 @@ use super::state::State;
 use crate::events::CloseReason;
 use crate::handle::Conn;
 use crate::ip::Hop;
+use crate::options::SocketOptions;
 use crate::tables::memory_of;
 use crate::timer_wheel::{TimerNode, TimerStore};
 use crate::wire::tcp::SeqNumber;
@@ -91,6 +92,15 @@ impl Flags {
     pub const TS_OLD: Self = Self(1 << 31);
 
     pub const NONE: Self = Self(0);
+
+    /// Those that a socket's options ask for.
+    pub fn of(options: &SocketOptions) -> Self {
+        let mut flags = Self::NONE;
+        flags.assign(Self::NODELAY, options.nodelay);
+        flags.assign(Self::KEEPALIVE, options.keepalive);
+        flags.assign(Self::ACK_EVENTS, options.ack_events);
+        flags
+    }
 
     /// These and those.
     pub const fn with(self, others: Self) -> Self {

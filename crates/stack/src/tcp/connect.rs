@@ -62,9 +62,7 @@ impl Tcp {
         c.peer_mss = u16::MAX;
         c.flags |= Flags::ACTIVE | Flags::ACCEPTED | Flags::SYN_PENDING;
         c.flags.assign(Flags::ECN, self.config.ecn == EcnMode::Active);
-        c.flags.assign(Flags::NODELAY, options.socket.nodelay);
-        c.flags.assign(Flags::KEEPALIVE, options.socket.keepalive);
-        c.flags.assign(Flags::ACK_EVENTS, options.socket.ack_events);
+        c.flags |= Flags::of(&options.socket);
         self.init_windows(idx);
         self.stats.active_opens += 1;
         self.want_transmit(idx);
@@ -113,7 +111,7 @@ impl Tcp {
             Some(Found::Connection(_)) => Err(ConnectError::AddressInUse),
             Some(Found::TimeWait(index)) => {
                 let reusable = self.time_wait.get(index).timestamps
-                    && self.time_wait.age_ms(index, self.now) > 1000
+                    && self.time_wait.age_ms(index, self.now_ms()) > 1000
                     && self.config.timestamps;
                 if reusable { Ok(Some(index)) } else { Err(ConnectError::AddressInUse) }
             }

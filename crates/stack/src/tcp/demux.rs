@@ -140,7 +140,7 @@ impl AddressPool {
         self.pairs.len() - self.free.len()
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn matches(&self, v6: bool, remote_ip: u32, local_ip: u32, key: &FlowKey) -> bool {
         if v6 {
             self.pairs[remote_ip as usize] == (key.remote, key.local)
@@ -188,7 +188,7 @@ pub(crate) fn find(
     })
 }
 
-#[inline]
+#[inline(always)]
 pub(crate) fn tcb_matches(c: &Tcb, addresses: &AddressPool, key: &FlowKey) -> bool {
     c.remote_port == key.remote_port
         && c.local_port == key.local_port

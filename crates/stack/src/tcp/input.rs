@@ -82,7 +82,10 @@ impl Tcp {
                 // What is on the transmit list gets its timer there, once however many segments came; and the answer of the application,
                 // which is about to put it there, is nearly certain.
                 let c = &self.conns[idx];
-                if c.life != Life::Open || seg.payload.is_empty() {
+                if c.life != Life::Open {
+                    return;
+                }
+                if seg.payload.is_empty() {
                     self.rearm(idx);
                 } else {
                     self.want_transmit(idx);

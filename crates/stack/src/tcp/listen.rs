@@ -4,7 +4,7 @@ use super::conn::{Flags, Life, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::input::Arrived;
-use super::profile::ProfileId;
+use super::profile::{Profile, ProfileId};
 use super::reply::Offer;
 use super::state::State;
 use super::{Tcp, rtt};
@@ -23,6 +23,8 @@ pub(crate) struct ListenEntry {
     pub addr: SocketAddr,
     pub options: ListenOptions,
     pub profile: ProfileId,
+    /// What its connections begin with.
+    flags: Flags,
     generation: u32,
     open: bool,
     half_open: u32,
@@ -93,6 +95,7 @@ impl ListenTable {
             addr,
             options,
             profile,
+            flags: Flags::of(&options.socket),
             generation,
             open: true,
             half_open: 0,
@@ -142,6 +145,12 @@ impl ListenTable {
     /// The listener for a segment: an exact address wins over the wildcard, the wildcard of the same family over the other's.
     pub fn find(&self, local: IpAddr, port: u16) -> Option<u32> {
         let from = self.by_port.partition_point(|e| e.0 < port);
+        if let [(first, index), rest @ ..] = &self.by_port[from..]
+            && rest.first().is_none_or(|e| e.0 != port)
+        {
+            // Most ports have one listener.
+            return (*first == port && self.entries[*index as usize].takes(local)).then_some(*index);
+        }
         let candidates = self.by_port[from..].iter().take_while(|e| e.0 == port).map(|e| e.1);
         candidates.filter(|i| self.entries[*i as usize].takes(local)).min_by_key(|i| {
             let entry = &self.entries[*i as usize];
@@ -285,23 +294,21 @@ impl Tcp {
         let iss = sequence.unwrap_or_else(|| SeqNumber(self.secrets.initial_sequence(&seg.key, self.now)));
         let options = TcpOptions::parse(seg.options);
         let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return false };
-        self.conns[idx].state = State::SynReceived;
         self.half_open += 1;
         self.listeners.entries[listener as usize].half_open += 1;
-        let c = &mut self.conns[idx];
-        c.flags.set(Flags::SYN_PENDING);
-        c.snd_nxt = iss + 1;
-        c.token = listener;
         // Nothing of the application can ride on the answer, so there is nothing to wait for.
         if self.send_syn(net, idx) == Err(TxError::Full) {
             self.stats.device_full += 1;
             self.want_transmit(idx);
         }
-        self.rearm(idx);
+        // A connection that begins waits for nothing else.
+        if let Some(at) = self.syn_deadline(idx) {
+            self.arm(idx, at);
+        }
         true
     }
 
-    /// A connection from a peer's SYN, or from what a cookie kept of it.
+    /// A connection from a peer's SYN, or from what a cookie kept of it. Its SYN+ACK is still to be sent.
     fn new_passive(
         &mut self,
         net: &mut Network,
@@ -310,46 +317,49 @@ impl Tcp {
         options: &TcpOptions,
         iss: SeqNumber,
     ) -> Option<u32> {
-        let route = net.route(self.now, seg.key.remote.ip(), Some(seg.key.local.ip())).ok()?;
-        let profile = self.listeners.entries[listener as usize].profile;
-        let socket = self.listeners.entries[listener as usize].options.socket;
-        let Some(idx) = self.insert_connection(&seg.key, seg.hash, profile) else {
+        let (remote, local) = (seg.key.remote, seg.key.local);
+        let route = match net.remembered_route(remote.low(), local.low()).filter(|_| remote.is_v4()) {
+            Some(route) => *route,
+            None => net.route(self.now, remote.ip(), Some(local.ip())).ok()?,
+        };
+        let entry = &self.listeners.entries[listener as usize];
+        let (profile, flags) = (entry.profile, entry.flags);
+        let Some((idx, mut c)) = self.take_slot(&seg.key, seg.hash, profile) else {
             self.stats.connection_overflows += 1;
             return None;
         };
-        let ts_offset = self.secrets.timestamp_offset(seg.key.local, seg.key.remote);
-        let now_ms = self.now_ms();
+        if options.timestamps.is_some() {
+            c.ts_offset = self.secrets.timestamp_offset(local, remote);
+        }
         let ecn = self.config.ecn != EcnMode::Off
             && seg.header.flags.contains(TcpFlags::SYN | TcpFlags::ECE | TcpFlags::CWR);
-        let config = &self.config;
-        let c = &mut self.conns[idx];
+        c.state = State::SynReceived;
+        c.flags |= flags | Flags::SYN_PENDING;
+        c.flags.assign(Flags::ECN, ecn);
+        c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
+        c.token = listener;
         c.hop = route.hop;
         c.pmtu = route.mtu;
-        c.flags.assign(Flags::MTU_LOCKED, route.mtu_locked);
-        c.ts_offset = ts_offset;
         c.rcv_nxt = seg.header.seq + 1;
         c.rcv_acked = c.rcv_nxt;
         c.grow_mark = c.rcv_nxt;
         c.snd_una = iss;
-        c.snd_nxt = iss;
+        c.snd_nxt = iss + 1;
         c.snd_wnd = seg.header.window.into();
         c.snd_wl1 = seg.header.seq;
-        c.last_rx = now_ms;
-        c.flags.assign(Flags::ECN, ecn);
-        c.flags.assign(Flags::NODELAY, socket.nodelay);
-        c.flags.assign(Flags::KEEPALIVE, socket.keepalive);
-        c.flags.assign(Flags::ACK_EVENTS, socket.ack_events);
-        take_peer_options(c, config, options);
-        self.init_windows(idx);
-        let c = &mut self.conns[idx];
+        c.last_rx = self.now_ms();
+        take_peer_options(&mut c, &self.config, options);
+        init_windows(&mut c, self.profiles.get(profile));
         if !c.has(Flags::WSCALE) {
             c.wscale = 0;
         }
+        self.conns[idx] = c;
         Some(idx)
     }
 
-    /// A slot with the addresses of `key`, in the flow table.
-    pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
+    /// A slot in the flow table with the addresses of `key`, and what is to be stored there.
+    #[inline(always)]
+    fn take_slot(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<(u32, Tcb)> {
         let idx = self.conns.alloc()?;
         if self.flows.insert(hash, idx).is_err() {
             self.conns[idx].state = State::Closed;
@@ -357,49 +367,40 @@ impl Tcp {
             return None;
         }
         let (remote_ip, local_ip, v6) = self.addresses.store(key);
-        let profile = self.profiles.share(profile);
-        let slot = &mut self.conns[idx];
-        *slot = Tcb {
+        let tcb = Tcb {
             remote_ip,
             local_ip,
             remote_port: key.remote_port,
             local_port: key.local_port,
-            generation: slot.generation,
+            generation: self.conns[idx].generation,
+            flags: if v6 { Flags::V6 } else { Flags::NONE },
             cwnd: self.config.initial_window_segments,
-            rttvar: 0,
-            min_rtt: 0,
             token: 0,
-            profile,
+            profile: self.profiles.share(profile),
             life: Life::Open,
             ..Tcb::vacant()
         };
-        slot.flags.assign(Flags::V6, v6);
+        Some((idx, tcb))
+    }
+
+    /// A connection with the addresses of `key`, in the flow table.
+    pub fn insert_connection(&mut self, key: &FlowKey, hash: u32, profile: ProfileId) -> Option<u32> {
+        let (idx, tcb) = self.take_slot(key, hash, profile)?;
+        self.conns[idx] = tcb;
         Some(idx)
     }
 
     /// The receive window a connection begins with, and its scale.
     pub fn init_windows(&mut self, idx: u32) {
-        let recv_buffer = self.profile(idx).recv_buffer_bytes;
-        let limit = self.profile(idx).mss;
-        let mss = self.announced_mss(idx);
         let c = &mut self.conns[idx];
-        let (window, shift) = initial_window(recv_buffer, mss);
-        c.wscale = c.wscale & 15 | shift << 4;
-        if limit != 0 {
-            c.peer_mss = c.peer_mss.min(limit);
-        }
-        c.rcv_edge = c.rcv_nxt + u32::from(window);
-        c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
+        init_windows(c, self.profiles.get(c.profile));
     }
 
     /// The segment size we announce: what the path takes (RFC 6691), or less if the socket asks so.
+    #[inline]
     pub fn announced_mss(&self, idx: u32) -> u16 {
         let c = &self.conns[idx];
-        let mss = c.pmtu.saturating_sub(c.header_bytes());
-        match self.profile(idx).mss {
-            0 => mss,
-            limit => mss.min(limit),
-        }
+        announced_mss(c, self.profiles.get(c.profile))
     }
 
     /// The handshake of a passive open is complete: into the accept queue. False if there is no room, or no listener any more.
@@ -473,7 +474,8 @@ impl Tcp {
         c.snd_nxt = seg.header.ack;
         c.snd_wnd = u32::from(seg.header.window) << c.snd_wscale();
         c.flags.assign(Flags::ECN, kept.ecn);
-        c.token = listener;
+        // That was answered long ago.
+        c.flags.clear(Flags::SYN_PENDING);
         c.min_rtt = u32::MAX;
         self.init_windows(idx);
         let established = self.establish_passive(idx);
@@ -485,16 +487,35 @@ impl Tcp {
     }
 }
 
+#[inline]
+fn announced_mss(c: &Tcb, profile: &Profile) -> u16 {
+    let mss = c.pmtu.saturating_sub(c.header_bytes());
+    if profile.mss == 0 { mss } else { mss.min(profile.mss) }
+}
+
+#[inline(always)]
+fn init_windows(c: &mut Tcb, profile: &Profile) {
+    let mss = announced_mss(c, profile);
+    let (window, shift) = initial_window(profile.recv_buffer_bytes, mss);
+    c.wscale = c.wscale & 15 | shift << 4;
+    if profile.mss != 0 {
+        c.peer_mss = c.peer_mss.min(profile.mss);
+    }
+    c.rcv_edge = c.rcv_nxt + u32::from(window);
+    c.rcv_mss = mss.min(c.peer_mss).min(536.max(mss / 2));
+}
+
 /// The window a connection offers in its SYN, and the smallest shift that can express its whole buffer (RFC 7323 §2.3: at most 14).
+#[inline]
 fn initial_window(recv_buffer: u32, mss: u16) -> (u16, u8) {
     // 65,535 << shift covers the buffer.
-    let units = recv_buffer.div_ceil(65_535).max(1);
-    let shift = units.next_power_of_two().trailing_zeros().min(14) as u8;
+    let shift = 32 - (recv_buffer.saturating_sub(1) / 65_535).leading_zeros();
     let window = recv_buffer.min(65_535) as u16;
-    (if window > mss { window - window % mss.max(1) } else { window }, shift)
+    (if window > mss { window - window % mss.max(1) } else { window }, shift.min(14) as u8)
 }
 
 /// Takes over what the peer's SYN offers, as far as we want it too.
+#[inline(always)]
 pub(crate) fn take_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, options: &TcpOptions) {
     // RFC 9293 §3.7.1: without the option 536 (IPv4) or 1220 (IPv6). A peer that announces next to nothing gets Linux's
     // minimum of 48 instead of a flood of tiny segments.

@@ -188,11 +188,17 @@ impl Tcp {
     }
 
     /// The busy part, taken from the pool if there is none.
+    #[inline]
     pub fn ensure_busy(&mut self, idx: u32) -> u32 {
-        let c = &mut self.conns[idx];
-        if c.busy != NONE {
-            return c.busy;
+        match self.conns[idx].busy {
+            NONE => self.take_busy(idx),
+            busy => busy,
         }
+    }
+
+    #[inline(never)]
+    fn take_busy(&mut self, idx: u32) -> u32 {
+        let c = &mut self.conns[idx];
         let busy = self.busy.alloc(idx);
         c.busy = busy;
         let b = &mut self.busy[busy];
@@ -210,12 +216,16 @@ impl Tcp {
         busy
     }
 
-    /// Gives the busy part back, with all it holds.
+    /// Gives the busy part back, with all it holds, if there is one.
+    #[inline]
     pub fn release_busy(&mut self, idx: u32) {
-        let c = &mut self.conns[idx];
-        if c.busy == NONE {
-            return;
+        if self.conns[idx].busy != NONE {
+            self.give_busy_back(idx);
         }
+    }
+
+    fn give_busy_back(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
         let b = &mut self.busy[c.busy];
         b.send.clear(&mut self.chunks, &mut self.sources);
         b.recv.clear(&mut self.chunks);
@@ -246,11 +256,16 @@ impl Tcp {
     /// What a segment belongs to.
     #[inline]
     pub fn find(&self, seg: &input::Arrived<'_>) -> Option<demux::Found> {
+        // What has the same hash is nearly always it.
+        let likely = match seg.hint {
+            demux::NO_HINT => self.flows.find(seg.hash, |_| true)?,
+            hint => hint,
+        };
         // Only a connection that lives is certain to be what the table would say.
-        if seg.hint & demux::TIME_WAIT_BIT == 0 {
-            let c = &self.conns[seg.hint];
+        if likely & demux::TIME_WAIT_BIT == 0 {
+            let c = &self.conns[likely];
             if c.life == Life::Open && demux::tcb_matches(c, &self.addresses, &seg.key) {
-                return Some(demux::Found::Connection(seg.hint));
+                return Some(demux::Found::Connection(likely));
             }
         }
         demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)

@@ -70,7 +70,7 @@ impl Tcp {
             net.confirm(self.now, &hop);
         }
         if self.ends_with(idx, seg) {
-            return self.end_at_once(net, idx);
+            return self.end_at_once(net, idx, seg.hash);
         }
         match self.on_predicted_ack(net, idx, seg, timestamps, advanced) {
             AckOutcome::Gone => {}
@@ -112,13 +112,13 @@ impl Tcp {
     }
 
     /// From FIN-WAIT-1 to TIME-WAIT. What the acknowledgement says of the path is of no use to anybody any more.
-    fn end_at_once(&mut self, net: &mut Network, idx: u32) {
+    fn end_at_once(&mut self, net: &mut Network, idx: u32, hash: u32) {
         let c = &mut self.conns[idx];
         c.snd_una = c.snd_nxt;
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
         self.reply_ack(net, idx);
-        self.enter_time_wait(idx);
+        self.enter_time_wait_with(idx, hash);
     }
 
     #[inline]

@@ -84,6 +84,7 @@ impl Tcp {
 
     /// Whether the payload of a segment may be lent where it lies in the burst: it is next, nothing waits in front of it, and there
     /// is memory should nobody consume it.
+    #[inline(always)]
     pub fn may_lend(&self, idx: u32, seg: &Arrived<'_>) -> bool {
         let c = &self.conns[idx];
         seg.frame.is_some()
@@ -97,12 +98,13 @@ impl Tcp {
 
     /// Whether a connection may take memory for so many bytes more: the last quarter of the pool is for those that hold hardly anything, so
     /// that connections nobody reads do not stop those that are read.
+    #[inline(always)]
     fn is_fair(&self, idx: u32, bytes: usize) -> bool {
         self.chunks.spare() >= chunks_for(bytes) || self.unread(idx) <= HELD_WHEN_SCARCE
     }
 
     /// Lends data that begin at `rcv_nxt`; [`Tcp::may_lend`] has allowed it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn lend(&mut self, idx: u32, data: InlineData) {
         let conn = self.conns.handle(idx);
         self.chunks.reserve(chunks_for(data.len()));

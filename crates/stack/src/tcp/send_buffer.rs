@@ -113,6 +113,14 @@ impl SendBuffer {
 
     /// Copies bytes to the end, as many as fit before `limit` bytes are queued and as there is memory for. Returns how many.
     pub fn push_bytes(&mut self, pool: &mut ChunkPool, bytes: &[u8], limit: u64) -> usize {
+        if self.is_empty() && !bytes.is_empty() && bytes.len() <= CHUNK_BYTES && bytes.len() as u64 <= limit {
+            // A short message, as most are.
+            let Some(chunk) = self.begin_chunk(pool) else { return 0 };
+            pool.bytes_mut(chunk)[..bytes.len()].copy_from_slice(bytes);
+            self.end += bytes.len() as u64;
+            self.tail = Some(Tail { chunk, used: bytes.len(), item: self.discarded });
+            return bytes.len();
+        }
         let room = usize::try_from(limit.saturating_sub(self.len())).unwrap_or(usize::MAX);
         let bytes = &bytes[..bytes.len().min(room)];
         let mut done = 0;
@@ -246,11 +254,17 @@ impl SendBuffer {
     ///
     /// # Panics
     /// If fewer are queued.
+    #[inline]
     pub fn discard_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, n: u64) {
         assert!(n <= self.len(), "more than is queued");
         if n == self.len() {
             return self.clear(pool, sources);
         }
+        self.discard_part(pool, sources, n);
+    }
+
+    #[inline(never)]
+    fn discard_part(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, n: u64) {
         self.start += n;
         while !self.items.is_empty() && self.item_end(0) <= self.start {
             self.discard_item(pool, sources);
@@ -267,6 +281,7 @@ impl SendBuffer {
     }
 
     /// Drops everything.
+    #[inline]
     pub fn clear(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
         if self.is_empty() {
             return;
@@ -274,16 +289,29 @@ impl SendBuffer {
         self.start = self.end;
         self.discarded += self.items.len() as u64;
         self.tail = None;
+        if let (1, Some(Item { content: Content::Bytes { chunk, .. }, .. })) =
+            (self.items.len(), self.items.front())
+        {
+            // A short message, as most are.
+            pool.free(*chunk);
+            self.items.clear();
+        } else {
+            self.clear_items(pool, sources);
+        }
+        if self.items.capacity() > KEPT_ITEMS {
+            self.items.shrink_to(KEPT_ITEMS);
+        }
+    }
+
+    #[inline(never)]
+    fn clear_items(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
         self.slices = 0;
-        while let Some(item) = self.items.pop_front() {
+        for item in self.items.drain(..) {
             match item.content {
                 Content::Bytes { goes_on: true, .. } => {}
                 Content::Bytes { chunk, goes_on: false, .. } => pool.free(chunk),
                 Content::Slice { source, .. } => sources.end_use(source),
             }
-        }
-        if self.items.capacity() > KEPT_ITEMS {
-            self.items.shrink_to(KEPT_ITEMS);
         }
     }
 
@@ -305,11 +333,18 @@ impl SendBuffer {
             }
             return Some((tail.chunk, tail.used));
         }
-        let chunk = pool.alloc()?;
+        let chunk = self.begin_chunk(pool)?;
         self.tail = Some(Tail { chunk, used: 0, item: next });
+        Some((chunk, 0))
+    }
+
+    /// An item for a new chunk at the end of the stream.
+    #[inline]
+    fn begin_chunk(&mut self, pool: &mut ChunkPool) -> Option<ChunkId> {
+        let chunk = pool.alloc()?;
         let content = Content::Bytes { chunk, start: 0, goes_on: false };
         self.items.push_back(Item { position: self.end, content });
-        Some((chunk, 0))
+        Some(chunk)
     }
 
     /// Drops the first item.

@@ -138,9 +138,10 @@ impl TimeWaitTable {
     }
 
     /// Adds an entry; the table must not be full.
-    pub fn insert(&mut self, mut entry: TimeWait, now: Instant) -> u32 {
-        entry.deadline = (now.as_millis() as u32).wrapping_add(self.lifetime_ms);
-        entry.last_answer = (now.as_millis() as u32).wrapping_sub(1 << 20);
+    #[inline]
+    pub fn insert(&mut self, mut entry: TimeWait, now_ms: u32) -> u32 {
+        entry.deadline = now_ms.wrapping_add(self.lifetime_ms);
+        entry.last_answer = now_ms.wrapping_sub(1 << 20);
         let index = if self.free != NONE {
             let index = self.free;
             self.free = self.entries[index as usize].next;
@@ -156,16 +157,16 @@ impl TimeWaitTable {
     }
 
     /// Starts its time again.
-    pub fn restart(&mut self, index: u32, now: Instant) {
+    pub fn restart(&mut self, index: u32, now_ms: u32) {
         self.unlink(index);
-        self.get_mut(index).deadline = (now.as_millis() as u32).wrapping_add(self.lifetime_ms);
+        self.get_mut(index).deadline = now_ms.wrapping_add(self.lifetime_ms);
         self.link_last(index);
     }
 
     /// How long an entry has been there, in ms.
-    pub fn age_ms(&self, index: u32, now: Instant) -> u32 {
+    pub fn age_ms(&self, index: u32, now_ms: u32) -> u32 {
         let began = self.get(index).deadline.wrapping_sub(self.lifetime_ms);
-        (now.as_millis() as u32).wrapping_sub(began)
+        now_ms.wrapping_sub(began)
     }
 
     /// Removes an entry.
@@ -177,9 +178,9 @@ impl TimeWaitTable {
     }
 
     /// The oldest entry, if its time is over.
-    pub fn expired(&self, now: Instant) -> Option<u32> {
+    pub fn expired(&self, now_ms: u32) -> Option<u32> {
         let index = self.oldest()?;
-        let over = (now.as_millis() as u32).wrapping_sub(self.get(index).deadline) as i32 >= 0;
+        let over = now_ms.wrapping_sub(self.get(index).deadline) as i32 >= 0;
         over.then_some(index)
     }
 

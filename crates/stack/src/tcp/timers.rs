@@ -58,7 +58,7 @@ impl Tcp {
             self.on_timer(net, idx);
         }
         for _ in 0..TIME_WAIT_BATCH {
-            let Some(index) = self.time_wait.expired(self.now) else { break };
+            let Some(index) = self.time_wait.expired(self.now_ms) else { break };
             self.end_time_wait(index);
         }
         self.wake_starved();
@@ -189,7 +189,8 @@ impl Tcp {
     }
 
     /// SYN and SYN+ACK are sent again after 1, 2, 4 … s.
-    fn syn_deadline(&self, idx: u32) -> Option<Instant> {
+    #[inline]
+    pub(super) fn syn_deadline(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         if c.has(Flags::SYN_PENDING) && c.has(Flags::TX_LISTED) {
             return None;

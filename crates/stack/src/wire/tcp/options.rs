@@ -63,12 +63,39 @@ pub struct TcpOptions {
 impl TcpOptions {
     /// Reads options. What is malformed ends the reading, and what was read before it counts; options of unknown kind or with
     /// another length than theirs are skipped. If one comes twice the last counts. All this as Linux does it.
+    #[inline]
     pub fn parse(options: &[u8]) -> Self {
+        Self::parse_aligned(options).unwrap_or_else(|| Self::parse_any(options))
+    }
+
+    /// The same for options that are padded to whole words, as all systems send those of SYN and timestamps: word by word. `None` if there
+    /// is anything else.
+    #[inline]
+    pub(super) fn parse_aligned(options: &[u8]) -> Option<Self> {
         let mut parsed = Self::default();
-        if let Some(timestamps) = Self::parse_timestamps_only(options) {
-            parsed.timestamps = Some(timestamps);
-            return parsed;
+        let (words, []) = options.as_chunks::<4>() else { return None };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match *word {
+                [MSS, 4, a, b] if [a, b] != [0, 0] => parsed.mss = Some(u16::from_be_bytes([a, b])),
+                [NOP, WINDOW_SCALE, 3, shift] => parsed.window_scale = Some(shift.min(WINDOW_SCALE_MAX)),
+                [NOP, NOP, SACK_PERMITTED, 2] => parsed.sack_permitted = true,
+                [first, second, TIMESTAMPS, 10]
+                    if matches!([first, second], [NOP, NOP] | [SACK_PERMITTED, 2]) =>
+                {
+                    parsed.sack_permitted |= first == SACK_PERMITTED;
+                    let (value, echo) = (words.next()?, words.next()?);
+                    let (value, echo) = (u32::from_be_bytes(*value), u32::from_be_bytes(*echo));
+                    parsed.timestamps = Some(Timestamps { value, echo });
+                }
+                _ => return None,
+            }
         }
+        Some(parsed)
+    }
+
+    pub(super) fn parse_any(options: &[u8]) -> Self {
+        let mut parsed = Self::default();
         let mut rest = options;
         while let Some((&kind, after_kind)) = rest.split_first() {
             match kind {

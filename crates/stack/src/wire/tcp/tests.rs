@@ -187,3 +187,41 @@ fn impossible_data_offsets_are_refused() {
     }
     assert_eq!(TcpSegment::parse(&bytes[..19]), Err(WireError::Truncated));
 }
+
+#[test]
+fn options_in_whole_words_are_read_as_any_others_are() {
+    // All sequences of up to four words that occur, or nearly do.
+    let words: [[u8; 4]; 12] = [
+        [2, 4, 5, 0xb4],
+        [2, 4, 0, 0],
+        [1, 3, 3, 7],
+        [1, 3, 3, 99],
+        [1, 1, 4, 2],
+        [4, 2, 8, 10],
+        [1, 1, 8, 10],
+        [4, 2, 1, 1],
+        [1, 1, 5, 10],
+        [0, 0, 0, 0],
+        [1, 2, 3, 4],
+        [8, 10, 1, 1],
+    ];
+    let (mut aligned, mut others) = (0, 0);
+    let mut options = Vec::new();
+    for number in 0..12_usize.pow(4) * 5 {
+        let (mut rest, len) = (number / 5, number % 5);
+        options.clear();
+        for _ in 0..len {
+            options.extend(words[rest % 12]);
+            rest /= 12;
+        }
+        match TcpOptions::parse_aligned(&options) {
+            Some(parsed) => {
+                aligned += 1;
+                assert_eq!(parsed, TcpOptions::parse_any(&options), "{options:?}");
+            }
+            None => others += 1,
+        }
+    }
+    assert!(aligned > 1000 && others > 1000, "{aligned} and {others}");
+    assert_eq!(TcpOptions::parse_aligned(&[2, 4, 5, 0xb4, 1]), None, "an odd byte");
+}
