@@ -106,8 +106,8 @@ impl<'a> Context<'a> {
         if self.core.stack.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }
     }
 
-    /// Takes the first connection that waits to be accepted, if one does. For handlers that [pull](crate::Handler::pulls); for others this happens
-    /// before [`accepted`](crate::Handler::accepted).
+    /// Takes the first connection that waits to be accepted, if one does. For handlers that [pull](crate::Handler::pulls), or left it there
+    /// ([`may_accept`](crate::Handler::may_accept)); for others this happens before [`accepted`](crate::Handler::accepted).
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
         self.core.stack.accept(listener)
     }

@@ -61,7 +61,9 @@ impl Dispatch {
                 handler.incoming(&mut Context::new(core), listener);
             }
             Event::Incoming { listener } => {
-                while let Some(conn) = core.stack.accept(listener) {
+                while handler.may_accept(listener)
+                    && let Some(conn) = core.stack.accept(listener)
+                {
                     handler.accepted(&mut Context::new(core), conn, listener);
                 }
             }

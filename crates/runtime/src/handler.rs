@@ -6,6 +6,7 @@ use core::any::Any;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
+use std::os::fd::RawFd;
 
 /// An application on a shard.
 ///
@@ -27,6 +28,13 @@ pub trait Handler {
     /// A peer's connection to `listener` was established. If the peer has reset it since, [`closed`](Handler::closed) follows.
     fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, listener: Listener) {
         let _ = (cx, conn, listener);
+    }
+
+    /// Whether a connection may be taken from the accept queue of `listener` now. Those that may not stay there until [`Context::accept`] or
+    /// the next connection, and when the queue is full the stack takes no more.
+    fn may_accept(&mut self, listener: Listener) -> bool {
+        let _ = listener;
+        true
     }
 
     /// A connection opened with [`Context::connect`] is established.
@@ -123,5 +131,18 @@ pub trait Handler {
     /// Another thread sent `command` through the shard's mailbox ([`Commander`](crate::Commander)).
     fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
         let _ = (cx, command);
+    }
+
+    /// The shard is about to sleep: from now on work from elsewhere must make [`wake_fd`](Self::wake_fd) readable. False if there is some already.
+    fn before_sleep(&mut self) -> bool {
+        true
+    }
+
+    /// The shard is awake, or did not go to sleep after all. Follows each [`before_sleep`](Self::before_sleep).
+    fn after_sleep(&mut self) {}
+
+    /// What a sleeping shard watches for work from elsewhere. It stays open as long as the handler lives.
+    fn wake_fd(&self) -> Option<RawFd> {
+        None
     }
 }

@@ -3,6 +3,7 @@
 //! An application implements [`Handler`]; a shard calls it when something happens, with a [`Context`] to act through.
 
 pub mod builder;
+pub mod channel;
 pub mod clock;
 pub mod command;
 pub mod config;

@@ -238,7 +238,7 @@ impl<H: Handler> Shard<H> {
     /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
         let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
-        let armed = self.mailbox.before_sleep() && devices.all(|p| p.rx.arm());
+        let armed = self.mailbox.before_sleep() && self.handler.before_sleep() && devices.all(|p| p.rx.arm());
         let now = clock::now();
         let mut until = [self.next_deadline(), self.wake_for_exact(), leave_by].into_iter().flatten().min();
         if self.devices().any(|p| p.rx.wake_fd().is_none()) {
@@ -247,14 +247,16 @@ impl<H: Handler> Shard<H> {
         // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
         if armed && until.is_none_or(|at| at > now) {
             self.publish(now);
+            let devices = self.devices().filter_map(|p| p.rx.wake_fd());
             let devices: ArrayVec<RawFd, { wait::WATCHED_MAX }> =
-                self.devices().filter_map(|p| p.rx.wake_fd()).take(wait::WATCHED_MAX).collect();
+                self.handler.wake_fd().into_iter().chain(devices).take(wait::WATCHED_MAX).collect();
             let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
             wait::sleep(&devices, own, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
             self.core.stats.sleeps += 1;
             self.core.stats.slept_ns += (clock::now() - now).as_nanos() as u64;
         }
         self.mailbox.after_sleep();
+        self.handler.after_sleep();
         Ok(())
     }
 

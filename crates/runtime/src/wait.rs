@@ -18,6 +18,11 @@ impl EventFd {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
+    /// One that another process made.
+    pub(crate) fn from_fd(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
     /// Makes it readable. A full counter (never in practice) is readable already.
     pub(crate) fn signal(&self) {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());

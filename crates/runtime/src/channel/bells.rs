@@ -1,0 +1,296 @@
+//! A ring of doorbells from one side of the channel to the other: "look at this socket".
+//!
+//! Each socket has a flag in the ring that it is rung, so it stands in the ring at most once, and a ring with as many places as there are
+//! sockets is never full. The ringer does not look at how far the listener came, and nobody waits.
+//!
+//! The listener clears the flag before it looks at the socket. So whatever the ringer did before it rang is either seen by that look, or finds
+//! the flag clear and rings again.
+
+use super::sync::{AtomicU8, AtomicU32, Ordering, fence};
+
+/// There is something to do for the socket.
+pub(crate) const RUNG: u8 = 1;
+/// The client holds the socket no longer.
+pub(crate) const RELEASED: u8 = 2;
+
+/// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
+#[repr(align(128))]
+pub(super) struct Padded<T>(pub T);
+
+/// What both sides of a ring share, besides its places and flags.
+pub(super) struct Words {
+    /// How many were ever rung. Written by the ringer.
+    tail: Padded<AtomicU32>,
+    /// The listener is about to sleep, or sleeps, and wants to be woken.
+    asleep: Padded<AtomicU32>,
+}
+
+impl Words {
+    #[cfg(any(test, loom))]
+    fn new() -> Self {
+        Self { tail: Padded(AtomicU32::new(0)), asleep: Padded(AtomicU32::new(0)) }
+    }
+}
+
+/// A ring in shared memory. `places` is a power of two and at least as long as `flags`.
+#[derive(Clone, Copy)]
+pub(super) struct Bells<'a> {
+    pub words: &'a Words,
+    pub places: &'a [AtomicU32],
+    /// One for each socket.
+    pub flags: &'a [AtomicU8],
+}
+
+/// The side that rings: what it alone knows.
+#[derive(Debug)]
+pub(crate) struct Ringer {
+    tail: u32,
+    /// Something was rung since the last look whether the listener sleeps.
+    quiet: bool,
+}
+
+/// The side that listens: what it alone knows.
+#[derive(Debug)]
+pub(crate) struct Answerer {
+    head: u32,
+}
+
+/// A ring that its ringer broke: it says that there are more bells than places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Broken;
+
+impl Bells<'_> {
+    /// The ringing side of a ring in which nothing was rung since it was cleared. There must be one at a time.
+    pub fn ringer(self) -> Ringer {
+        Ringer { tail: self.words.tail.0.load(Ordering::Relaxed), quiet: true }
+    }
+
+    /// The listening side, likewise.
+    pub fn answerer(self) -> Answerer {
+        Answerer { head: self.words.tail.0.load(Ordering::Relaxed) }
+    }
+
+    /// Back to the initial state, when neither side exists.
+    pub fn clear(self) {
+        self.words.asleep.0.store(0, Ordering::Relaxed);
+        for flag in self.flags {
+            flag.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Ringer {
+    /// Rings for a socket. What was done before is seen by whoever answers.
+    #[inline]
+    pub fn ring(&mut self, bells: Bells<'_>, socket: u32, why: u8) {
+        let before = bells.flags[socket as usize].fetch_or(why, Ordering::AcqRel);
+        if before == 0 {
+            let place = self.tail as usize & (bells.places.len() - 1);
+            bells.places[place].store(socket, Ordering::Relaxed);
+            self.tail = self.tail.wrapping_add(1);
+            bells.words.tail.0.store(self.tail, Ordering::Release);
+        }
+        self.quiet = false;
+    }
+
+    /// To be asked once after a batch: whether the listener has to be woken.
+    #[inline]
+    pub fn must_wake(&mut self, bells: Bells<'_>) -> bool {
+        if core::mem::replace(&mut self.quiet, true) {
+            return false;
+        }
+        // Pairs with the fence in `before_sleep`: either the listener sees the bell, or this sees it asleep.
+        fence(Ordering::SeqCst);
+        let asleep = &bells.words.asleep.0;
+        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+impl Answerer {
+    /// The next socket and why it was rung for; `None` if nobody rang. The socket's number is not checked.
+    ///
+    /// # Errors
+    /// The ring says what cannot be. It begins anew, and bells are lost.
+    #[inline]
+    pub fn take(&mut self, bells: Bells<'_>) -> Result<Option<(u32, u8)>, Broken> {
+        let tail = bells.words.tail.0.load(Ordering::Acquire);
+        let waiting = tail.wrapping_sub(self.head) as usize;
+        if waiting == 0 {
+            return Ok(None);
+        }
+        if waiting > bells.places.len() {
+            self.head = tail;
+            return Err(Broken);
+        }
+        let place = self.head as usize & (bells.places.len() - 1);
+        let socket = bells.places[place].load(Ordering::Relaxed);
+        self.head = self.head.wrapping_add(1);
+        // Not a mere store: it must see what was done before the last bell, also if that found the flag set.
+        let why = bells.flags.get(socket as usize).map_or(0, |flag| flag.swap(0, Ordering::AcqRel));
+        Ok(Some((socket, why)))
+    }
+
+    /// From now on a bell wakes. False if one waits already: do not sleep.
+    pub fn before_sleep(&mut self, bells: Bells<'_>) -> bool {
+        bells.words.asleep.0.store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        bells.words.tail.0.load(Ordering::Relaxed) == self.head
+    }
+
+    /// Bells wake no more. Whether somebody did.
+    pub fn after_sleep(&mut self, bells: Bells<'_>) -> bool {
+        bells.words.asleep.0.swap(0, Ordering::Relaxed) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A ring for `sockets`, and a position for each of them: what bells announce.
+    struct Memory {
+        words: Words,
+        places: Vec<AtomicU32>,
+        flags: Vec<AtomicU8>,
+        #[cfg(loom)]
+        positions: Vec<AtomicU32>,
+    }
+
+    impl Memory {
+        fn new(sockets: usize) -> Self {
+            Self {
+                words: Words::new(),
+                places: (0..sockets.next_power_of_two()).map(|_| AtomicU32::new(0)).collect(),
+                flags: (0..sockets).map(|_| AtomicU8::new(0)).collect(),
+                #[cfg(loom)]
+                positions: (0..sockets).map(|_| AtomicU32::new(0)).collect(),
+            }
+        }
+
+        fn bells(&self) -> Bells<'_> {
+            Bells { words: &self.words, places: &self.places, flags: &self.flags }
+        }
+    }
+
+    #[cfg(not(loom))]
+    mod sequential {
+        use super::*;
+
+        #[test]
+        fn a_socket_stands_in_the_ring_once_however_often_it_is_rung() {
+            let memory = Memory::new(3);
+            let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+            for _ in 0..100 {
+                ringer.ring(memory.bells(), 2, RUNG);
+                ringer.ring(memory.bells(), 0, RUNG);
+            }
+            ringer.ring(memory.bells(), 2, RELEASED);
+            assert_eq!(answerer.take(memory.bells()), Ok(Some((2, RUNG | RELEASED))));
+            ringer.ring(memory.bells(), 2, RUNG);
+            assert_eq!(answerer.take(memory.bells()), Ok(Some((0, RUNG))));
+            assert_eq!(answerer.take(memory.bells()), Ok(Some((2, RUNG))));
+            assert_eq!(answerer.take(memory.bells()), Ok(None));
+        }
+
+        #[test]
+        fn all_sockets_fit_and_numbers_that_wrap_do_no_harm() {
+            let memory = Memory::new(4);
+            memory.words.tail.0.store(u32::MAX - 5, Ordering::Relaxed);
+            let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+            for _ in 0..5 {
+                (0..4).for_each(|socket| ringer.ring(memory.bells(), socket, RUNG));
+                (0..4).for_each(|socket| assert_eq!(answerer.take(memory.bells()), Ok(Some((socket, RUNG)))));
+                assert_eq!(answerer.take(memory.bells()), Ok(None));
+            }
+        }
+
+        #[test]
+        fn a_broken_ring_is_an_error_once_and_goes_on() {
+            let memory = Memory::new(4);
+            let mut answerer = memory.bells().answerer();
+            memory.words.tail.0.store(77, Ordering::Relaxed);
+            assert_eq!(answerer.take(memory.bells()), Err(Broken));
+            assert_eq!(answerer.take(memory.bells()), Ok(None));
+            memory.places[77 & 3].store(12_345, Ordering::Relaxed);
+            memory.words.tail.0.store(78, Ordering::Relaxed);
+            assert_eq!(
+                answerer.take(memory.bells()),
+                Ok(Some((12_345, 0))),
+                "whoever takes it checks the number"
+            );
+        }
+
+        #[test]
+        fn whoever_rings_a_sleeper_wakes_it_once() {
+            let memory = Memory::new(2);
+            let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+            ringer.ring(memory.bells(), 0, RUNG);
+            assert!(!ringer.must_wake(memory.bells()), "it is awake");
+            assert!(!answerer.before_sleep(memory.bells()), "a bell waits");
+            assert!(!answerer.after_sleep(memory.bells()));
+            while answerer.take(memory.bells()) != Ok(None) {}
+            assert!(answerer.before_sleep(memory.bells()));
+            assert!(!ringer.must_wake(memory.bells()), "nothing was rung");
+            ringer.ring(memory.bells(), 1, RUNG);
+            ringer.ring(memory.bells(), 0, RUNG);
+            assert!(ringer.must_wake(memory.bells()));
+            ringer.ring(memory.bells(), 1, RUNG);
+            assert!(!ringer.must_wake(memory.bells()), "it was woken already");
+            assert!(answerer.after_sleep(memory.bells()));
+        }
+    }
+
+    #[cfg(loom)]
+    mod model {
+        use super::*;
+        use std::sync::Arc;
+
+        /// Whatever is done before a bell is seen by an answer to it or to a later one.
+        #[test]
+        fn nothing_that_was_rung_for_is_missed() {
+            loom::model(|| {
+                let memory = Arc::new(Memory::new(2));
+                // Both here: a thread's own load of the tail would hide the other's from the checker.
+                let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+                let ringer = {
+                    let memory = memory.clone();
+                    loom::thread::spawn(move || {
+                        for (socket, position) in [(0, 1), (1, 1), (0, 2)] {
+                            memory.positions[socket as usize].store(position, Ordering::Relaxed);
+                            ringer.ring(memory.bells(), socket, RUNG);
+                        }
+                    })
+                };
+                let mut seen = [0; 2];
+                let mut answer = |answerer: &mut Answerer| {
+                    while let Some((socket, _)) = answerer.take(memory.bells()).expect("nobody breaks it") {
+                        seen[socket as usize] = memory.positions[socket as usize].load(Ordering::Relaxed);
+                    }
+                };
+                answer(&mut answerer);
+                ringer.join().unwrap();
+                answer(&mut answerer);
+                assert_eq!(seen, [2, 1]);
+            });
+        }
+
+        /// A listener that goes to sleep is woken, or saw the bell before it did.
+        #[test]
+        fn no_bell_is_slept_through() {
+            loom::model(|| {
+                let memory = Arc::new(Memory::new(1));
+                let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+                let ringer = {
+                    let memory = memory.clone();
+                    loom::thread::spawn(move || {
+                        ringer.ring(memory.bells(), 0, RUNG);
+                        ringer.must_wake(memory.bells())
+                    })
+                };
+                let sleeps = answerer.before_sleep(memory.bells());
+                let woken = ringer.join().unwrap();
+                assert!(!sleeps || woken, "it sleeps and nobody woke it");
+            });
+        }
+    }
+}

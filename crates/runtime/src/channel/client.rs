@@ -1,0 +1,507 @@
+//! The application's end of a channel.
+
+use super::bells::{Answerer, RELEASED, RUNG, Ringer};
+use super::control::{Control, Reply, Request};
+use super::region::{Direction, Region};
+use super::socket::{Offer, reason, request, state};
+use super::stream::Impossible;
+use super::sync::{Ordering, fence};
+use crate::error::Error;
+use crate::wait::{self, EventFd};
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::Conn;
+use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use rustix::fd::{BorrowedFd, OwnedFd};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientEvent {
+    /// A connection to the listener of this number was taken.
+    Accepted {
+        /// Which connection.
+        conn: Conn,
+        /// Number of its listener.
+        listener: u32,
+    },
+    /// A connection that this client opened is established.
+    Connected {
+        /// Which connection.
+        conn: Conn,
+    },
+    /// There are bytes to read.
+    Readable {
+        /// Which connection.
+        conn: Conn,
+    },
+    /// There is room again after a write was cut short.
+    Writable {
+        /// Which connection.
+        conn: Conn,
+    },
+    /// The peer's FIN follows what there is to read.
+    PeerClosed {
+        /// Which connection.
+        conn: Conn,
+    },
+    /// The connection is over. What was received can still be read; [`Client::release`] gives it back.
+    Closed {
+        /// Which connection.
+        conn: Conn,
+        /// Why.
+        reason: CloseReason,
+    },
+}
+
+/// What a client is made of: to be sent to another process.
+#[derive(Debug)]
+pub struct ClientParts {
+    /// The memory of the channel.
+    pub region: OwnedFd,
+    /// Wakes the stack.
+    pub stack: OwnedFd,
+    /// Wakes the client.
+    pub wake: OwnedFd,
+    /// The client's number.
+    pub number: u32,
+}
+
+/// What the client knows of a socket.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// Of the connection; `None` if the client does not hold it.
+    generation: Option<u32>,
+    /// Bits of the state that were reported.
+    reported: u32,
+    /// How many bytes had come when readable was last reported.
+    shown: u64,
+    read: u64,
+    written: u64,
+    /// A write was cut short.
+    blocked: bool,
+}
+
+/// An application's end of a channel. Used by one thread at a time.
+pub struct Client {
+    region: Arc<Region>,
+    number: usize,
+    up: Ringer,
+    down: Answerer,
+    /// The stack's, to wake it.
+    stack: Arc<EventFd>,
+    /// Ours, to be woken.
+    wake: Arc<EventFd>,
+    control: Box<dyn Control>,
+    sockets: Vec<Held>,
+    events: VecDeque<ClientEvent>,
+    detached: bool,
+}
+
+impl Client {
+    pub(super) fn new(
+        region: Arc<Region>,
+        number: usize,
+        stack: Arc<EventFd>,
+        wake: Arc<EventFd>,
+        control: Box<dyn Control>,
+    ) -> Self {
+        let (up, down) = (region.up(number).ringer(), region.down(number).answerer());
+        let sockets = vec![Held::default(); region.sockets()];
+        Self {
+            region,
+            number,
+            up,
+            down,
+            stack,
+            wake,
+            control,
+            sockets,
+            events: VecDeque::new(),
+            detached: false,
+        }
+    }
+
+    /// A client of a stack in another process.
+    ///
+    /// # Errors
+    /// The region cannot be mapped, or is not what it should be.
+    pub fn open(parts: ClientParts, control: Box<dyn Control>) -> Result<Self, Error> {
+        let region = Region::open(parts.region).map_err(|e| Error::io("region of the channel", e))?;
+        if parts.number as usize >= region.clients() {
+            return Err(Error::application("channel: the region has no client of this number"));
+        }
+        let event = |fd| Arc::new(EventFd::from_fd(fd));
+        Ok(Self::new(region, parts.number as usize, event(parts.stack), event(parts.wake), control))
+    }
+
+    fn ask(&mut self, request: Request) -> Result<Reply, Error> {
+        self.control.ask(self.number, request)
+    }
+
+    /// Listens, and takes up to `credits` connections at a time from now on. Returns the listener's number.
+    ///
+    /// # Errors
+    /// The stack's, or the shard is gone.
+    pub fn listen(&mut self, local: SocketAddr, options: ListenOptions, credits: u32) -> Result<u32, Error> {
+        match self.ask(Request::Listen(local, options))? {
+            Reply::Listen(Ok(listener)) => {
+                self.set_credits(listener, credits);
+                Ok(listener)
+            }
+            Reply::Listen(Err(error)) => Err(error),
+            _ => Err(mismatch()),
+        }
+    }
+
+    /// Takes connections of a listener that another client opened, too, up to `credits` at a time.
+    ///
+    /// # Errors
+    /// There is none of this number, or the shard is gone.
+    pub fn join(&mut self, listener: u32, credits: u32) -> Result<(), Error> {
+        match self.ask(Request::Join(listener))? {
+            Reply::Join(Ok(())) => {
+                self.set_credits(listener, credits);
+                Ok(())
+            }
+            Reply::Join(Err(_)) => Err(Error::application("channel: no listener of this number")),
+            _ => Err(mismatch()),
+        }
+    }
+
+    /// How many connections of a listener this client would take now. What it was offered and did not take goes to others only after
+    /// `channel.offer_ms`.
+    pub fn set_credits(&mut self, listener: u32, credits: u32) {
+        let Some(word) = self.region.credits(self.number).get(listener as usize) else { return };
+        word.store(credits, Ordering::Release);
+        self.knock();
+    }
+
+    /// Rings for no socket in particular: credits are looked at with any bell.
+    fn knock(&mut self) {
+        self.up.ring(self.region.up(self.number), 0, RUNG);
+    }
+
+    /// Takes no more connections of a listener. The last client to do so closes it: connections that nobody took are reset.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    pub fn unlisten(&mut self, listener: u32) -> Result<(), Error> {
+        self.ask(Request::Unlisten(listener)).map(|_| ())
+    }
+
+    /// Opens a connection; [`ClientEvent::Connected`] or [`ClientEvent::Closed`] follows.
+    ///
+    /// # Errors
+    /// The stack's, or the shard is gone.
+    pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
+        match self.ask(Request::Connect(remote, options))? {
+            Reply::Connect(Ok((socket, generation))) => {
+                let held = self.sockets.get_mut(socket as usize).ok_or_else(mismatch)?;
+                *held = Held { generation: Some(generation), ..Held::default() };
+                // What happened meanwhile was rung before it was held.
+                self.look(socket);
+                Ok(Conn::new(socket, generation))
+            }
+            Reply::Connect(Err(error)) => Err(error),
+            _ => Err(mismatch()),
+        }
+    }
+
+    /// Sets an option.
+    ///
+    /// # Errors
+    /// The stack's; [`OptionError::Stale`] also if the shard is gone.
+    pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
+        self.held(conn).map_err(|_| OptionError::Stale)?;
+        match self.ask(Request::SetOption(conn.index(), option)) {
+            Ok(Reply::SetOption(result)) => result,
+            _ => Err(OptionError::Stale),
+        }
+    }
+
+    /// What the stack knows of a connection.
+    ///
+    /// # Errors
+    /// The handle is stale, the connection over, or the shard gone.
+    pub fn info(&mut self, conn: Conn) -> Result<Box<TcpInfo>, Stale> {
+        self.held(conn)?;
+        match self.ask(Request::Info(conn.index())) {
+            Ok(Reply::Info(result)) => result,
+            _ => Err(Stale::Handle),
+        }
+    }
+
+    fn held(&self, conn: Conn) -> Result<&Held, Stale> {
+        let held = self.sockets.get(conn.index() as usize).ok_or(Stale::Handle)?;
+        if held.generation == Some(conn.generation()) { Ok(held) } else { Err(Stale::Handle) }
+    }
+
+    /// Our end and the peer's.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
+        self.held(conn)?;
+        Ok(self.region.socket(conn.index()).ends())
+    }
+
+    /// Bytes that wait to be read.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn readable(&self, conn: Conn) -> Result<usize, Stale> {
+        let held = self.held(conn)?;
+        Ok(self.incoming(conn, held.read).unwrap_or(0))
+    }
+
+    fn incoming(&self, conn: Conn, read: u64) -> Result<usize, Impossible> {
+        self.region.stream(conn.index(), Direction::Incoming).readable(read)
+    }
+
+    /// Copies what waits, from `skip` bytes behind its beginning on; it stays. Returns how many bytes.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
+        let held = self.held(conn).map_err(|_| RecvError::Stale)?;
+        let stream = self.region.stream(conn.index(), Direction::Incoming);
+        Ok(stream.peek(held.read, skip, out).unwrap_or(0))
+    }
+
+    /// Takes `count` bytes off the front of what waits, at most what there is.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
+        let waiting = self.readable(conn)?;
+        let held = &mut self.sockets[conn.index() as usize];
+        let stream = self.region.stream(conn.index(), Direction::Incoming);
+        stream.consume(&mut held.read, count.min(waiting));
+        // Pairs with the fence of the stack's, which asks for this before it looks once more.
+        fence(Ordering::SeqCst);
+        let wants = &self.region.socket(conn.index()).wants_room;
+        if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
+            self.ring(conn.index(), RUNG);
+        }
+        Ok(())
+    }
+
+    /// Reads and takes what waits. `Ok(0)` if nothing does.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
+        let count = self.peek(conn, 0, out)?;
+        self.consume(conn, count).map_err(|_| RecvError::Stale)?;
+        Ok(count)
+    }
+
+    /// Writes as many bytes as there is room for, and returns how many. If that is less than all, [`ClientEvent::Writable`] follows.
+    ///
+    /// # Errors
+    /// The handle is stale; the connection is over, or its write side closed.
+    pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        self.held(conn).map_err(|_| SendError::Stale)?;
+        let socket = conn.index();
+        let words = self.region.socket(socket);
+        let closed =
+            words.requests.load(Ordering::Relaxed) & (request::SHUTDOWN | request::CLOSE | request::ABORT);
+        if closed != 0 || words.state.load(Ordering::Acquire) & state::ENDED != 0 {
+            return Err(SendError::Closed);
+        }
+        let held = &mut self.sockets[socket as usize];
+        let stream = self.region.stream(socket, Direction::Outgoing);
+        // The stack can be trusted: what it says cannot be impossible.
+        let mut count = stream.write(&mut held.written, bytes).unwrap_or(0);
+        held.blocked = count < bytes.len();
+        if held.blocked {
+            words.wants_space.store(1, Ordering::Relaxed);
+            // Pairs with the fence of the stack's, which looks for this after it made room.
+            fence(Ordering::SeqCst);
+            count += stream.write(&mut held.written, &bytes[count..]).unwrap_or(0);
+            held.blocked = count < bytes.len();
+        }
+        if count > 0 {
+            self.ring(socket, RUNG);
+        }
+        Ok(count)
+    }
+
+    fn request(&mut self, conn: Conn, what: u32) -> Result<(), Stale> {
+        self.held(conn)?;
+        self.region.socket(conn.index()).requests.fetch_or(what, Ordering::Release);
+        self.ring(conn.index(), RUNG);
+        Ok(())
+    }
+
+    /// FIN behind what was written; receiving goes on.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.request(conn, request::SHUTDOWN)
+    }
+
+    /// Closes both directions, whoever else holds it: what was written is still sent. What was received and not read makes it a reset, as on
+    /// Linux. [`ClientEvent::Closed`] follows.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.request(conn, request::CLOSE)
+    }
+
+    /// Resets it. [`ClientEvent::Closed`] follows.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.request(conn, request::ABORT)
+    }
+
+    /// The client holds the connection no longer, and the handle is stale. The last to do so closes it.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn release(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.held(conn)?;
+        self.sockets[conn.index() as usize].generation = None;
+        self.ring(conn.index(), RUNG | RELEASED);
+        Ok(())
+    }
+
+    fn ring(&mut self, socket: u32, why: u8) {
+        self.up.ring(self.region.up(self.number), socket, why);
+    }
+
+    /// Tells the stack at once of what was done. To be called after each batch: until then the stack may sleep through it.
+    pub fn flush(&mut self) {
+        if self.up.must_wake(self.region.up(self.number)) {
+            self.stack.signal();
+        }
+    }
+
+    /// The next thing that happened.
+    pub fn next_event(&mut self) -> Option<ClientEvent> {
+        while self.events.is_empty() {
+            // The stack does not break its rings.
+            let (socket, _) = self.down.take(self.region.down(self.number)).ok().flatten()?;
+            match self.sockets.get(socket as usize).map(|held| held.generation) {
+                Some(Some(_)) => self.look(socket),
+                Some(None) => self.take_offers(),
+                None => {}
+            }
+        }
+        self.events.pop_front()
+    }
+
+    /// Compares what the stack says of a socket with what was reported.
+    fn look(&mut self, socket: u32) {
+        let held = &mut self.sockets[socket as usize];
+        let Some(generation) = held.generation else { return };
+        let conn = Conn::new(socket, generation);
+        let words = self.region.socket(socket);
+        let now = words.state.load(Ordering::Acquire);
+        let new = now & !held.reported;
+        held.reported |= now;
+        if new & state::CONNECTED != 0 {
+            self.events.push_back(ClientEvent::Connected { conn });
+        }
+        let came = words.positions(Direction::Incoming).written();
+        if came != held.shown {
+            held.shown = came;
+            self.events.push_back(ClientEvent::Readable { conn });
+        }
+        let room = self.region.stream(socket, Direction::Outgoing).room(held.written);
+        if held.blocked && room.is_ok_and(|room| room > 0) {
+            held.blocked = false;
+            self.events.push_back(ClientEvent::Writable { conn });
+        }
+        if new & state::FIN != 0 {
+            self.events.push_back(ClientEvent::PeerClosed { conn });
+        }
+        if new & state::ENDED != 0
+            && let Some(reason) = reason(now)
+        {
+            self.events.push_back(ClientEvent::Closed { conn, reason });
+        }
+    }
+
+    /// Takes whatever connections are offered.
+    fn take_offers(&mut self) {
+        let region = self.region.clone();
+        for word in region.offers(self.number) {
+            let bits = word.load(Ordering::Acquire);
+            let Offer::Offered { listener, socket } = Offer::from_bits(bits) else { continue };
+            let taken = Offer::Taken { listener, socket }.to_bits();
+            if word.compare_exchange(bits, taken, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+                // The stack took it back meanwhile.
+                continue;
+            }
+            let Some(held) = self.sockets.get_mut(socket as usize) else { continue };
+            let generation = region.socket(socket).generation.load(Ordering::Relaxed);
+            *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
+            let conn = Conn::new(socket, generation);
+            self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
+            self.ring(socket, RUNG);
+            self.look(socket);
+        }
+    }
+
+    /// Readable when the client slept and something happened.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.wake.as_fd()
+    }
+
+    /// To be called before sleeping on [`Client::wake_fd`]. False if something happened: do not sleep.
+    pub fn before_sleep(&mut self) -> bool {
+        self.flush();
+        self.events.is_empty() && self.down.before_sleep(self.region.down(self.number))
+    }
+
+    /// To be called after sleeping, and after [`Client::before_sleep`] said no.
+    pub fn after_sleep(&mut self) {
+        if self.down.after_sleep(self.region.down(self.number)) {
+            self.wake.clear();
+        }
+    }
+
+    /// Sleeps in the kernel until something happens or the time is over.
+    ///
+    /// # Errors
+    /// A failed system call.
+    pub fn sleep(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
+        if self.before_sleep() {
+            let wake = self.wake.as_fd();
+            wait::sleep(&[], [wake, wake], timeout).map_err(|e| Error::io("sleep", e))?;
+        }
+        self.after_sleep();
+        Ok(())
+    }
+
+    /// Gives up everything: what nobody else holds is closed.
+    ///
+    /// # Errors
+    /// The shard is gone, and everything with it.
+    pub fn detach(mut self) -> Result<(), Error> {
+        self.detached = true;
+        self.ask(Request::Detach).map(|_| ())
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        if !self.detached {
+            // If the shard is gone there is nothing to give back.
+            let _ = self.ask(Request::Detach);
+        }
+    }
+}
+
+fn mismatch() -> Error {
+    Error::application("channel: an answer to another question")
+}

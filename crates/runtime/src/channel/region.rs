@@ -1,0 +1,416 @@
+//! The memory that a stack and its clients share: where everything lies.
+//!
+//! ```text
+//!   header          what the stack says of the rest
+//!   clients         for each: two rings of doorbells, credits and offers
+//!   sockets         for each: state, requests, positions of both directions
+//!   bytes           for each: what was received, what is to be sent
+//! ```
+//!
+//! It is one memory file, sealed so that nobody can make another's access fail by shrinking it. Pages are touched as they are used: a
+//! socket that never had more than a page under way in each direction takes two.
+#![allow(unsafe_code)] // maps memory that other processes write, and lends parts of it
+
+use super::ChannelConfig;
+use super::bells::{Bells, Words};
+use super::stream::{Positions, Stream};
+use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::ptr::NonNull;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::io;
+use std::sync::Arc;
+
+/// Listeners that a client may have credit for.
+pub(crate) const LISTENERS_MAX: usize = 64;
+/// Connections offered to a client at a time.
+pub(crate) const OFFERS_MAX: usize = 64;
+
+const PAGE: usize = 4096;
+/// "ginnelch", and the version of the layout.
+const MAGIC: u64 = 0x6869_6e6e_656c_6301;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// At the start of the region. Written once, by the stack.
+#[repr(C)]
+struct Header {
+    magic: AtomicU64,
+    sockets: AtomicU32,
+    clients: AtomicU32,
+    buffer_bytes: AtomicU32,
+}
+
+/// Of each client.
+#[repr(C)]
+struct ClientWords {
+    /// From the client to the stack.
+    up: Words,
+    /// From the stack to the client.
+    down: Words,
+    /// How many connections of each listener the client would take now.
+    credits: [AtomicU32; LISTENERS_MAX],
+    /// See [`super::socket::Offer`].
+    offers: [AtomicU64; OFFERS_MAX],
+}
+
+/// Of each socket.
+#[repr(C, align(128))]
+pub(super) struct SocketWords {
+    // Written by the stack.
+    /// How many connections had this place before, and this one.
+    pub generation: AtomicU32,
+    /// See [`super::socket::state`].
+    pub state: AtomicU32,
+    /// The stack holds bytes back and wants to hear that there is room.
+    pub wants_room: AtomicU32,
+    /// Port and address of both ends: ours, the peer's. IPv4 addresses are mapped ones (RFC 4291 §2.5.5.2).
+    ends: [[AtomicU32; 5]; 2],
+    // Written by clients.
+    /// See [`super::socket::request`].
+    pub requests: AtomicU32,
+    /// A client could not write all and wants to hear that there is space.
+    pub wants_space: AtomicU32,
+    // Written by both, each their own.
+    incoming: Positions,
+    outgoing: Positions,
+}
+
+/// A direction of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// From the stack to clients.
+    Incoming,
+    /// From clients to the stack.
+    Outgoing,
+}
+
+/// Offsets of the parts, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    sockets: usize,
+    clients: usize,
+    buffer_bytes: usize,
+    client_bytes: usize,
+    clients_at: usize,
+    sockets_at: usize,
+    bytes_at: usize,
+    total: usize,
+}
+
+impl Layout {
+    fn new(config: &ChannelConfig) -> Self {
+        let (sockets, clients) = (config.sockets_max as usize, config.clients_max as usize);
+        let buffer_bytes = config.socket_buffer_bytes as usize;
+        let places = sockets.next_power_of_two() * size_of::<AtomicU32>();
+        let client_bytes = (size_of::<ClientWords>() + 2 * (places + sockets)).next_multiple_of(PAGE);
+        let clients_at = PAGE;
+        let sockets_at = clients_at + clients * client_bytes;
+        let bytes_at = (sockets_at + sockets * size_of::<SocketWords>()).next_multiple_of(PAGE);
+        let total = bytes_at + sockets * 2 * buffer_bytes;
+        Self { sockets, clients, buffer_bytes, client_bytes, clients_at, sockets_at, bytes_at, total }
+    }
+}
+
+/// The region, mapped. Clones are the same mapping.
+#[derive(Debug)]
+pub(super) struct Region {
+    at: NonNull<u8>,
+    layout: Layout,
+    file: OwnedFd,
+}
+
+// SAFETY: everything in it is an atomic, or bytes that `Stream` hands over between threads.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// A new region without clients and sockets.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it.
+    pub fn create(config: &ChannelConfig) -> io::Result<Arc<Self>> {
+        let layout = Layout::new(config);
+        let file = memfd_create("ginnel-channel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, layout.total as u64)?;
+        fcntl_add_seals(&file, SEALS)?;
+        let region = Self::mapped(file, layout)?;
+        let header = region.header();
+        header.sockets.store(config.sockets_max, Ordering::Relaxed);
+        header.clients.store(config.clients_max, Ordering::Relaxed);
+        header.buffer_bytes.store(config.socket_buffer_bytes, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(Arc::new(region))
+    }
+
+    /// The region that a stack in another process has made.
+    ///
+    /// # Errors
+    /// It is no such region, or cannot be mapped.
+    pub fn open(file: OwnedFd) -> io::Result<Arc<Self>> {
+        let strange = |what: &str| io::Error::new(io::ErrorKind::InvalidData, format!("channel: {what}"));
+        if !fcntl_get_seals(&file)?.contains(SEALS) {
+            return Err(strange("the region could shrink"));
+        }
+        let size = usize::try_from(fstat(&file)?.st_size).unwrap_or(0);
+        if size < PAGE {
+            return Err(strange("the region is too short"));
+        }
+        let first = ChannelConfig { sockets_max: 0, clients_max: 0, ..ChannelConfig::default() };
+        let head = Self::mapped(file, Layout { total: PAGE, ..Layout::new(&first) })?;
+        let header = head.header();
+        if header.magic.load(Ordering::Acquire) != MAGIC {
+            return Err(strange("the region is of another version"));
+        }
+        let config = ChannelConfig {
+            sockets_max: header.sockets.load(Ordering::Relaxed),
+            clients_max: header.clients.load(Ordering::Relaxed),
+            socket_buffer_bytes: header.buffer_bytes.load(Ordering::Relaxed),
+            ..ChannelConfig::default()
+        };
+        config.validate().map_err(|e| strange(&e.to_string()))?;
+        let layout = Layout::new(&config);
+        if layout.total != size {
+            return Err(strange("the region's size is not what its header says"));
+        }
+        Ok(Arc::new(Self::mapped(head.file.try_clone()?, layout)?))
+    }
+
+    fn mapped(file: OwnedFd, layout: Layout) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping, unmapped when the value is dropped and nobody borrows from it.
+        let at = unsafe {
+            mmap(
+                core::ptr::null_mut(),
+                layout.total,
+                protection,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                &file,
+                0,
+            )?
+        };
+        let at = NonNull::new(at.cast()).ok_or_else(|| io::Error::other("channel: mapped at address 0"))?;
+        Ok(Self { at, layout, file })
+    }
+
+    /// To be given to a client.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    pub fn sockets(&self) -> usize {
+        self.layout.sockets
+    }
+
+    pub fn clients(&self) -> usize {
+        self.layout.clients
+    }
+
+    /// Bytes of each direction of a socket.
+    pub fn buffer_bytes(&self) -> usize {
+        self.layout.buffer_bytes
+    }
+
+    /// `count` values of `T` at an offset.
+    ///
+    /// # Safety
+    /// `T` is made of atomics, for which any bits are valid, and is aligned there.
+    unsafe fn slice<T>(&self, offset: usize, count: usize) -> &[T] {
+        assert!(offset + count * size_of::<T>() <= self.layout.total, "inside of the region");
+        debug_assert!(offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: inside of the mapping, which lives as long as `self`; see above for the rest.
+        unsafe { core::slice::from_raw_parts(self.at.add(offset).cast().as_ptr(), count) }
+    }
+
+    fn header(&self) -> &Header {
+        // SAFETY: atomics, at the start of a page.
+        unsafe { &self.slice::<Header>(0, 1)[0] }
+    }
+
+    fn client(&self, number: usize) -> &ClientWords {
+        // SAFETY: atomics; areas begin at pages.
+        unsafe { &self.slice::<ClientWords>(self.client_at(number), 1)[0] }
+    }
+
+    fn client_at(&self, number: usize) -> usize {
+        assert!(number < self.layout.clients, "a client's number");
+        self.layout.clients_at + number * self.layout.client_bytes
+    }
+
+    /// A ring of a client, by which of the two it is.
+    fn bells<'a>(&'a self, number: usize, words: &'a Words, which: usize) -> Bells<'a> {
+        let (count, sockets) = (self.layout.sockets.next_power_of_two(), self.layout.sockets);
+        let at = self.client_at(number) + size_of::<ClientWords>();
+        let flags_at = at + 2 * count * size_of::<AtomicU32>();
+        // SAFETY: atomics; the words before are aligned to 128 bytes and places are words of four.
+        unsafe {
+            let places = self.slice::<AtomicU32>(at + which * count * size_of::<AtomicU32>(), count);
+            Bells { words, places, flags: self.slice::<AtomicU8>(flags_at + which * sockets, sockets) }
+        }
+    }
+
+    /// The ring from a client to the stack.
+    pub fn up(&self, number: usize) -> Bells<'_> {
+        self.bells(number, &self.client(number).up, 0)
+    }
+
+    /// The ring from the stack to a client.
+    pub fn down(&self, number: usize) -> Bells<'_> {
+        self.bells(number, &self.client(number).down, 1)
+    }
+
+    pub fn credits(&self, number: usize) -> &[AtomicU32; LISTENERS_MAX] {
+        &self.client(number).credits
+    }
+
+    pub fn offers(&self, number: usize) -> &[AtomicU64; OFFERS_MAX] {
+        &self.client(number).offers
+    }
+
+    /// An area for a new client: nothing of an old one is left in it.
+    pub fn clear_client(&self, number: usize) {
+        self.up(number).clear();
+        self.down(number).clear();
+        for credit in self.credits(number) {
+            credit.store(0, Ordering::Relaxed);
+        }
+        for offer in self.offers(number) {
+            offer.store(0, Ordering::Relaxed);
+        }
+    }
+
+    pub fn socket(&self, socket: u32) -> &SocketWords {
+        assert!((socket as usize) < self.layout.sockets, "a socket's number");
+        let at = self.layout.sockets_at + socket as usize * size_of::<SocketWords>();
+        // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned.
+        unsafe { &self.slice::<SocketWords>(at, 1)[0] }
+    }
+
+    /// The bytes of a socket in one direction.
+    pub fn stream(&self, socket: u32, direction: Direction) -> Stream<'_> {
+        let words = self.socket(socket);
+        let (positions, which) = match direction {
+            Direction::Incoming => (&words.incoming, 0),
+            Direction::Outgoing => (&words.outgoing, 1),
+        };
+        let bytes = self.layout.buffer_bytes;
+        let at = self.layout.bytes_at + (2 * socket as usize + which) * bytes;
+        // SAFETY: inside of the mapping by `Layout::new`, as the socket's number was checked; nothing else reaches these bytes.
+        unsafe { Stream::new(positions, self.at.add(at), bytes) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `mapped`, whole; nothing borrows from it any more.
+        let unmapped = unsafe { munmap(self.at.as_ptr().cast(), self.layout.total) };
+        debug_assert_eq!(unmapped, Ok(()));
+    }
+}
+
+impl SocketWords {
+    /// Of a new connection, before anybody else knows it.
+    pub fn begin(&self, generation: u32) {
+        self.wants_room.store(0, Ordering::Relaxed);
+        self.requests.store(0, Ordering::Relaxed);
+        self.wants_space.store(0, Ordering::Relaxed);
+        self.incoming.clear();
+        self.outgoing.clear();
+        self.generation.store(generation, Ordering::Relaxed);
+    }
+
+    pub fn positions(&self, direction: Direction) -> &Positions {
+        match direction {
+            Direction::Incoming => &self.incoming,
+            Direction::Outgoing => &self.outgoing,
+        }
+    }
+
+    /// Notes both ends: ours, the peer's.
+    pub fn set_ends(&self, ends: [SocketAddr; 2]) {
+        for (words, end) in self.ends.iter().zip(ends) {
+            let address = match end.ip() {
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            words[0].store(end.port().into(), Ordering::Relaxed);
+            for (word, bytes) in words[1..].iter().zip(address.octets().as_chunks().0) {
+                word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Our end and the peer's.
+    pub fn ends(&self) -> [SocketAddr; 2] {
+        core::array::from_fn(|which| {
+            let words = &self.ends[which];
+            let mut octets = [0; 16];
+            for (word, bytes) in words[1..].iter().zip(octets.as_chunks_mut().0) {
+                *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            }
+            let port = words[0].load(Ordering::Relaxed) as u16;
+            SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> ChannelConfig {
+        ChannelConfig { sockets_max: 5, clients_max: 3, ..ChannelConfig::default() }
+    }
+
+    #[test]
+    fn another_mapping_of_the_file_is_the_same_region() {
+        let region = Region::create(&config()).unwrap();
+        let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(region.layout, other.layout);
+        let mut ringer = region.up(2).ringer();
+        ringer.ring(region.up(2), 4, super::super::bells::RUNG);
+        let mut answerer = other.up(2).answerer();
+        assert_eq!(answerer.take(other.up(2)), Ok(None), "it begins where the ring is");
+        ringer.ring(region.up(2), 3, super::super::bells::RUNG);
+        assert_eq!(answerer.take(other.up(2)), Ok(Some((3, super::super::bells::RUNG))));
+        let mut written = 0;
+        region.stream(4, Direction::Outgoing).write(&mut written, b"through").unwrap();
+        let mut out = [0; 16];
+        assert_eq!(other.stream(4, Direction::Outgoing).peek(0, 0, &mut out), Ok(7));
+        assert_eq!(&out[..7], b"through");
+        let ends = ["192.0.2.1:80".parse().unwrap(), "[2001:db8::1]:50000".parse().unwrap()];
+        region.socket(4).set_ends(ends);
+        assert_eq!(other.socket(4).ends(), ends);
+    }
+
+    #[test]
+    fn parts_do_not_overlap() {
+        let layout = Layout::new(&config());
+        assert!(size_of::<Header>() <= layout.clients_at);
+        assert!(layout.clients_at + 3 * layout.client_bytes <= layout.sockets_at);
+        assert!(layout.sockets_at + 5 * size_of::<SocketWords>() <= layout.bytes_at);
+        assert_eq!(layout.total, layout.bytes_at + 10 * layout.buffer_bytes);
+    }
+
+    #[test]
+    fn what_is_no_region_is_refused() {
+        let file = |seals, bytes: u64| {
+            let file = memfd_create("no region", MemfdFlags::ALLOW_SEALING).unwrap();
+            ftruncate(&file, bytes).unwrap();
+            fcntl_add_seals(&file, seals).unwrap();
+            Region::open(file).expect_err("refused").to_string()
+        };
+        assert_eq!(file(SealFlags::GROW, 1 << 20), "channel: the region could shrink");
+        assert_eq!(file(SEALS, 100), "channel: the region is too short");
+        assert_eq!(file(SEALS, 1 << 20), "channel: the region is of another version");
+        let region = Region::create(&config()).unwrap();
+        let open =
+            || Region::open(region.file().try_clone_to_owned().unwrap()).expect_err("refused").to_string();
+        region.header().sockets.store(6, Ordering::Relaxed);
+        assert_eq!(open(), "channel: the region's size is not what its header says");
+        region.header().sockets.store(0, Ordering::Relaxed);
+        assert!(open().contains("sockets_max"), "{}", open());
+    }
+}

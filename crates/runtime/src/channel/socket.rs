@@ -1,0 +1,101 @@
+//! Words of the region: what the stack says of a socket, what clients ask for, and what is offered to them.
+
+use ginnel_stack::events::CloseReason;
+
+/// What the stack says of a socket. Bits are only ever added while a connection lives.
+pub(super) mod state {
+    /// The connection is established.
+    pub const CONNECTED: u32 = 1;
+    /// The peer's FIN follows what was received.
+    pub const FIN: u32 = 1 << 1;
+    /// It is over. Why stands in the bits above.
+    pub const ENDED: u32 = 1 << 2;
+    /// Where the reason begins.
+    pub const REASON_SHIFT: u32 = 8;
+}
+
+/// What clients ask for a socket. Bits are only ever added while a connection lives.
+pub(super) mod request {
+    /// FIN behind what is written.
+    pub const SHUTDOWN: u32 = 1;
+    /// Both directions are done with, for all who hold it.
+    pub const CLOSE: u32 = 1 << 1;
+    /// RST.
+    pub const ABORT: u32 = 1 << 2;
+}
+
+const REASONS: [CloseReason; 8] = [
+    CloseReason::Normal,
+    CloseReason::Reset,
+    CloseReason::Refused,
+    CloseReason::TimedOut,
+    CloseReason::HostUnreachable,
+    CloseReason::NetUnreachable,
+    CloseReason::ProtocolUnreachable,
+    CloseReason::Aborted,
+];
+
+/// The bits of a connection that ended so.
+pub(super) fn ended(reason: CloseReason) -> u32 {
+    let place = REASONS.iter().position(|r| *r == reason).expect("all reasons are in the table");
+    state::ENDED | (place as u32) << state::REASON_SHIFT
+}
+
+/// Why a connection ended, if it did.
+pub(super) fn reason(bits: u32) -> Option<CloseReason> {
+    let place = (bits >> state::REASON_SHIFT) as usize & (REASONS.len() - 1);
+    (bits & state::ENDED != 0).then_some(REASONS[place])
+}
+
+/// What stands in a place for offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Offer {
+    /// Nothing.
+    None,
+    /// The client may take this connection of this listener.
+    Offered { listener: u16, socket: u32 },
+    /// The client took it.
+    Taken { listener: u16, socket: u32 },
+}
+
+impl Offer {
+    pub fn to_bits(self) -> u64 {
+        let bits = |what: u64, listener: u16, socket: u32| {
+            what << 48 | u64::from(listener) << 32 | u64::from(socket)
+        };
+        match self {
+            Self::None => 0,
+            Self::Offered { listener, socket } => bits(1, listener, socket),
+            Self::Taken { listener, socket } => bits(2, listener, socket),
+        }
+    }
+
+    pub fn from_bits(bits: u64) -> Self {
+        let (listener, socket) = ((bits >> 32) as u16, bits as u32);
+        match bits >> 48 {
+            1 => Self::Offered { listener, socket },
+            2 => Self::Taken { listener, socket },
+            _ => Self::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offers_and_reasons_go_through_words_and_come_back() {
+        for offer in [
+            Offer::None,
+            Offer::Offered { listener: 63, socket: u32::MAX },
+            Offer::Taken { listener: 0, socket: 0 },
+        ] {
+            assert_eq!(Offer::from_bits(offer.to_bits()), offer);
+        }
+        for why in REASONS {
+            assert_eq!(reason(ended(why)), Some(why));
+        }
+        assert_eq!(reason(state::CONNECTED | state::FIN), None);
+    }
+}

@@ -1,0 +1,507 @@
+//! The channel between a shard and clients, in simulated time and on threads. The peer is an ordinary handler across a cable of memory.
+
+use super::control::{Control, Reply, Request};
+use super::{ChannelConfig, ChannelServer, Client, ClientEvent};
+use crate::clock;
+use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::{
+    CloseReason, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, SendError,
+    Shard, StopFlag,
+};
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_devices::random::Random;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The other end of the cable: opens connections or listens, sends what it is told and keeps what it receives.
+#[derive(Default)]
+struct Peer {
+    /// Bytes of each connection, in the order in which they began.
+    received: Vec<Vec<u8>>,
+    ends: Vec<Option<CloseReason>>,
+    finished: Vec<bool>,
+    to_send: Vec<(Vec<u8>, usize)>,
+    numbers: HashMap<Conn, usize>,
+    conns: Vec<Conn>,
+    /// It closes when all is sent, and when the other end has.
+    close_when_sent: bool,
+    listens: bool,
+    /// Echoes instead.
+    echoes: bool,
+}
+
+impl Peer {
+    fn add(&mut self, conn: Conn, text: &[u8]) {
+        self.numbers.insert(conn, self.conns.len());
+        self.conns.push(conn);
+        self.received.push(Vec::new());
+        self.ends.push(None);
+        self.finished.push(false);
+        self.to_send.push((text.to_vec(), 0));
+    }
+
+    fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let (text, sent) = &mut self.to_send[self.numbers[&conn]];
+        if *sent < text.len()
+            && let Ok(count) = cx.send(conn, &text[*sent..])
+        {
+            *sent += count;
+        }
+        if *sent == text.len() && self.close_when_sent {
+            cx.shutdown_write(conn).ok();
+        }
+    }
+}
+
+impl Handler for Peer {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        if self.listens {
+            cx.listen("0.0.0.0:90".parse().unwrap(), ListenOptions::default())?;
+        }
+        Ok(())
+    }
+
+    fn accepted(&mut self, _cx: &mut Context<'_>, conn: Conn, _listener: Listener) {
+        self.add(conn, b"");
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        self.received[self.numbers[&conn]].extend(data);
+        if self.echoes {
+            self.to_send[self.numbers[&conn]].0.extend(data);
+            self.push(cx, conn);
+        }
+        data.len()
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.finished[self.numbers[&conn]] = true;
+        cx.close(conn).ok();
+    }
+
+    fn closed(&mut self, _cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        self.ends[self.numbers[&conn]] = Some(reason);
+    }
+}
+
+type Server = Arc<Mutex<Shard<ChannelServer>>>;
+
+/// Asks a shard on the same thread.
+struct Direct(Server);
+
+impl Control for Direct {
+    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
+        let mut shard = self.0.lock().unwrap();
+        let now = shard.core.now;
+        Ok(shard.with(now, |server, cx| server.serve(cx, client, request)))
+    }
+}
+
+/// A shard with a channel at 10.0.0.1 and a peer at 10.0.0.2, in simulated time.
+struct Rig {
+    server: Server,
+    peer: Shard<Peer>,
+    now: Instant,
+}
+
+fn config(address: &str) -> Config {
+    let device = DeviceConfig::new("cable", DeviceKind::Memory);
+    let mut config = Config::single(device, &[address.parse().unwrap()], &[]);
+    config.tcp.connections_max = 1000;
+    config
+}
+
+fn shards(channel: &ChannelConfig, peer: Peer, now: Instant) -> (Shard<ChannelServer>, Shard<Peer>) {
+    let (a, b) = pair(MemoryConfig::default());
+    let channel = ChannelServer::new(channel).unwrap();
+    let server = Shard::builder(config("10.0.0.1/24")).handler(channel).device("cable", a);
+    let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
+    (server.seed([1; 32]).now(now).build().unwrap(), peer.seed([2; 32]).now(now).build().unwrap())
+}
+
+fn small() -> ChannelConfig {
+    ChannelConfig { sockets_max: 8, clients_max: 3, socket_buffer_bytes: 4096, offer_ms: 50 }
+}
+
+impl Rig {
+    fn new(channel: &ChannelConfig, peer: Peer) -> Self {
+        let now = Instant::from_millis(1000);
+        let (server, peer) = shards(channel, peer, now);
+        let mut rig = Self { server: Arc::new(Mutex::new(server)), peer, now };
+        rig.run(Duration::from_millis(1));
+        rig
+    }
+
+    fn client(&self) -> Client {
+        let control = Box::new(Direct(self.server.clone()));
+        self.server.lock().unwrap().handler_mut().attach(control).unwrap()
+    }
+
+    /// Lets time pass.
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            let a = self.server.lock().unwrap().poll_once(self.now).unwrap();
+            let b = self.peer.poll_once(self.now).unwrap();
+            let soon = self.now + Duration::from_micros(1);
+            let next = [a.next_deadline, b.next_deadline].into_iter().flatten().min().unwrap_or(end);
+            self.now = if a.work + b.work > 0 { soon } else { next.max(soon).min(end) };
+        }
+    }
+
+    /// The peer opens a connection and sends `text`.
+    fn dial(&mut self, text: &[u8]) -> usize {
+        let to: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        self.peer.with(self.now, |peer, cx| {
+            let conn = cx.connect(to, ConnectOptions::default()).unwrap();
+            peer.add(conn, text);
+            peer.conns.len() - 1
+        })
+    }
+
+    fn events(&mut self, client: &mut Client) -> Vec<ClientEvent> {
+        self.run(Duration::from_millis(5));
+        core::iter::from_fn(|| client.next_event()).collect()
+    }
+
+    fn in_use(&self) -> usize {
+        self.server.lock().unwrap().handler().sockets_in_use()
+    }
+
+    fn stats(&self) -> super::ChannelStats {
+        *self.server.lock().unwrap().handler().stats()
+    }
+}
+
+fn listen(client: &mut Client, credits: u32) -> u32 {
+    client.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), credits).unwrap()
+}
+
+/// The connections that were accepted among some events.
+fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
+    let conns = events.iter().map(|event| match event {
+        ClientEvent::Accepted { conn, .. } => Some(*conn),
+        _ => None,
+    });
+    conns.flatten().collect()
+}
+
+#[test]
+fn a_connection_is_accepted_read_answered_and_closed() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let mut client = rig.client();
+    let listener = listen(&mut client, 4);
+    rig.dial(b"request");
+    let events = rig.events(&mut client);
+    let conn = accepted(&events)[0];
+    assert_eq!(events, [ClientEvent::Accepted { conn, listener }, ClientEvent::Readable { conn }]);
+    let [ours, its] = client.ends(conn).unwrap();
+    assert_eq!((ours, its.ip()), ("10.0.0.1:80".parse().unwrap(), "10.0.0.2".parse().unwrap()));
+    assert_eq!(client.info(conn).unwrap().remote, its);
+    let mut out = [0; 64];
+    assert_eq!(client.peek(conn, 3, &mut out), Ok(4));
+    assert_eq!(&out[..4], b"uest");
+    assert_eq!(client.recv(conn, &mut out), Ok(7));
+    assert_eq!(&out[..7], b"request");
+    assert_eq!(client.recv(conn, &mut out), Ok(0));
+    assert_eq!(client.send(conn, b"response"), Ok(8));
+    client.close(conn).unwrap();
+    assert_eq!(client.send(conn, b"more"), Err(SendError::Closed));
+    let events = rig.events(&mut client);
+    assert_eq!(events.last(), Some(&ClientEvent::Closed { conn, reason: CloseReason::Normal }));
+    assert_eq!(rig.peer.handler().received[0], b"response");
+    assert_eq!(rig.peer.handler().ends[0], Some(CloseReason::Normal));
+    assert_eq!(rig.in_use(), 1, "the client still holds it");
+    client.release(conn).unwrap();
+    assert!(client.release(conn).is_err() && client.ends(conn).is_err(), "stale");
+    rig.run(SECOND);
+    assert_eq!(rig.in_use(), 0);
+}
+
+#[test]
+fn a_connection_is_opened_and_refused_ones_say_so() {
+    let mut rig = Rig::new(&small(), Peer { listens: true, echoes: true, ..Peer::default() });
+    let mut client = rig.client();
+    let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    // What is written before it is established leaves when it is.
+    assert_eq!(client.send(conn, b"early"), Ok(5));
+    let events = rig.events(&mut client);
+    assert_eq!(events, [ClientEvent::Connected { conn }, ClientEvent::Readable { conn }]);
+    assert_eq!(client.ends(conn).unwrap()[1], "10.0.0.2:90".parse().unwrap());
+    client.shutdown_write(conn).unwrap();
+    let events = rig.events(&mut client);
+    assert_eq!(events[0], ClientEvent::PeerClosed { conn });
+    assert!(rig.peer.handler().finished[0], "FIN came behind what was written");
+    let mut out = [0; 8];
+    assert_eq!(client.recv(conn, &mut out), Ok(5), "still there after the end");
+    let refused = client.connect("10.0.0.2:91".parse().unwrap(), ConnectOptions::default()).unwrap();
+    let events = rig.events(&mut client);
+    assert!(
+        events.contains(&ClientEvent::Closed { conn: refused, reason: CloseReason::Refused }),
+        "{events:?}"
+    );
+    let error = client.connect("192.0.2.1:1".parse().unwrap(), ConnectOptions::default());
+    assert!(matches!(error, Err(Error::Connect(..))), "{error:?}");
+}
+
+/// Random sizes through buffers of one page, both ways at once, with an end of the application that stops reading for a while.
+#[test]
+fn bytes_pass_both_ways_whole_and_in_order_whoever_is_slower() {
+    for seed in 0..6 {
+        let mut random = Random::new(seed);
+        let text: Vec<u8> = (0..300_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let mut rig = Rig::new(&small(), Peer { close_when_sent: true, ..Peer::default() });
+        let mut client = rig.client();
+        listen(&mut client, 1);
+        rig.dial(&text);
+        let conn = accepted(&rig.events(&mut client))[0];
+        let (mut got, mut sent, mut out) = (Vec::<u8>::new(), 0, vec![0; 5000]);
+        let mut pause = 0;
+        for _ in 0..200_000 {
+            let step = random.next_u64() % 200;
+            rig.run(Duration::from_micros(1 + step));
+            if pause == 0 && random.next_u64().is_multiple_of(500) {
+                pause = 300;
+            }
+            while client.next_event().is_some() {}
+            if pause > 0 {
+                pause -= 1;
+            } else {
+                let most = 1 + random.next_u64() as usize % out.len();
+                let count = client.recv(conn, &mut out[..most]).unwrap();
+                got.extend(&out[..count]);
+            }
+            let most = random.next_u64() as usize % 9000;
+            let end = (sent + most).min(text.len());
+            sent += client.send(conn, &text[sent..end]).unwrap();
+            if got.len() == text.len() && sent == text.len() {
+                break;
+            }
+        }
+        assert!(got == text, "seed {seed}: {} of {} bytes came, {sent} were sent", got.len(), text.len());
+        client.close(conn).unwrap();
+        rig.run(SECOND);
+        assert!(rig.peer.handler().received[0] == text, "seed {seed}: what the peer received");
+        assert_eq!(rig.peer.handler().ends[0], Some(CloseReason::Normal), "seed {seed}");
+    }
+}
+
+#[test]
+fn who_does_not_read_holds_the_peer_back_and_is_called_when_there_is_room() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let mut client = rig.client();
+    listen(&mut client, 1);
+    rig.dial(&vec![7; 10_000_000]);
+    let conn = accepted(&rig.events(&mut client))[0];
+    rig.run(10 * SECOND);
+    assert_eq!(client.readable(conn), Ok(4096));
+    let sent = rig.peer.handler().to_send[0].1;
+    rig.run(10 * SECOND);
+    assert_eq!(
+        (rig.peer.handler().to_send[0].1, sent < 10_000_000),
+        (sent, true),
+        "the peer's window is closed"
+    );
+    assert_eq!(client.send(conn, &vec![1; 10_000_000]), Ok(4096));
+    assert_eq!(rig.events(&mut client).last(), Some(&ClientEvent::Writable { conn }));
+}
+
+#[test]
+fn closing_with_unread_bytes_resets_and_closing_with_unsent_ones_sends_them() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let mut client = rig.client();
+    listen(&mut client, 2);
+    rig.dial(b"never read");
+    rig.dial(b"");
+    let conns = accepted(&rig.events(&mut client));
+    client.close(conns[0]).unwrap();
+    assert_eq!(client.send(conns[1], &[3; 4096]), Ok(4096));
+    // The last to let go closes.
+    client.release(conns[1]).unwrap();
+    client.release(conns[0]).unwrap();
+    rig.run(SECOND);
+    assert_eq!(rig.peer.handler().ends[..2], [Some(CloseReason::Reset), Some(CloseReason::Normal)]);
+    assert_eq!(rig.peer.handler().received[1], [3; 4096]);
+    assert_eq!(rig.in_use(), 0);
+}
+
+#[test]
+fn without_credit_nothing_is_accepted_and_at_the_limit_connections_wait() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let mut client = rig.client();
+    let listener = listen(&mut client, 0);
+    for _ in 0..12 {
+        rig.dial(b"hello");
+    }
+    assert_eq!(rig.events(&mut client), []);
+    client.set_credits(listener, 64);
+    client.flush();
+    let first = accepted(&rig.events(&mut client));
+    assert_eq!(first.len(), 8, "sockets_max");
+    assert_eq!(rig.in_use(), 8);
+    // Those beyond are established and wait in the engine.
+    assert_eq!(rig.peer.handler().ends.iter().flatten().count(), 0);
+    for conn in &first {
+        client.release(*conn).unwrap();
+    }
+    let second = accepted(&rig.events(&mut client));
+    assert_eq!(second.len(), 4);
+    assert!(second.iter().all(|conn| client.readable(*conn) == Ok(5)));
+    client.unlisten(listener).unwrap();
+    rig.dial(b"too late");
+    rig.run(SECOND);
+    assert_eq!(rig.peer.handler().ends[12], Some(CloseReason::Refused));
+}
+
+#[test]
+fn a_worker_that_takes_nothing_loses_its_offers_to_one_that_does() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let (mut lazy, mut eager) = (rig.client(), rig.client());
+    let listener = listen(&mut lazy, 8);
+    for _ in 0..3 {
+        rig.dial(b"x");
+    }
+    // `lazy` never looks at its events.
+    rig.run(Duration::from_millis(30));
+    eager.join(listener, 8).unwrap();
+    rig.run(Duration::from_millis(10));
+    assert_eq!(accepted(&rig.events(&mut eager)), [], "it still has time");
+    rig.run(Duration::from_millis(60));
+    assert_eq!(accepted(&rig.events(&mut eager)).len(), 3);
+    assert_eq!(rig.stats().offers_revoked, 3);
+    rig.dial(b"x");
+    assert_eq!(accepted(&rig.events(&mut eager)).len(), 1, "at once: the other one dozes");
+    // Awake again, it gets its share.
+    lazy.set_credits(listener, 8);
+    eager.set_credits(listener, 0);
+    rig.run(Duration::from_millis(1));
+    rig.dial(b"x");
+    let events = rig.events(&mut lazy);
+    assert_eq!(accepted(&events).len(), 1, "{events:?}");
+}
+
+#[test]
+fn what_a_client_leaves_behind_is_closed_and_its_offers_go_to_others() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let (mut first, mut second) = (rig.client(), rig.client());
+    let listener = listen(&mut first, 1);
+    rig.dial(b"");
+    let conn = accepted(&rig.events(&mut first))[0];
+    rig.dial(b"offered");
+    rig.run(Duration::from_millis(5));
+    second.join(listener, 4).unwrap();
+    assert!(second.join(listener + 1, 4).is_err());
+    // Written and not rung for: it leaves all the same.
+    first.send(conn, b"last words").unwrap();
+    drop(first);
+    rig.run(Duration::from_millis(5));
+    assert_eq!(rig.peer.handler().received[0], b"last words");
+    assert!(rig.peer.handler().finished[0]);
+    let conns = accepted(&rig.events(&mut second));
+    assert_eq!(conns.len(), 1);
+    assert_eq!(second.readable(conns[0]), Ok(7));
+    drop(second);
+    rig.run(SECOND);
+    assert_eq!(rig.in_use(), 0);
+}
+
+#[test]
+fn clients_are_limited_and_numbers_are_used_again() {
+    let rig = Rig::new(&small(), Peer::default());
+    let mut clients: Vec<Client> = (0..3).map(|_| rig.client()).collect();
+    let attach = || {
+        let control = Box::new(Direct(rig.server.clone()));
+        rig.server.lock().unwrap().handler_mut().attach(control)
+    };
+    assert!(attach().err().unwrap().to_string().contains("channel.clients_max"));
+    clients.pop();
+    assert!(attach().is_ok());
+}
+
+/// A client that writes anything anywhere: the stack goes on, and the connections of another listener and of others are served.
+#[test]
+fn a_hostile_client_hurts_nobody_but_its_domain() {
+    let mut noticed = 0;
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let mut rig = Rig::new(&small(), Peer { listens: true, echoes: true, ..Peer::default() });
+        let parts = rig.server.lock().unwrap().handler_mut().attach_process().unwrap();
+        let memory = parts.region.try_clone().unwrap();
+        let mut hostile = Client::open(parts, Box::new(Direct(rig.server.clone()))).unwrap();
+        listen(&mut hostile, 3);
+        let size = rustix::fs::fstat(&memory).unwrap().st_size as u64;
+        for _ in 0..60 {
+            rig.dial(b"something");
+            let _ = rig.events(&mut hostile);
+            let _ = hostile.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default());
+            // Words near to what is used, and anywhere.
+            for _ in 0..200 {
+                let spread = if random.next_u64().is_multiple_of(2) { size } else { size.min(32 << 10) };
+                let (at, word) = (random.next_u64() % (spread - 8), random.next_u64());
+                let few = word >> (random.next_u64() % 64);
+                rustix::io::pwrite(&memory, &few.to_ne_bytes(), at).unwrap();
+            }
+            rig.run(Duration::from_millis(20));
+            rig.server.lock().unwrap().core.stack.check_invariants();
+        }
+        let violations = rig.stats().violations;
+        noticed += violations;
+        // Nothing of it is left.
+        drop(hostile);
+        rig.run(300 * SECOND);
+        assert_eq!(rig.in_use(), 0, "seed {seed}: {violations} violations");
+        let mut good = rig.client();
+        listen(&mut good, 1);
+        rig.dial(b"as ever");
+        let conns = accepted(&rig.events(&mut good));
+        assert_eq!(good.readable(conns[0]), Ok(7), "seed {seed}");
+    }
+    assert!(noticed > 20, "only {noticed} of what was written mattered");
+}
+
+/// Both sides sleep in the kernel between requests, and nothing is slept through.
+#[test]
+fn on_threads_of_their_own_each_wakes_the_other() {
+    const ROUNDS: usize = 3000;
+    let now = clock::now();
+    let (mut server, mut peer) = shards(&small(), Peer { echoes: true, ..Peer::default() }, now);
+    let commander = server.commander();
+    let mut client = server.handler_mut().attach(Box::new(commander)).unwrap();
+    let stop = StopFlag::new().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run(&stop).unwrap());
+        listen(&mut client, 1);
+        peer.poll_once(clock::now()).unwrap();
+        peer.with(clock::now(), |peer, cx| {
+            let conn = cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap();
+            peer.add(conn, b"?");
+        });
+        scope.spawn(|| peer.run(&stop).unwrap());
+        let (mut rounds, mut out) = (0, [0; 64]);
+        while rounds < ROUNDS {
+            let Some(event) = client.next_event() else {
+                client.sleep(None).unwrap();
+                continue;
+            };
+            if let ClientEvent::Readable { conn } = event {
+                let count = client.recv(conn, &mut out).unwrap();
+                client.send(conn, &out[..count]).unwrap();
+                rounds += count;
+            }
+        }
+        client.detach().unwrap();
+        stop.stop();
+    });
+}
