@@ -144,8 +144,9 @@ fn wait(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: Clock) {
     tx.flush(clock.now());
 }
 
-/// Sleeps on the descriptor. True if it became readable.
-fn sleep(fd: Option<RawFd>, duration: Duration) -> bool {
+/// Sleeps on the descriptor of a device that the caller keeps alive meanwhile (`RxQueue::wake_fd`), or without one so long. True if
+/// it became readable.
+pub fn sleep(fd: Option<RawFd>, duration: Duration) -> bool {
     let Some(fd) = fd else {
         std::thread::sleep(duration);
         return false;

@@ -3,6 +3,7 @@
 pub mod capture;
 pub mod conformance;
 pub mod faults;
+pub mod memif;
 pub mod memory;
 pub mod mirror;
 #[cfg(all(test, not(loom)))]

@@ -5,7 +5,7 @@
 
 mod ioctl;
 mod netlink;
-mod vnet;
+pub(crate) mod vnet;
 
 use crate::offload::GSO_BYTES_MAX;
 use arrayvec::ArrayVec;

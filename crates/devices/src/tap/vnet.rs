@@ -5,7 +5,7 @@ use ginnel_stack::device::{Gso, GsoKind, RxChecksum, TxMeta};
 use ginnel_stack::wire::segment::headers_len;
 
 /// Length of the header in bytes.
-pub(super) const LEN: usize = 10;
+pub(crate) const LEN: usize = 10;
 
 const NEEDS_CSUM: u8 = 1;
 const DATA_VALID: u8 = 2;
@@ -18,10 +18,10 @@ const GSO_ECN: u8 = 0x80;
 
 /// The header contradicts the frame behind it, or asks for something that was not agreed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(crate) struct Malformed;
 
 /// The header for a frame that is sent.
-pub(super) fn encode(meta: TxMeta) -> [u8; LEN] {
+pub(crate) fn encode(meta: TxMeta) -> [u8; LEN] {
     let mut out = [0; LEN];
     if let Some((start, offset)) = meta.partial_checksum {
         out[0] = NEEDS_CSUM;
@@ -41,7 +41,7 @@ pub(super) fn encode(meta: TxMeta) -> [u8; LEN] {
 }
 
 /// What the header says about the frame behind it.
-pub(super) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Option<Gso>), Malformed> {
+pub(crate) fn decode(header: &[u8; LEN], frame: &[u8]) -> Result<(RxChecksum, Option<Gso>), Malformed> {
     let field = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
     let checksum = if header[0] & NEEDS_CSUM != 0 {
         let (start, offset) = (field(6), field(8));

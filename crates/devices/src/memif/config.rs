@@ -1,0 +1,259 @@
+//! What a memif device is opened with, and how that is written in one line.
+
+use super::message::SECRET_BYTES;
+use super::ring::{LOG2_MAX, LOG2_MIN};
+use super::{FRAME_BYTES_MAX, LINK_HEADER_BYTES_MAX};
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Queues at the most: as many as a machine of this kind has cores to serve them.
+pub const QUEUES_MAX: u16 = 64;
+/// Bytes of a socket's address.
+const ADDRESS_BYTES_MAX: usize = 107;
+
+/// Where server and client meet.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SocketName {
+    /// A file, which only its owner may use (mode 0600). Written as a path.
+    Path(PathBuf),
+    /// A name without a file, written with `@` in front. Only processes of the same user, and root's, are let in.
+    Abstract(String),
+}
+
+/// Which end of the interface this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// Listens. (Others say master.)
+    Server,
+    /// Connects, and supplies the memory. (Others say slave.)
+    Client,
+}
+
+/// What [`open`](super::open) opens. As text: `socket=/run/memif,role=server,id=0,queues=1`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemifConfig {
+    /// Where the two ends meet. Text key `socket`, which must be given.
+    pub socket: SocketName,
+    /// Which end this is. Text key `role`, which must be given.
+    pub role: Role,
+    /// Number of the interface: the same at both ends. Text key `id`, default 0.
+    pub id: u32,
+    /// Word that a client must know, 1 to 24 bytes. Text key `secret`, default none.
+    pub secret: Option<String>,
+    /// Queues each way, 1 to 64. Text key `queues`, default 1.
+    pub queues: u16,
+    /// Descriptors of each ring, a power of two from 2 to 16,384: the client's choice. Text key `ring`, default 1,024.
+    pub ring: u16,
+    /// Bytes of a buffer, a multiple of 64 from 64 to 65,536: the client's choice. Longer frames take several. Text key `buffer`, default 2,048.
+    pub buffer_bytes: u32,
+    /// Largest IP packet in bytes, without Ethernet header.
+    pub mtu: usize,
+    /// MAC address of this end. `None` makes one from socket, id and role, the same each time.
+    pub mac: Option<[u8; 6]>,
+    /// Leave checksums and segmentation undone where the other end is Ginnel too and allows it.
+    pub offload: bool,
+}
+
+impl MemifConfig {
+    /// An interface with all defaults.
+    #[must_use]
+    pub fn new(socket: SocketName, role: Role) -> Self {
+        Self {
+            socket,
+            role,
+            id: 0,
+            secret: None,
+            queues: 1,
+            ring: 1024,
+            buffer_bytes: 2048,
+            mtu: 1500,
+            mac: None,
+            offload: true,
+        }
+    }
+
+    pub(super) fn ring_log2(&self) -> u8 {
+        self.ring.ilog2() as u8
+    }
+
+    /// The address that is used if none is configured: locally administered, and different at both ends.
+    pub(super) fn own_mac(&self) -> [u8; 6] {
+        self.mac.unwrap_or_else(|| {
+            // FNV-1a: the same in every version of this program, which a hasher of the standard library need not be.
+            let text = format!("{}#{}", self.socket, self.id);
+            let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+            });
+            let [a, b, c, d, ..] = hash.to_be_bytes();
+            [0x02, a, b, c, d, if self.role == Role::Server { 1 } else { 2 }]
+        })
+    }
+
+    /// Checks every range. The error names the key.
+    ///
+    /// # Errors
+    /// A line that says which value is wrong, and what is allowed.
+    pub fn validate(&self) -> Result<(), String> {
+        let address_len = match &self.socket {
+            SocketName::Path(path) => path.as_os_str().len(),
+            SocketName::Abstract(name) => name.len(),
+        };
+        if !(1..=ADDRESS_BYTES_MAX).contains(&address_len) {
+            return Err(format!("socket: must have 1 to {ADDRESS_BYTES_MAX} bytes"));
+        }
+        if !(1..=QUEUES_MAX).contains(&self.queues) {
+            return Err(format!("queues: {} is outside 1 to {QUEUES_MAX}", self.queues));
+        }
+        let sizes = 1u16 << LOG2_MIN..=1 << LOG2_MAX;
+        if !self.ring.is_power_of_two() || !sizes.contains(&self.ring) {
+            let (least, most) = sizes.into_inner();
+            return Err(format!("ring: {} is no power of two from {least} to {most}", self.ring));
+        }
+        if !self.buffer_bytes.is_multiple_of(64) || !(64..=65_536).contains(&self.buffer_bytes) {
+            return Err(format!("buffer: {} is no multiple of 64 up to 65,536", self.buffer_bytes));
+        }
+        if !(68..=FRAME_BYTES_MAX - LINK_HEADER_BYTES_MAX).contains(&self.mtu) {
+            return Err(format!(
+                "mtu: {} is outside 68 to {}",
+                self.mtu,
+                FRAME_BYTES_MAX - LINK_HEADER_BYTES_MAX
+            ));
+        }
+        let ring_bytes = u64::from(self.ring) * u64::from(self.buffer_bytes);
+        if ring_bytes < (self.mtu + LINK_HEADER_BYTES_MAX) as u64 {
+            return Err("ring: its buffers do not hold a packet of the MTU".into());
+        }
+        // Half of what offsets of 32 bits reach, to be clear of the rings themselves.
+        if 2 * u64::from(self.queues) * ring_bytes > 1 << 31 {
+            return Err("ring: all buffers of all queues together have more than 2 GiB".into());
+        }
+        if self.secret.as_ref().is_some_and(|secret| !(1..=SECRET_BYTES).contains(&secret.len())) {
+            return Err(format!("secret: must have 1 to {SECRET_BYTES} bytes"));
+        }
+        if self.mac.is_some_and(|mac| mac[0] & 1 != 0 || mac == [0; 6]) {
+            return Err("mac: is zero or a group address".into());
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for SocketName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(path) => write!(f, "{}", path.display()),
+            Self::Abstract(name) => write!(f, "@{name}"),
+        }
+    }
+}
+
+impl FromStr for MemifConfig {
+    type Err = String;
+
+    /// `key=value` pairs with commas between them.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (mut socket, mut role) = (None, None);
+        let mut config = Self::new(SocketName::Path(PathBuf::new()), Role::Server);
+        let mut seen = Vec::new();
+        for pair in text.split(',') {
+            let (key, value) =
+                pair.split_once('=').ok_or_else(|| format!("\"{pair}\" is not of the form key=value"))?;
+            if seen.contains(&key) {
+                return Err(format!("{key}: is given twice"));
+            }
+            seen.push(key);
+            match key {
+                "socket" => {
+                    socket = Some(match value.strip_prefix('@') {
+                        Some(name) => SocketName::Abstract(name.into()),
+                        None => SocketName::Path(value.into()),
+                    });
+                }
+                "role" => {
+                    role = Some(match value {
+                        "server" => Role::Server,
+                        "client" => Role::Client,
+                        _ => return Err(format!("role: \"{value}\" is neither server nor client")),
+                    });
+                }
+                "id" => config.id = number(key, value)?,
+                "secret" => config.secret = Some(value.into()),
+                "queues" => config.queues = number(key, value)?,
+                "ring" => config.ring = number(key, value)?,
+                "buffer" => config.buffer_bytes = number(key, value)?,
+                _ => {
+                    return Err(format!(
+                        "{key}: unknown key (socket, role, id, secret, queues, ring, buffer)"
+                    ));
+                }
+            }
+        }
+        config.socket = socket.ok_or("socket: is missing")?;
+        config.role = role.ok_or("role: is missing (server or client)")?;
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{key}: \"{value}\" is no number, or too large"))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_says_everything() {
+        let config: MemifConfig =
+            "socket=/run/m,role=client,id=7,secret=s3,queues=2,ring=64,buffer=4096".parse().expect("valid");
+        let expected = MemifConfig {
+            id: 7,
+            secret: Some("s3".into()),
+            queues: 2,
+            ring: 64,
+            buffer_bytes: 4096,
+            ..MemifConfig::new(SocketName::Path("/run/m".into()), Role::Client)
+        };
+        assert_eq!(config, expected);
+        let config: MemifConfig = "role=server,socket=@x".parse().expect("valid");
+        assert_eq!(config, MemifConfig::new(SocketName::Abstract("x".into()), Role::Server));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, problem) in [
+            ("", "\"\" is not"),
+            ("socket=/a", "role: is missing"),
+            ("role=server", "socket: is missing"),
+            ("socket=,role=server", "socket: must have"),
+            ("socket=/a,role=master", "role: \"master\""),
+            ("socket=/a,role=server,id=-1", "id: \"-1\""),
+            ("socket=/a,role=server,id=1,id=2", "id: is given twice"),
+            ("socket=/a,role=server,colour=red", "colour: unknown key"),
+            ("socket=/a,role=server,queues=0", "queues: 0"),
+            ("socket=/a,role=server,queues=65", "queues: 65"),
+            ("socket=/a,role=server,ring=100", "ring: 100"),
+            ("socket=/a,role=server,ring=32768", "ring: 32768"),
+            ("socket=/a,role=server,buffer=100", "buffer: 100"),
+            ("socket=/a,role=server,ring=2,buffer=64", "ring: its buffers do not hold"),
+            ("socket=/a,role=server,queues=64,ring=16384", "ring: all buffers"),
+            ("socket=/a,role=server,secret=", "secret: must have"),
+            ("socket=/a,role=server,secret=0123456789012345678901234", "secret: must have"),
+        ] {
+            let error = text.parse::<MemifConfig>().expect_err(text);
+            assert!(error.starts_with(problem), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn both_ends_have_addresses_that_stay_and_differ() {
+        let server: MemifConfig = "socket=/a,role=server".parse().expect("valid");
+        let client = MemifConfig { role: Role::Client, ..server.clone() };
+        let other = MemifConfig { id: 1, ..server.clone() };
+        assert_eq!(server.own_mac(), server.own_mac());
+        assert_eq!(server.own_mac()[0], 2);
+        assert_ne!(server.own_mac(), client.own_mac());
+        assert_ne!(server.own_mac(), other.own_mac());
+    }
+}

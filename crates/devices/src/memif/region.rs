@@ -1,0 +1,215 @@
+//! Memory that two processes share.
+//!
+//! The other process may write any byte of it at any time. So nothing here lends a reference to bytes: they are copied out or in, and what two
+//! sides read and write as words (indices, flags, descriptors) are atomics.
+//!
+//! A file that shrinks under its mapping would kill the process with SIGBUS when it is touched. A memfd that is sealed against
+//! shrinking cannot; any other file is refused. Holes that the peer punches into it read as zeros.
+#![allow(unsafe_code)] // maps memory, and copies from and to it
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
+};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+
+/// `f_type` of the file system that memfds of ordinary pages are on. (Those of huge pages can fail to find a page when one is touched, and that
+/// is a SIGBUS too.)
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// A mapping of a memfd, for as long as this value lives.
+#[derive(Debug)]
+pub(super) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is not bound to a thread.
+unsafe impl Send for Region {}
+// SAFETY: the memory is only read and written through raw copies and atomics, which tolerate that others do the same.
+unsafe impl Sync for Region {}
+
+/// Why a peer's region was not mapped.
+#[derive(Debug)]
+pub(super) enum Refused {
+    /// The file can shrink, or is no memfd.
+    NotSealed,
+    /// The file is on huge pages, or some other file system.
+    NotOrdinary,
+    /// The file is smaller than the peer said.
+    TooSmall,
+    /// The kernel's answer.
+    System(io::Error),
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::NotSealed => f.write_str("region can shrink"),
+            Self::NotOrdinary => f.write_str("region is no memfd of ordinary pages"),
+            Self::TooSmall => f.write_str("region is smaller than said"),
+            Self::System(error) => write!(f, "region cannot be mapped: {error}"),
+        }
+    }
+}
+
+impl Region {
+    /// New memory of `len` bytes, all zero, and the file to give to the peer, whose size is fixed for ever.
+    pub(super) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = memfd_create("ginnel-memif", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&fd, len as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((Self::map(&fd, len)?, fd))
+    }
+
+    /// The first `len` bytes of a peer's file.
+    pub(super) fn of_peer(fd: &OwnedFd, len: usize) -> Result<Self, Refused> {
+        // The seals come first: they are asked of the kernel alone. A file of a file system in user space, whose server could keep
+        // the other calls waiting, has none.
+        let seals = fcntl_get_seals(fd).map_err(|_| Refused::NotSealed)?;
+        if !seals.contains(SealFlags::SHRINK) {
+            fcntl_add_seals(fd, SealFlags::SHRINK).map_err(|_| Refused::NotSealed)?;
+        }
+        let system = |error: rustix::io::Errno| Refused::System(error.into());
+        if fstatfs(fd).map_err(system)?.f_type as u64 != TMPFS_MAGIC {
+            return Err(Refused::NotOrdinary);
+        }
+        let size = fstat(fd).map_err(system)?.st_size;
+        if usize::try_from(size).is_ok_and(|size| size >= len) && len > 0 {
+            Self::map(fd, len).map_err(Refused::System)
+        } else {
+            Err(Refused::TooSmall)
+        }
+    }
+
+    fn map(fd: impl AsFd, len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
+        }?;
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len })
+    }
+
+    /// Whether `len` bytes from `offset` on are inside.
+    pub(super) fn contains(&self, offset: usize, len: usize) -> bool {
+        offset.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// Copies bytes out, once. What the peer writes meanwhile may be in the copy or not; the copy itself does not change any more. False, and
+    /// nothing is copied, if they are not all inside.
+    #[must_use]
+    pub(super) fn copy_out(&self, offset: usize, to: &mut [u8]) -> bool {
+        if !self.contains(offset, to.len()) {
+            return false;
+        }
+        // SAFETY: the source is inside the mapping, which lives as long as `self` and cannot shrink; `to` is private memory, so
+        // they do not overlap. Nobody draws conclusions from a byte that the peer changes during the copy: it is only moved here, and
+        // whoever looks at it looks at the copy.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.add(offset).as_ptr(), to.as_mut_ptr(), to.len()) };
+        true
+    }
+
+    /// Copies bytes in. False, and nothing is copied, if there is no room for all of them.
+    #[must_use]
+    pub(super) fn copy_in(&self, offset: usize, from: &[u8]) -> bool {
+        if !self.contains(offset, from.len()) {
+            return false;
+        }
+        // SAFETY: as in `copy_out`, the other way.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.base.add(offset).as_ptr(), from.len()) };
+        true
+    }
+
+    /// A word at an offset that the caller has checked once and for all.
+    ///
+    /// Panics if it is not inside or not aligned: that is a bug of the caller, not something a peer can bring about.
+    pub(super) fn u16(&self, offset: usize) -> &AtomicU16 {
+        assert!(self.contains(offset, 2) && offset.is_multiple_of(2));
+        // SAFETY: inside the mapping and aligned, as the mapping starts at a page; atomics may be changed by others at any time.
+        unsafe { self.base.add(offset).cast::<AtomicU16>().as_ref() }
+    }
+
+    /// As [`Region::u16`].
+    pub(super) fn u32(&self, offset: usize) -> &AtomicU32 {
+        assert!(self.contains(offset, 4) && offset.is_multiple_of(4));
+        // SAFETY: as in `u16`.
+        unsafe { self.base.add(offset).cast::<AtomicU32>().as_ref() }
+    }
+
+    /// As [`Region::u16`].
+    pub(super) fn u64(&self, offset: usize) -> &AtomicU64 {
+        assert!(self.contains(offset, 8) && offset.is_multiple_of(8));
+        // SAFETY: as in `u16`.
+        unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, and nothing refers to it any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    fn memfd(len: u64, flags: MemfdFlags) -> OwnedFd {
+        let fd = memfd_create("test", MemfdFlags::CLOEXEC | flags).expect("a memfd");
+        ftruncate(&fd, len).expect("its size");
+        fd
+    }
+
+    #[test]
+    fn two_mappings_of_one_file_share_their_bytes() {
+        let (ours, fd) = Region::create(5000).expect("memory");
+        let theirs = Region::of_peer(&fd, 5000).expect("sealed");
+        assert!(ours.copy_in(4990, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]));
+        let mut bytes = [0; 4];
+        assert!(theirs.copy_out(4992, &mut bytes));
+        assert_eq!(bytes, [3, 4, 5, 6]);
+        theirs.u16(4992).store(0x0a0a, Relaxed);
+        assert_eq!(ours.u16(4992).load(Relaxed), 0x0a0a);
+    }
+
+    #[test]
+    fn nothing_outside_is_touched() {
+        let (region, _fd) = Region::create(100).expect("memory");
+        let mut bytes = [7; 8];
+        for offset in [93, 100, 4096, usize::MAX - 3, usize::MAX] {
+            assert!(!region.copy_out(offset, &mut bytes), "{offset}");
+            assert!(!region.copy_in(offset, &bytes), "{offset}");
+        }
+        assert_eq!(bytes, [7; 8]);
+        assert!(region.copy_out(92, &mut bytes));
+        assert!(region.copy_out(100, &mut []));
+    }
+
+    #[test]
+    fn a_file_that_can_shrink_is_sealed_or_refused() {
+        let open = memfd(8192, MemfdFlags::ALLOW_SEALING);
+        let region = Region::of_peer(&open, 8192).expect("it is sealed here");
+        assert!(ftruncate(&open, 0).is_err(), "the seal holds");
+        assert!(region.copy_in(8191, &[1]));
+        let closed = memfd(8192, MemfdFlags::empty());
+        assert!(matches!(Region::of_peer(&closed, 8192), Err(Refused::NotSealed)));
+        let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").expect("a file"));
+        assert!(matches!(Region::of_peer(&file, 100), Err(Refused::NotSealed)));
+    }
+
+    #[test]
+    fn a_file_smaller_than_said_is_refused() {
+        let fd = memfd(4096, MemfdFlags::ALLOW_SEALING);
+        for len in [0, 4097, usize::MAX] {
+            assert!(matches!(Region::of_peer(&fd, len), Err(Refused::TooSmall)), "{len}");
+        }
+        assert!(Region::of_peer(&fd, 4096).is_ok());
+    }
+}

@@ -1,0 +1,159 @@
+//! Sockets of the control channel: listening, accepting, connecting.
+
+use super::channel::Channel;
+use super::config::SocketName;
+use rustix::fd::OwnedFd;
+use rustix::fs::{FileType, Mode, fchmod, lstat};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
+    sockopt,
+};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 16;
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)?)
+}
+
+fn address(name: &SocketName) -> io::Result<SocketAddrUnix> {
+    Ok(match name {
+        SocketName::Path(path) => SocketAddrUnix::new(path)?,
+        SocketName::Abstract(name) => SocketAddrUnix::new_abstract_name(name.as_bytes())?,
+    })
+}
+
+/// A socket that clients find. Its file goes with it.
+#[derive(Debug)]
+pub(super) struct Listener {
+    socket: OwnedFd,
+    name: SocketName,
+    /// The file that was made, by device and inode: not to remove somebody else's.
+    file: Option<(PathBuf, (u64, u64))>,
+}
+
+impl Listener {
+    /// A file that a dead server left is replaced; one that somebody listens on is `AddrInUse`, one that is no socket `AlreadyExists`.
+    pub(super) fn bind(name: &SocketName) -> io::Result<Self> {
+        let socket = socket()?;
+        if let SocketName::Path(path) = name {
+            // The mode of the socket becomes that of the file, so there is no moment in which it has another.
+            fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+            remove_stale(path, name)?;
+        }
+        bind(&socket, &address(name)?)?;
+        listen(&socket, BACKLOG)?;
+        let file = match name {
+            SocketName::Path(path) => Some((path.clone(), identity(path)?)),
+            SocketName::Abstract(_) => None,
+        };
+        Ok(Self { socket, name: name.clone(), file })
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.socket
+    }
+
+    /// A client, or `None` if it may not come in.
+    pub(super) fn accept(&self) -> io::Result<Option<Channel>> {
+        let socket = accept_with(&self.socket, FLAGS)?;
+        Ok(may_meet(&self.name, &socket).then(|| Channel::new(socket)))
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some((path, ours)) = &self.file
+            && identity(path).is_ok_and(|identity| identity == *ours)
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Connects to the server, if there is one.
+pub(super) fn connect_to(name: &SocketName) -> io::Result<Channel> {
+    let socket = socket()?;
+    connect(&socket, &address(name)?)?;
+    if !may_meet(name, &socket) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(Channel::new(socket))
+}
+
+/// An abstract name has no mode, so whoever is there must be of the same user, or root.
+fn may_meet(name: &SocketName, socket: &OwnedFd) -> bool {
+    let SocketName::Abstract(_) = name else { return true };
+    let own = rustix::process::geteuid();
+    sockopt::socket_peercred(socket).is_ok_and(|peer| peer.uid == own || peer.uid.is_root())
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let stat = lstat(path)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+fn remove_stale(path: &Path, name: &SocketName) -> io::Result<()> {
+    let stat = match lstat(path) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
+        return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+    }
+    match connect(&socket()?, &address(name)?) {
+        Err(Errno::CONNREFUSED) => Ok(std::fs::remove_file(path)?),
+        _ => Err(io::ErrorKind::AddrInUse.into()),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn a_socket_file_is_for_its_owner_and_goes_with_its_server() {
+        let folder = super::super::tests::Folder::new();
+        let path = folder.path("socket");
+        let name = SocketName::Path(path.clone());
+        let listener = Listener::bind(&name).expect("bound");
+        let mode = std::fs::metadata(&path).expect("the file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(Listener::bind(&name).expect_err("in use").kind(), io::ErrorKind::AddrInUse);
+        let _client = connect_to(&name).expect("the server");
+        assert!(listener.accept().expect("the second client").is_some(), "the first only looked");
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_left_by_a_dead_server_is_replaced_and_others_are_not() {
+        let folder = super::super::tests::Folder::new();
+        let path = folder.path("socket");
+        let name = SocketName::Path(path.clone());
+        let mut dead = Listener::bind(&name).expect("bound");
+        dead.file = None; // as after kill -9
+        drop(dead);
+        assert!(path.exists());
+        let listener = Listener::bind(&name).expect("replaced");
+        std::fs::remove_file(&path).expect("removed by hand");
+        std::fs::write(&path, "text").expect("somebody else's file");
+        drop(listener);
+        assert_eq!(std::fs::read_to_string(&path).expect("still there"), "text");
+        assert_eq!(Listener::bind(&name).expect_err("a file").kind(), io::ErrorKind::AlreadyExists);
+    }
+
+    #[test]
+    fn an_abstract_name_needs_no_file() {
+        let name = SocketName::Abstract(format!("ginnel-test-{}", std::process::id()));
+        let listener = Listener::bind(&name).expect("bound");
+        let _client = connect_to(&name).expect("the server");
+        assert!(listener.accept().expect("the client").is_some(), "of the same user");
+    }
+}

@@ -1,0 +1,48 @@
+//! The conformance suite, in both roles, with and without the extension.
+
+use super::*;
+use crate::conformance::{self, Promises};
+
+const WHOLE: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+
+/// Runs the suite with the server on the left, then with the client there.
+fn run(name: &str, promises: Promises, adjust: impl Fn(&mut MemifConfig)) {
+    for server_first in [true, false] {
+        conformance::run(&format!("{name}, server first: {server_first}"), promises, &mut || {
+            let folder = Folder::new();
+            let (mut server, mut client) = connected(&folder, &adjust);
+            let (server, client) = (server.queues.remove(0), client.queues.remove(0));
+            if server_first { (server, client) } else { (client, server) }
+        });
+    }
+}
+
+#[test]
+fn two_ends_with_the_extension_conform() {
+    run("memif", WHOLE, |_| {});
+}
+
+#[test]
+fn two_ends_without_offloads_conform_with_any_mtu() {
+    for mtu in [68, 576, 9000, 65_535] {
+        run("memif without offloads", WHOLE, |config| {
+            (config.offload, config.mtu) = (false, mtu);
+        });
+    }
+}
+
+/// One end does not offer the extension, as foreign peers do not: the other cuts and sums in software.
+#[test]
+fn an_end_with_offloads_conforms_at_one_without() {
+    let cut = Promises { super_frame_bytes_whole: 0, ..WHOLE };
+    for role in [Role::Server, Role::Client] {
+        run("memif with one end without offloads", cut, |config| config.offload = config.role != role);
+    }
+}
+
+#[test]
+fn small_buffers_and_small_rings_conform() {
+    run("memif with buffers of 256 bytes", WHOLE, |config| config.buffer_bytes = 256);
+    run("memif with large buffers", WHOLE, |config| (config.buffer_bytes, config.ring) = (65_536, 128));
+    run("memif with a ring of 64", WHOLE, |config| (config.ring, config.offload) = (64, false));
+}

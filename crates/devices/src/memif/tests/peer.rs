@@ -1,0 +1,197 @@
+//! A peer made of the same messages and rings as the device, but in the hands of a test.
+
+use super::*;
+use crate::memif::channel::{Channel, Received};
+use crate::memif::handshake::{ClientHandshake, Link, ServerHandshake, Step};
+use crate::memif::message::{MESSAGE_BYTES, Message};
+use crate::memif::socket::{Listener, connect_to};
+use crate::random::Random;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::OwnedFd;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendFlags, send};
+use std::sync::Arc;
+
+/// The far end of a connection.
+pub(super) struct Peer {
+    channel: Channel,
+    pub(super) link: Option<Link>,
+}
+
+/// Makes connections to one device.
+pub(super) struct Meet {
+    config: MemifConfig,
+    listener: Option<Listener>,
+}
+
+enum Side {
+    Server(ServerHandshake),
+    Client(ClientHandshake),
+}
+
+impl Side {
+    fn on_message(&mut self, message: Message, descriptor: Option<OwnedFd>) -> Result<Step, String> {
+        match self {
+            Self::Server(handshake) => handshake.on_message(message, descriptor, false),
+            Self::Client(handshake) => handshake.on_message(message),
+        }
+    }
+}
+
+impl Peer {
+    /// Whether the device has not ended the connection yet.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.channel.receive(), Received::Nothing)
+    }
+
+    /// Whether the device ends the connection.
+    pub(super) fn is_sent_away(&self) -> bool {
+        loop {
+            wait_for(self.channel.fd());
+            match self.channel.receive() {
+                Received::Closed => return true,
+                Received::Message(..) => {}
+                Received::Nothing | Received::Malformed(_) => return false,
+            }
+        }
+    }
+
+    /// The configuration of the other end of a device.
+    pub(super) fn config(memif: &Memif, folder: &Folder) -> MemifConfig {
+        // The address says which role it has.
+        let server = memif.queues[0].tx.capabilities().mac[5] == 1;
+        let role = if server { Role::Client } else { Role::Server };
+        MemifConfig { ring: 64, ..MemifConfig::new(folder.socket(), role) }
+    }
+
+    /// Connections to a device by somebody who can do with them what the rules forbid.
+    pub(super) fn stranger(memif: &Memif, folder: &Folder) -> Meet {
+        let config = Self::config(memif, folder);
+        let listener = (config.role == Role::Server)
+            .then(|| Listener::bind(&config.socket).expect("a listening socket"));
+        Meet { config, listener }
+    }
+}
+
+impl Meet {
+    /// The channel to the device, and this side of the handshake.
+    fn channel(&self, offload: bool) -> (Channel, Side) {
+        let config = Arc::new(MemifConfig { offload, ..self.config.clone() });
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < deadline, "the device is not there");
+            let side = match &self.listener {
+                None => connect_to(&config.socket)
+                    .ok()
+                    .map(|channel| (channel, Side::Client(ClientHandshake::new(&config)))),
+                Some(listener) => {
+                    wait_for(listener.fd());
+                    listener.accept().ok().flatten().map(|channel| {
+                        let (handshake, hello) = ServerHandshake::new(&config);
+                        let _ = channel.send(&hello, None);
+                        (channel, Side::Server(handshake))
+                    })
+                }
+            };
+            if let Some(side) = side {
+                return side;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// A connection made by the rules.
+    pub(super) fn connect(&mut self, offload: bool) -> Peer {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < deadline, "the device does not connect");
+            let (channel, mut side) = self.channel(offload);
+            if let Some(link) = shake(&channel, &mut side) {
+                return Peer { channel, link: Some(link) };
+            }
+            // It was still busy with the connection before.
+        }
+    }
+
+    /// Goes some way through the handshake, then sends nonsense until it is thrown out.
+    pub(super) fn confuse(&mut self, random: &mut Random) {
+        let (channel, mut side) = self.channel(random.below(2) == 0);
+        for _ in 0..20 {
+            wait_at_most(channel.fd(), 50);
+            let step = match channel.receive() {
+                Received::Message(message, descriptor) => side.on_message(message, descriptor),
+                Received::Nothing => Err("nothing".into()),
+                Received::Closed | Received::Malformed(_) => return,
+            };
+            let (message, descriptor) = match step {
+                Ok(Step::Send(message, descriptor)) => (message, descriptor),
+                Ok(Step::Connect(_, message)) => (message, None),
+                Ok(Step::Connected(_) | Step::Leave(_)) | Err(_) => (Message::Ack, None),
+            };
+            let mut bytes = message.encode();
+            let mut len = MESSAGE_BYTES;
+            let mut descriptor = descriptor;
+            match random.below(24) {
+                0 => bytes[0] = random.below(11) as u8,
+                1..=3 => bytes[random.below(16) as usize] = [0, 1, 2, 0x7f, 0xff][random.below(5) as usize],
+                4 => bytes[random.below(128) as usize] = random.next_u64() as u8,
+                5 => len = random.below(MESSAGE_BYTES as u64) as usize,
+                6 => descriptor = None,
+                7 => descriptor = Some(rustix::pipe::pipe().expect("a pipe").0),
+                8 => descriptor = Some(memfd(MemfdFlags::empty())),
+                9 => descriptor = Some(memfd(MemfdFlags::ALLOW_SEALING)),
+                10 => drop(channel.send(&message, None)),
+                11 => return,
+                _ => {}
+            }
+            let sent = if len == MESSAGE_BYTES {
+                match Message::decode(&bytes) {
+                    Ok(message) => channel.send(&message, descriptor.as_ref()).is_ok(),
+                    Err(_) => send(channel.fd(), &bytes, SendFlags::NOSIGNAL).is_ok(),
+                }
+            } else {
+                send(channel.fd(), &bytes[..len], SendFlags::NOSIGNAL).is_ok()
+            };
+            if !sent {
+                return;
+            }
+        }
+    }
+}
+
+/// A file of 100 bytes: smaller than any region.
+fn memfd(flags: MemfdFlags) -> OwnedFd {
+    let fd = memfd_create("test", MemfdFlags::CLOEXEC | flags).expect("a memfd");
+    ftruncate(&fd, 100).expect("its size");
+    fd
+}
+
+fn wait_for(fd: &OwnedFd) {
+    wait_at_most(fd, 5000);
+}
+
+fn wait_at_most(fd: &OwnedFd, milliseconds: i64) {
+    let pause = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
+    let _ = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&pause));
+}
+
+/// The whole handshake. `None` if the device says no.
+fn shake(channel: &Channel, side: &mut Side) -> Option<Link> {
+    loop {
+        wait_for(channel.fd());
+        let Received::Message(message, descriptor) = channel.receive() else { return None };
+        match side.on_message(message, descriptor).ok()? {
+            Step::Send(message, descriptor) => channel.send(&message, descriptor.as_ref()).ok()?,
+            Step::Connect(link, message) => {
+                channel.send(&message, None).ok()?;
+                return Some(*link);
+            }
+            Step::Connected(link) => {
+                // What the receiving halves of a device would do: offer all buffers.
+                link.to_client.iter().for_each(|offered| offered.ring.set_head(offered.ring.size()));
+                return Some(*link);
+            }
+            Step::Leave(_) => return None,
+        }
+    }
+}
