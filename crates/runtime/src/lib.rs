@@ -27,7 +27,7 @@ pub use command::{Command, CommandError, Commander};
 pub use config::Config;
 pub use context::{Context, WorkContext};
 pub use error::Error;
-pub use executor::{Executor, net, signal, task, time};
+pub use executor::{Executor, compat, net, signal, task, time};
 pub use ginnel_devices::random::Random;
 pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 pub use ginnel_stack::events::CloseReason;

@@ -31,6 +31,7 @@
 //!
 //! Why it is built so: docs/adr/0009-async-on-the-shard.md.
 
+pub mod compat;
 mod local;
 pub mod net;
 pub mod signal;

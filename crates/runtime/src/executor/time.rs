@@ -234,7 +234,16 @@ pub struct Interval {
 impl Interval {
     /// Waits for the next tick and says when it was due. No tick is lost if the future is dropped.
     pub async fn tick(&mut self) -> Instant {
-        poll_fn(|cx| Pin::new(&mut self.sleep).poll(cx)).await;
+        poll_fn(|cx| self.poll_tick(cx)).await
+    }
+
+    /// As [`tick`](Self::tick), as a `poll` function.
+    pub fn poll_tick(&mut self, cx: &mut Context<'_>) -> Poll<Instant> {
+        Pin::new(&mut self.sleep).poll(cx).map(|()| self.follow())
+    }
+
+    /// Says when the tick was due that has come, and waits for the next.
+    fn follow(&mut self) -> Instant {
         let due = self.sleep.deadline();
         let now = now_of(self.sleep.executor);
         let next = match self.missed {

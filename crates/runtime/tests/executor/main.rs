@@ -2,6 +2,7 @@
 
 mod cancel;
 mod common;
+mod ecosystem;
 mod ends;
 mod streams;
 mod tasks;

@@ -143,7 +143,7 @@ fn a_write_waits_for_a_peer_that_does_not_read() {
 fn one_side_may_end_while_the_other_goes_on() {
     let server = async || {
         let listener = TcpListener::bind(SERVER).await.unwrap();
-        let mut stream = listener.incoming().next().await.unwrap();
+        let mut stream = listener.incoming().next().await.unwrap().unwrap();
         let mut question = Vec::new();
         stream.read_to_end(&mut question).await.unwrap();
         assert_eq!(question, b"how many?");

@@ -96,20 +96,20 @@ pub struct Incoming<'a> {
 }
 
 impl Incoming<'_> {
-    /// The next connection.
+    /// The next connection. Never `None`, but what the method of this name of a `Stream` returns.
     ///
     /// # Errors
     /// As for [`TcpListener::accept`].
-    pub async fn next(&mut self) -> io::Result<TcpStream> {
-        self.listener.accept().await.map(|(stream, _)| stream)
+    pub async fn next(&mut self) -> Option<io::Result<TcpStream>> {
+        Some(self.listener.accept().await.map(|(stream, _)| stream))
     }
 
     /// The same as a `poll` function.
     ///
     /// # Errors
     /// As for [`TcpListener::accept`].
-    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<TcpStream>> {
-        self.listener.poll_accept(cx).map_ok(|(stream, _)| stream)
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<TcpStream>>> {
+        self.listener.poll_accept(cx).map_ok(|(stream, _)| stream).map(Some)
     }
 }
 

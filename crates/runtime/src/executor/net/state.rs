@@ -65,6 +65,9 @@ pub(in crate::executor) struct Net {
     pub(super) listener_numbers: HashMap<Listener, u32>,
     pub(in crate::executor) udp: Slab<UdpState>,
     pub(super) udp_numbers: HashMap<UdpHandle, u32>,
+    /// Room for bytes on their way to a buffer of a kind that the engine does not know.
+    #[cfg(feature = "hyper")]
+    pub(super) between: Vec<u8>,
     /// Dropped while no task was running: the engine is told when one runs next.
     pub(super) dropped: Vec<Dropped>,
 }
@@ -86,6 +89,8 @@ impl Net {
             listener_numbers: HashMap::new(),
             udp: Slab::new(),
             udp_numbers: HashMap::new(),
+            #[cfg(feature = "hyper")]
+            between: Vec::new(),
             dropped: Vec::new(),
         }
     }

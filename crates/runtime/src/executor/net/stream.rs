@@ -15,6 +15,10 @@ use ginnel_stack::error::{RecvError, SendError};
 use ginnel_stack::options::{ConnectOptions, SocketOptions, TcpInfo, TcpOption};
 use std::io;
 
+/// How much is received at a time on the way through `Net::between`.
+#[cfg(feature = "hyper")]
+const BETWEEN_BYTES: usize = 1 << 14;
+
 /// A TCP connection.
 ///
 /// What is not read stays in the receive buffer and closes the window that the peer may send into; a write waits when the send buffer is full.
@@ -72,6 +76,28 @@ impl TcpStream {
     pub(super) fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut waiting = Waiting::poll_function(self.executor, Wait::Read(self.socket));
         waiting.poll(cx, |a| recv(a, self.socket, buffer))
+    }
+
+    /// Receives up to so many bytes and gives them to `take`.
+    #[cfg(feature = "hyper")]
+    pub(in crate::executor) fn poll_recv_with(
+        &self,
+        cx: &mut Context<'_>,
+        most: usize,
+        take: impl FnOnce(&[u8]),
+    ) -> Poll<io::Result<usize>> {
+        let mut waiting = Waiting::poll_function(self.executor, Wait::Read(self.socket));
+        waiting.poll(cx, |a| {
+            let mut between = core::mem::take(&mut a.state.net.between);
+            between.resize(BETWEEN_BYTES, 0);
+            let most = most.min(between.len());
+            let received = recv(a, self.socket, &mut between[..most]);
+            if let Some(Ok(n)) = received {
+                take(&between[..n]);
+            }
+            a.state.net.between = between;
+            received
+        })
     }
 
     /// Queues as many bytes as there is room for, at least one.
