@@ -2,6 +2,7 @@
 
 mod cancel;
 mod common;
+mod costs;
 mod ecosystem;
 mod ends;
 mod streams;
@@ -9,3 +10,8 @@ mod tasks;
 mod threads;
 mod times;
 mod udp;
+
+use ginnel_testkit::alloc_counter::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
