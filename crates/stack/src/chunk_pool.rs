@@ -74,22 +74,28 @@ impl ChunkPool {
     }
 
     /// A chunk with undefined contents, or `None` if the budget is used up or reserved.
+    #[inline]
     pub fn alloc(&mut self) -> Option<ChunkId> {
         if self.available() == 0 {
             return None;
         }
         let index = match self.free.pop() {
             Some(index) => index,
-            None if self.slots.len() < self.chunks_max => {
-                self.slots.push(Slot { bytes: Some(Box::new([0; CHUNK_BYTES])), in_use: false });
-                (self.slots.len() - 1) as u32
-            }
-            None => return None,
+            None => self.grow()?,
         };
         self.slots[index as usize].in_use = true;
         self.in_use += 1;
         self.high_water = self.high_water.max(self.in_use);
         Some(ChunkId(index))
+    }
+
+    #[inline(never)]
+    fn grow(&mut self) -> Option<u32> {
+        if self.slots.len() >= self.chunks_max {
+            return None;
+        }
+        self.slots.push(Slot { bytes: Some(Box::new([0; CHUNK_BYTES])), in_use: false });
+        Some((self.slots.len() - 1) as u32)
     }
 
     /// As [`ChunkPool::alloc`], but leaves the last quarter of the budget alone.
@@ -104,6 +110,7 @@ impl ChunkPool {
     ///
     /// # Panics
     /// If it is not in use or lent out: a caller's mistake that would mix two streams.
+    #[inline(always)]
     pub fn free(&mut self, id: ChunkId) {
         let slot = &mut self.slots[id.0 as usize];
         assert!(slot.in_use && slot.bytes.is_some(), "chunk freed twice or while lent out");

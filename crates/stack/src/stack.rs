@@ -21,14 +21,14 @@ use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption, UrgentMark};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
-use crate::tcp::input::Arrived;
+use crate::tcp::input::{Arrived, Fields};
 use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
 use crate::tcp::{FlowKey, Tcp, TcpStats};
 use crate::time::Instant;
 use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpStats};
 use crate::wire::protocol;
-use crate::wire::tcp::TcpSegment;
+use crate::wire::tcp::{TcpHeader, TcpSegment};
 use core::net::{IpAddr, SocketAddr};
 use serde::Deserialize;
 
@@ -69,6 +69,28 @@ fn wire_segments(gso: Option<Gso>, payload: &[u8]) -> u16 {
     match gso {
         Some(gso) => payload.len().div_ceil(usize::from(gso.size.max(1))).max(1) as u16,
         None => 1,
+    }
+}
+
+/// The segment of a usual frame, which is number `index` of its burst, with its flow hash and what the flow table had for that.
+#[inline(always)]
+fn arrived<'b>(
+    usual: &Usual<'b>,
+    (hash, hint): (u32, u32),
+    index: usize,
+    frame: &RxFrame<'b>,
+) -> Arrived<'b> {
+    let Usual { key, ecn, header, options, payload, payload_at } = *usual;
+    Arrived {
+        key,
+        hash,
+        hint,
+        header: Fields::from(&TcpHeader::parse(header)),
+        options,
+        payload,
+        frame: Some((index as u16, payload_at)),
+        ce: ecn == CONGESTION_EXPERIENCED,
+        segments: wire_segments(frame.gso, payload),
     }
 }
 
@@ -138,41 +160,18 @@ impl Stack {
                 && let Some(usual) = self.net.usual_v4(link, frame)
             {
                 let hash = self.tcp.secrets.flow_hash_v4(&usual.key);
-                self.receive_usual(&usual, (hash, hint), index, frame, burst);
+                let arrived = arrived(&usual, (hash, hint), index, frame);
+                self.net.stats.rx_tcp += 1;
+                self.tcp.input(&mut self.net, &arrived, burst);
             } else if let Some(usual) = link.and_then(|link| self.net.usual_v6(link, frame)) {
                 let hash = self.tcp.secrets.flow_hash(&usual.key);
-                self.receive_usual(&usual, (hash, hint), index, frame, burst);
+                let arrived = arrived(&usual, (hash, hint), index, frame);
+                self.net.stats.rx_tcp += 1;
+                self.tcp.input(&mut self.net, &arrived, burst);
             } else {
                 self.receive_unusual(now, port, index, frame, burst);
             }
         }
-    }
-
-    /// Takes the segment of a usual frame.
-    #[inline(always)]
-    fn receive_usual(
-        &mut self,
-        usual: &Usual<'_>,
-        (hash, hint): (u32, u32),
-        index: usize,
-        frame: &RxFrame<'_>,
-        burst: &RxBurst<'_>,
-    ) {
-        let Usual { key, ecn, segment, payload_at } = *usual;
-        debug_assert_eq!(hash, self.tcp.secrets.flow_hash(&key));
-        self.net.stats.rx_tcp += 1;
-        let arrived = Arrived {
-            key,
-            hash,
-            hint,
-            header: segment.header,
-            options: segment.options,
-            payload: segment.payload,
-            frame: Some((index as u16, payload_at)),
-            ce: ecn == CONGESTION_EXPERIENCED,
-            segments: wire_segments(frame.gso, segment.payload),
-        };
-        self.tcp.input(&mut self.net, &arrived, burst);
     }
 
     /// Asks for the cache lines that a burst is going to need: first the buckets of the flow table, then the connections they name.
@@ -234,7 +233,7 @@ impl Stack {
             hash: self.tcp.secrets.flow_hash(&key),
             hint: demux::NO_HINT,
             key,
-            header,
+            header: Fields::from(&header),
             options: segment.options,
             payload: segment.payload,
             frame,
@@ -277,6 +276,7 @@ impl Stack {
     }
 
     /// The next thing that happened. Slots of connections whose end was reported before are reused from here on.
+    #[inline]
     pub fn next_event(&mut self) -> Option<Event> {
         self.tcp.next_event().or_else(|| self.udp.next_readable().map(|socket| Event::UdpReadable { socket }))
     }

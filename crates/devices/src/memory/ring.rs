@@ -360,21 +360,22 @@ impl Consumer {
             // SAFETY: the producer wrote the header for a frame inside this record, and writes there no more until it is
             // released, which needs another call on `self`, hence the end of 'a.
             let bytes = unsafe { std::slice::from_raw_parts(record.add(FRAME_AT).as_ptr(), len) };
-            let checksum = checksum_state(header);
-            let (gso, extra) = if header & FLAG_GSO == 0 {
-                (None, 0)
-            } else {
-                // SAFETY: the flag says that an extension was written there.
-                let extension = unsafe { record.add(extension_at(len)).cast::<u64>().read() };
-                (Some(decode_gso(extension)), EXTENSION_BYTES_MAX)
-            };
             // SAFETY: the burst is not full, so there is a slot behind its last frame. (`push` is not inlined: it copies the
             // frame twice through the stack, narrow stores before wide loads.)
-            unsafe {
-                let slot = burst.len();
-                burst.as_mut_ptr().add(slot).write(RxFrame { bytes, checksum, gso });
-                burst.set_len(slot + 1);
+            let slot = unsafe { burst.as_mut_ptr().add(burst.len()) };
+            let mut extra = 0;
+            let frame = RxFrame { bytes, checksum: checksum_state(header), gso: None };
+            // SAFETY: as above.
+            unsafe { slot.write(frame) };
+            if header & FLAG_GSO != 0 {
+                // SAFETY: the flag says that an extension was written there.
+                let extension = unsafe { record.add(extension_at(len)).cast::<u64>().read() };
+                // SAFETY: as above.
+                unsafe { (*slot).gso = Some(decode_gso(extension)) };
+                extra = EXTENSION_BYTES_MAX;
             }
+            // SAFETY: the slot was written.
+            unsafe { burst.set_len(burst.len() + 1) };
             position = position.wrapping_add(record_bytes(len, extra));
         }
         self.position = position;

@@ -7,7 +7,7 @@ use crate::ip::usual::{self, Usual};
 use crate::link::LinkConfig;
 use crate::time::Instant;
 use crate::wire::ethernet::{self, EtherType, VlanTag};
-use crate::wire::tcp::TcpSegment;
+use crate::wire::tcp::{TcpHeader, TcpSegment};
 use crate::wire::{MacAddr, arp, ipv4, ipv6, protocol};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -153,7 +153,8 @@ impl Bench {
         let ends = usual::ends(frame.bytes);
         let Some(usual) = self.network.usual(self.port, frame) else { return };
         let Parsed::Tcp(l4) = parsed else { panic!("no segment for those who look closely: {parsed:?}") };
-        let Usual { key, ecn, segment, payload_at } = usual;
+        let Usual { key, ecn, header, options, payload, payload_at } = usual;
+        let segment = TcpSegment { header: TcpHeader::parse(header), options, payload };
         assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
         assert_eq!((key.remote_port, key.local_port), (segment.header.src_port, segment.header.dst_port));
         assert_eq!(Ok(segment), TcpSegment::parse(l4.bytes));

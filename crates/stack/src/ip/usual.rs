@@ -7,7 +7,7 @@ use crate::device::{RxChecksum, RxFrame};
 use crate::handle::{LinkId, PortId};
 use crate::tcp::demux::{FlowKey, Host};
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
-use crate::wire::tcp::{TcpHeader, TcpSegment};
+use crate::wire::tcp::TcpHeader;
 use crate::wire::{array, be16, be32, protocol};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -24,10 +24,25 @@ pub(crate) struct Usual<'b> {
     pub key: FlowKey,
     /// Explicit congestion notification field (RFC 3168): 0 … 3.
     pub ecn: u8,
+    /// The fixed part of the header, to be read where its fields are stored.
+    pub header: &'b [u8; TcpHeader::LEN],
+    pub options: &'b [u8],
     /// Without padding.
-    pub segment: TcpSegment<'b>,
+    pub payload: &'b [u8],
     /// Where its payload begins in the frame.
     pub payload_at: u32,
+}
+
+impl<'b> Usual<'b> {
+    /// The segment that begins at `l4` in a packet, if its header is all there.
+    #[inline(always)]
+    fn new(packet: &'b [u8], l4: usize, key: FlowKey, ecn: u8) -> Option<Self> {
+        let header = packet.get(l4..)?.first_chunk()?;
+        let payload_at = l4 + TcpHeader::len_said(header);
+        let (headers, payload) = packet.split_at_checked(payload_at)?;
+        let options = headers.get(l4 + TcpHeader::LEN..)?;
+        Some(Self { key, ecn, header, options, payload, payload_at: payload_at as u32 })
+    }
 }
 
 /// Addresses and ports of what may be a usual segment: for hashing ahead, so nothing is checked but what tells where they are.
@@ -108,17 +123,13 @@ impl Network {
                 return None;
             }
         }
-        let header = TcpHeader::parse(&array(head, L4_V4));
-        let payload_at = L4_V4 + usize::from(header.header_len);
-        let (headers, payload) = packet.split_at_checked(payload_at)?;
-        let segment = TcpSegment { header, options: headers.get(END_V4..)?, payload };
         let key = FlowKey {
             remote: Host::v4(src),
             local: Host::v4(dst),
-            remote_port: header.src_port,
-            local_port: header.dst_port,
+            remote_port: be16(head, L4_V4),
+            local_port: be16(head, L4_V4 + 2),
         };
-        Some(Usual { key, ecn: head[15] & 3, segment, payload_at: payload_at as u32 })
+        Usual::new(packet, L4_V4, key, head[15] & 3)
     }
 
     /// The same of IPv6.
@@ -143,22 +154,20 @@ impl Network {
         if !self.local.v6.has(dst.to_bits()) || self.local.v6.has(src.to_bits()) {
             return None;
         }
-        let l4 = frame.bytes.get(L4_V6..L4_V6 + usize::from(be16(head, 18)))?;
+        let packet = frame.bytes.get(..L4_V6 + usize::from(be16(head, 18)))?;
+        let l4 = packet.get(L4_V6..)?;
         if !is_vouched_for(frame, L4_V6)
             && !pseudo_v6(src, dst, protocol::TCP, l4.len()).add(Sum::of(l4)).is_valid()
         {
             return None;
         }
-        let segment = TcpSegment::parse(l4).ok()?;
-        let header = segment.header;
         let key = FlowKey {
             remote: Host::v6(src),
             local: Host::v6(dst),
-            remote_port: header.src_port,
-            local_port: header.dst_port,
+            remote_port: be16(head, L4_V6),
+            local_port: be16(head, L4_V6 + 2),
         };
-        let payload_at = L4_V6 as u32 + u32::from(header.header_len);
-        Some(Usual { key, ecn: head[15] >> 4 & 3, segment, payload_at })
+        Usual::new(packet, L4_V6, key, head[15] >> 4 & 3)
     }
 }
 

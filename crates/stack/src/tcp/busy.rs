@@ -170,6 +170,7 @@ impl Busy {
     /// Back to the initial state, keeping the capacity of the queues. Buffers must have been cleared by the caller, who has the pools.
     ///
     /// Field by field, because all of it at once would be built elsewhere first and then copied.
+    #[inline(always)]
     pub fn reset(&mut self) {
         let Self {
             owner,

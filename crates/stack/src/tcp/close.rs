@@ -40,6 +40,7 @@ impl Tcp {
     }
 
     /// Both directions are closed and the flow table knows the connection no more. The connection ends when the owner has read everything.
+    #[inline(always)]
     fn conclude(&mut self, idx: u32) {
         let c = &self.conns[idx];
         if c.has(Flags::ORPHAN) || !c.has(Flags::ACCEPTED) || self.unread(idx) == 0 {
@@ -91,19 +92,26 @@ impl Tcp {
 
     /// Removes an entry in TIME_WAIT.
     pub fn end_time_wait(&mut self, index: u32) {
-        let entry = *self.time_wait.get(index);
-        let hash = self.secrets.flow_hash(&entry.key(&self.addresses));
+        let entry = self.time_wait.get(index);
+        let (v6, remote_ip) = (entry.v6, entry.remote_ip);
+        let hash = self.time_wait_hash(entry);
         self.flows.remove(hash, index | TIME_WAIT_BIT);
-        self.addresses.release(entry.v6, entry.remote_ip);
+        self.addresses.release(v6, remote_ip);
         self.time_wait.remove(index);
         if let Some(next) = self.time_wait.oldest() {
             // The one that goes next was put there long ago: its bucket is in no cache.
             let next = self.time_wait.get(next);
-            self.flows.prefetch(self.secrets.flow_hash(&next.key(&self.addresses)));
+            self.flows.prefetch(self.time_wait_hash(next));
             if let Some(after) = self.time_wait.after(next) {
                 prefetch(after);
             }
         }
+    }
+
+    #[inline(always)]
+    fn time_wait_hash(&self, entry: &TimeWait) -> u32 {
+        let key = entry.key(&self.addresses);
+        if entry.v6 { self.secrets.flow_hash(&key) } else { self.secrets.flow_hash_v4(&key) }
     }
 
     /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).

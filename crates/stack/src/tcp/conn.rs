@@ -465,6 +465,7 @@ impl BusyPool {
     }
 
     /// Takes an entry back. The caller has cleared its buffers.
+    #[inline(always)]
     pub fn free(&mut self, index: u32) {
         self.entries[index as usize].reset();
         self.free.push(index);

@@ -149,7 +149,7 @@ impl AddressPool {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn key(&self, v6: bool, remote_ip: u32, local_ip: u32, remote_port: u16, local_port: u16) -> FlowKey {
         let (remote, local) =
             if v6 { self.pairs[remote_ip as usize] } else { (Host::v4(remote_ip), Host::v4(local_ip)) };

@@ -100,6 +100,7 @@ impl Tcp {
     }
 
     /// The SYN+ACK of an IPv4 connection; `false` as above.
+    #[inline(always)]
     pub(super) fn emit_syn_ack(
         &mut self,
         net: &mut Network,

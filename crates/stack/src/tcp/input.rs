@@ -14,13 +14,31 @@ use crate::wire::tcp::{SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
 /// Linux's bound on the age of a timestamp to compare with (RFC 7323 §5.5: 24 days).
 pub(crate) const PAWS_IDLE_MS: u32 = 24 * 24 * 3600 * 1000;
 
+/// What a segment's header says beside ports and lengths, which are in [`Arrived`] itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fields {
+    pub seq: SeqNumber,
+    pub ack: SeqNumber,
+    pub flags: TcpFlags,
+    pub window: u16,
+    pub urgent: u16,
+}
+
+impl From<&TcpHeader> for Fields {
+    #[inline(always)]
+    fn from(header: &TcpHeader) -> Self {
+        let TcpHeader { seq, ack, flags, window, urgent, .. } = *header;
+        Self { seq, ack, flags, window, urgent }
+    }
+}
+
 /// A segment with all that was found out about it before its connection was touched.
 pub(crate) struct Arrived<'a> {
     pub key: FlowKey,
     pub hash: u32,
     /// What the flow table had under `hash` a moment ago, or [`super::demux::NO_HINT`]: to be looked at first, and not to be relied on.
     pub hint: u32,
-    pub header: TcpHeader,
+    pub header: Fields,
     pub options: &'a [u8],
     pub payload: &'a [u8],
     /// Where the payload lies in the burst, if it does.
@@ -260,6 +278,7 @@ impl Tcp {
     }
 
     /// The acknowledgement that completes a passive or simultaneous open. False if the segment goes no further.
+    #[inline(always)]
     pub fn complete_handshake(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>) -> bool {
         let now_us = self.now.as_micros() as u32;
         let c = &self.conns[idx];

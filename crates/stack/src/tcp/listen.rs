@@ -1,6 +1,6 @@
 //! Listeners: lookup, half-open connections, accept queues.
 
-use super::conn::{Flags, Life, Tcb};
+use super::conn::{Flags, Life, NONE, Tcb};
 use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::input::Arrived;
@@ -143,6 +143,7 @@ impl ListenTable {
     }
 
     /// The listener for a segment: an exact address wins over the wildcard, the wildcard of the same family over the other's.
+    #[inline(always)]
     pub fn find(&self, local: IpAddr, port: u16) -> Option<u32> {
         let from = self.by_port.partition_point(|e| e.0 < port);
         if let [(first, index), rest @ ..] = &self.by_port[from..]
@@ -159,6 +160,7 @@ impl ListenTable {
     }
 
     /// A half-open connection of listener `index` is gone or established.
+    #[inline(always)]
     pub fn on_half_open_end(&mut self, index: u32) {
         let entry = &mut self.entries[index as usize];
         entry.half_open -= 1;
@@ -215,8 +217,20 @@ impl Tcp {
         c.flags.clear(Flags::IN_ACCEPT_QUEUE);
         c.flags.set(Flags::ACCEPTED);
         c.token = 0;
-        let conn = self.conns.handle(idx);
-        // What arrived before it was accepted was reported to nobody.
+        let conn = Conn::new(idx, c.generation);
+        let nothing = c.busy == NONE
+            && c.life == Life::Open
+            && !c.has(Flags::PEER_FIN)
+            && !(c.has(Flags::INLINE) && self.pending.has_withheld());
+        if !nothing {
+            self.report_arrived(idx, conn);
+        }
+        Some(conn)
+    }
+
+    /// What arrived before a connection was accepted was reported to nobody: that is done now.
+    #[inline(never)]
+    fn report_arrived(&mut self, idx: u32, conn: Conn) {
         let c = &self.conns[idx];
         let (peer_fin, inline) = (c.has(Flags::PEER_FIN), c.has(Flags::INLINE));
         let readable = self.both(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
@@ -236,7 +250,6 @@ impl Tcp {
         if let Life::Unaccepted(reason) = self.conns[idx].life {
             self.report_end(idx, reason);
         }
-        Some(conn)
     }
 
     /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
@@ -309,6 +322,7 @@ impl Tcp {
     }
 
     /// A connection from a peer's SYN, or from what a cookie kept of it. Its SYN+ACK is still to be sent.
+    #[inline(always)]
     fn new_passive(
         &mut self,
         net: &mut Network,
@@ -355,6 +369,19 @@ impl Tcp {
         }
         self.conns[idx] = c;
         Some(idx)
+    }
+
+    /// The same out of line, for cookies are rare.
+    #[inline(never)]
+    fn new_from_cookie(
+        &mut self,
+        net: &mut Network,
+        listener: u32,
+        seg: &Arrived<'_>,
+        options: &TcpOptions,
+        cookie: SeqNumber,
+    ) -> Option<u32> {
+        self.new_passive(net, listener, seg, options, cookie)
     }
 
     /// A slot in the flow table with the addresses of `key`, and what is to be stored there.
@@ -404,6 +431,7 @@ impl Tcp {
     }
 
     /// The handshake of a passive open is complete: into the accept queue. False if there is no room, or no listener any more.
+    #[inline(always)]
     pub fn establish_passive(&mut self, idx: u32) -> bool {
         let listener = self.conns[idx].token;
         let entry = &mut self.listeners.entries[listener as usize];
@@ -464,7 +492,7 @@ impl Tcp {
             timestamps,
             ..TcpOptions::default()
         };
-        let Some(idx) = self.new_passive(net, listener, seg, &options, cookie) else { return true };
+        let Some(idx) = self.new_from_cookie(net, listener, seg, &options, cookie) else { return true };
         self.stats.cookies_accepted += 1;
         let c = &mut self.conns[idx];
         c.rcv_nxt = seg.header.seq;
@@ -540,6 +568,7 @@ pub(crate) fn take_peer_options(c: &mut Tcb, config: &crate::tcp::config::TcpCon
 pub(crate) const AMBIGUOUS: u32 = 1;
 
 /// The first round trip time, of SYN or SYN+ACK, if it was sent only once (Karn).
+#[inline(always)]
 pub(crate) fn take_handshake_rtt(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, now_us: u32) {
     let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
     let ambiguous = core::mem::take(&mut c.rttvar) == AMBIGUOUS;

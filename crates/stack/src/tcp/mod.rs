@@ -49,7 +49,7 @@ use crate::handle::Conn;
 use crate::prefetch::prefetch;
 use crate::stack::Usage;
 use crate::time::Instant;
-use crate::timer_wheel::TimerWheel;
+use crate::timer_wheel::{TimerNode, TimerWheel};
 use busy::Busy;
 use config::{MtuProbing, TcpConfig};
 use conn::{BusyPool, ConnTable, Flags, Life, NONE, Tcb};
@@ -171,7 +171,7 @@ impl Tcp {
     }
 
     /// Puts a connection on the transmit list.
-    #[inline]
+    #[inline(always)]
     pub fn want_transmit(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         if !c.has(Flags::TX_LISTED) {
@@ -202,14 +202,13 @@ impl Tcp {
         let busy = self.busy.alloc(idx);
         c.busy = busy;
         let b = &mut self.busy[busy];
-        b.congestion = congestion::Congestion::new(self.config.congestion_control);
+        b.congestion.choose(self.config.congestion_control);
         b.usage_end = c.snd_nxt;
         b.recovery.high_seq = c.snd_una;
         b.window_max = c.snd_wnd;
         // A busy part that was given back means idleness since about the last segment received.
         let idle = self.now_ms.wrapping_sub(c.last_rx);
-        let idle = Duration::from_millis(idle.into()).min(self.now.saturating_since(Instant::ZERO));
-        b.last_sent = Instant::from_nanos(self.now.as_nanos() - idle.as_nanos() as u64);
+        b.last_sent = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
         if self.config.mtu_probing != MtuProbing::Off {
             self.resume_mtu_search(idx);
         }
@@ -217,13 +216,14 @@ impl Tcp {
     }
 
     /// Gives the busy part back, with all it holds, if there is one.
-    #[inline]
+    #[inline(always)]
     pub fn release_busy(&mut self, idx: u32) {
         if self.conns[idx].busy != NONE {
             self.give_busy_back(idx);
         }
     }
 
+    #[inline(always)]
     fn give_busy_back(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         let b = &mut self.busy[c.busy];
@@ -272,6 +272,7 @@ impl Tcp {
     }
 
     /// The next event whose connection still exists.
+    #[inline(always)]
     pub fn next_event(&mut self) -> Option<Event> {
         if let Some(idx) = self.reap.take() {
             self.free_slot(idx);
@@ -380,7 +381,9 @@ impl Tcp {
     /// What ends with the connection itself: timer, queue places, report.
     fn finish(&mut self, idx: u32, reason: CloseReason) {
         self.wheel.cancel(&mut self.conns, idx);
-        let c = &self.conns[idx];
+        let c = &mut self.conns[idx];
+        // Also if it was only deferred.
+        c.timer = TimerNode::default();
         let (state, token, flags) = (c.state, c.token, c.flags);
         if state == State::SynReceived && !flags.has(Flags::ACTIVE) {
             self.half_open -= 1;
@@ -433,6 +436,7 @@ impl Tcp {
     }
 
     /// The last step of a connection's life: its handle is stale from here on.
+    #[inline]
     pub fn free_slot(&mut self, idx: u32) {
         self.release_busy(idx);
         let c = &self.conns[idx];

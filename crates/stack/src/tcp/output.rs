@@ -78,7 +78,7 @@ impl Tcp {
     /// Sends what one connection has to send.
     fn output(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         if self.conns[idx].has(Flags::SYN_PENDING) {
-            return self.send_syn(net, idx);
+            return self.send_syn_later(net, idx);
         }
         let c = &self.conns[idx];
         if !c.state.is_synchronized() {
@@ -101,7 +101,14 @@ impl Tcp {
         Ok(())
     }
 
+    /// SYN, or a SYN+ACK that did not leave at once.
+    #[inline(never)]
+    fn send_syn_later(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        self.send_syn(net, idx)
+    }
+
     /// SYN or SYN+ACK.
+    #[inline(always)]
     pub fn send_syn(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         let c = &self.conns[idx];
         let mut flags = TcpFlags::SYN;
@@ -119,10 +126,11 @@ impl Tcp {
         let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
         // In a connection that is about to begin nothing is queued, so that its SYN+ACK is plain.
         let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED);
-        let result = match plain.then(|| self.emit_syn_ack(net, idx, &segment)) {
-            Some(Ok(true)) => Ok(()),
-            Some(Err(error)) => Err(error),
-            Some(Ok(false)) | None => self.emit(net, idx, &segment),
+        let sent = if plain { self.emit_syn_ack(net, idx, &segment) } else { Ok(false) };
+        let result = match sent {
+            Ok(true) => Ok(()),
+            Ok(false) => self.emit(net, idx, &segment),
+            Err(error) => Err(error),
         };
         let c = &mut self.conns[idx];
         if let Err(error) = result {

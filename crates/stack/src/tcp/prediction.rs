@@ -117,7 +117,9 @@ impl Tcp {
         c.snd_una = c.snd_nxt;
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
-        self.reply_ack(net, idx);
+        if self.send_ack(net, idx).is_err() {
+            self.reply_ack(net, idx);
+        }
         self.enter_time_wait_with(idx, hash);
     }
 

@@ -97,9 +97,13 @@ impl ProfileTable {
     /// One user less.
     #[inline]
     pub fn release(&mut self, id: ProfileId) {
-        if id == ProfileId::DEFAULT {
-            return;
+        if id != ProfileId::DEFAULT {
+            self.release_other(id);
         }
+    }
+
+    #[inline(never)]
+    fn release_other(&mut self, id: ProfileId) {
         let entry = &mut self.entries[usize::from(id.0)];
         entry.1 -= 1;
         if entry.1 == 0 {

@@ -183,6 +183,7 @@ impl Tcp {
     }
 
     /// `count` bytes were received in order: window growth and acknowledgement.
+    #[inline(always)]
     pub fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) {
         self.stats.bytes_in += count as u64;
         let limit = self.profile(idx).recv_buffer_bytes;
@@ -353,18 +354,22 @@ impl Tcp {
     }
 
     /// Bytes received and not read.
+    #[inline]
     pub fn unread(&self, idx: u32) -> usize {
         let c = &self.conns[idx];
         let buffered = if c.busy == NONE { 0 } else { self.busy[c.busy].recv.readable() };
-        if !c.has(Flags::INLINE) {
-            return buffered;
-        }
+        if c.has(Flags::INLINE) { self.unread_inline(idx, buffered) } else { buffered }
+    }
+
+    #[inline(never)]
+    fn unread_inline(&self, idx: u32, buffered: usize) -> usize {
         let conn = self.conns.handle(idx);
         let pending = self.pending.of(conn).filter(|p| !p.delivered);
         buffered + pending.map(|p| p.data.len()).sum::<usize>()
     }
 
     /// The owner read something: perhaps the window opened enough to tell the peer (RFC 9293 §3.8.6.2.2).
+    #[inline(always)]
     pub fn after_read(&mut self, idx: u32) {
         let c = &self.conns[idx];
         if !c.state.may_receive() {

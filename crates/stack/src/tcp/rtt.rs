@@ -6,6 +6,7 @@ use core::time::Duration;
 
 /// Takes one measurement, in µs. By Karn's rule the caller never passes one of a retransmitted segment, unless
 /// timestamps tell the two apart (RFC 7323 §4).
+#[inline(always)]
 pub(crate) fn on_sample(c: &mut Tcb, config: &TcpConfig, rtt_us: u32) {
     let r = rtt_us.clamp(1, 1 << 27);
     let floor = config.rto_min_ms * 1000;

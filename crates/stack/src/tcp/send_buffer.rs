@@ -281,7 +281,7 @@ impl SendBuffer {
     }
 
     /// Drops everything.
-    #[inline]
+    #[inline(always)]
     pub fn clear(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
         if self.is_empty() {
             return;

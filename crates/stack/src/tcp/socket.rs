@@ -272,6 +272,7 @@ impl Tcp {
         Ok(())
     }
 
+    #[inline(always)]
     fn queue_fin(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
         if c.has(Flags::FIN_QUEUED) {

@@ -42,11 +42,13 @@ impl TimeWait {
             && addresses.matches(self.v6, self.remote_ip, self.local_ip, key)
     }
 
+    #[inline(always)]
     pub fn key(&self, addresses: &AddressPool) -> FlowKey {
         addresses.key(self.v6, self.remote_ip, self.local_ip, self.remote_port, self.local_port)
     }
 
     /// The entry for a connection. `remote_ip` is a reference of its own into the address pool.
+    #[inline(always)]
     pub fn from_tcb(c: &Tcb, remote_ip: u32) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         Self {
@@ -138,10 +140,11 @@ impl TimeWaitTable {
     }
 
     /// Adds an entry; the table must not be full.
-    #[inline]
+    #[inline(always)]
     pub fn insert(&mut self, mut entry: TimeWait, now_ms: u32) -> u32 {
         entry.deadline = now_ms.wrapping_add(self.lifetime_ms);
         entry.last_answer = now_ms.wrapping_sub(1 << 20);
+        entry.prev = self.tail;
         let index = if self.free != NONE {
             let index = self.free;
             self.free = self.entries[index as usize].next;
@@ -151,7 +154,7 @@ impl TimeWaitTable {
             self.entries.push(entry);
             (self.entries.len() - 1) as u32
         };
-        self.link_last(index);
+        self.append(index);
         self.len += 1;
         index
     }
@@ -159,8 +162,10 @@ impl TimeWaitTable {
     /// Starts its time again.
     pub fn restart(&mut self, index: u32, now_ms: u32) {
         self.unlink(index);
-        self.get_mut(index).deadline = now_ms.wrapping_add(self.lifetime_ms);
-        self.link_last(index);
+        let (tail, deadline) = (self.tail, now_ms.wrapping_add(self.lifetime_ms));
+        let entry = self.get_mut(index);
+        (entry.prev, entry.next, entry.deadline) = (tail, NONE, deadline);
+        self.append(index);
     }
 
     /// How long an entry has been there, in ms.
@@ -184,12 +189,10 @@ impl TimeWaitTable {
         over.then_some(index)
     }
 
-    fn link_last(&mut self, index: u32) {
-        let tail = self.tail;
-        let entry = self.get_mut(index);
-        entry.prev = tail;
-        entry.next = NONE;
-        match tail {
+    /// Makes the tail point to an entry that points back to it.
+    #[inline(always)]
+    fn append(&mut self, index: u32) {
+        match self.tail {
             NONE => self.head = index,
             tail => self.get_mut(tail).next = index,
         }

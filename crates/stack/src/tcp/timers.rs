@@ -152,17 +152,23 @@ impl Tcp {
     }
 
     /// Sees to it that a connection is looked at no later than `at`.
-    #[inline]
+    #[inline(always)]
     pub(super) fn arm(&mut self, idx: u32, at: Instant) {
+        let until = self.now.after_micros(DEFERRAL.as_micros() as u64);
+        if !self.conns[idx].timer.is_deferred() || at <= until {
+            self.arm_or_defer(idx, at, until);
+        }
+    }
+
+    #[inline(never)]
+    fn arm_or_defer(&mut self, idx: u32, at: Instant, until: Instant) {
         debug_assert!(at.saturating_since(self.now) <= TIMER_MAX, "too far away to be compared");
         let node = &mut self.conns[idx].timer;
-        let until = self.now + DEFERRAL;
         if node.is_armed() || at <= until {
             self.wheel.schedule_no_later(&mut self.conns, idx, at);
-        } else if !node.is_deferred() {
-            if self.deferred.len() == DEFERRED_MAX {
-                return self.wheel.schedule(&mut self.conns, idx, at);
-            }
+        } else if self.deferred.len() == DEFERRED_MAX {
+            self.wheel.schedule(&mut self.conns, idx, at);
+        } else {
             *node = TimerNode::DEFERRED;
             self.deferred.push_back(Deferred { idx, until });
         }

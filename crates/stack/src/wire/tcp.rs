@@ -231,8 +231,14 @@ impl TcpHeader {
             flags: TcpFlags(bytes[13]),
             window: be16(bytes, 14),
             urgent: be16(bytes, 18),
-            header_len: (bytes[12] >> 4) << 2,
+            header_len: Self::len_said(bytes) as u8,
         }
+    }
+
+    /// Bytes of the whole header, as its data offset says.
+    #[inline(always)]
+    pub(crate) const fn len_said(bytes: &[u8; Self::LEN]) -> usize {
+        (bytes[12] as usize >> 4) << 2
     }
 }
 

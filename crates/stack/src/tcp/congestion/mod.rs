@@ -34,8 +34,9 @@ pub(crate) struct Congestion {
 }
 
 impl Congestion {
-    pub fn new(kind: CongestionControl) -> Self {
-        Self { kind, ..Self::default() }
+    /// Sets the algorithm of a state in which nothing happened yet.
+    pub fn choose(&mut self, kind: CongestionControl) {
+        self.kind = kind;
     }
 
     /// Grows the window. Called only while the window was what limited the sender, and not in recovery.

@@ -63,14 +63,14 @@ pub struct TcpOptions {
 impl TcpOptions {
     /// Reads options. What is malformed ends the reading, and what was read before it counts; options of unknown kind or with
     /// another length than theirs are skipped. If one comes twice the last counts. All this as Linux does it.
-    #[inline]
+    #[inline(always)]
     pub fn parse(options: &[u8]) -> Self {
         Self::parse_aligned(options).unwrap_or_else(|| Self::parse_any(options))
     }
 
     /// The same for options that are padded to whole words, as all systems send those of SYN and timestamps: word by word. `None` if there
     /// is anything else.
-    #[inline]
+    #[inline(always)]
     pub(super) fn parse_aligned(options: &[u8]) -> Option<Self> {
         let mut parsed = Self::default();
         let (words, []) = options.as_chunks::<4>() else { return None };
@@ -94,6 +94,7 @@ impl TcpOptions {
         Some(parsed)
     }
 
+    #[inline(never)]
     pub(super) fn parse_any(options: &[u8]) -> Self {
         let mut parsed = Self::default();
         let mut rest = options;
