@@ -194,6 +194,8 @@ impl<H: Handler> Shard<H> {
             work += handler.work(&mut WorkContext { core })?;
         }
         core.stack.advance(now);
+        // Addresses that have become ready just now start the handler in the next turn, which must not wait for a frame.
+        work += usize::from(self.started.is_none() && addresses_are_ready(core, &self.links));
         work += dispatch.events(core, handler, None);
         core.stack.transmit(now);
         // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
