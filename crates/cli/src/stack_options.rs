@@ -5,7 +5,7 @@ use clap::Args;
 use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
-use ginnel::config::{DeviceConfig, DeviceKind, LinkSpec, Prefix};
+use ginnel::config::{DeviceConfig, DeviceKind, LinkSpec, MemifConfig, Prefix};
 use std::path::PathBuf;
 
 /// Options of the stack.
@@ -20,6 +20,11 @@ pub struct StackOptions {
     /// process.
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceName>,
+
+    /// Run over shared memory with another process, as "socket=/run/lan,role=server". One end is the server, the other the client; see docs/configuration.md
+    /// for what else can stand there.
+    #[arg(long, value_name = "SOCKET,ROLE", conflicts_with = "device")]
+    pub memif: Option<MemifConfig>,
 
     /// Address of the stack with its prefix length, as 10.0.0.1/24 or fd00::1/64. May be given several times.
     #[arg(long, value_name = "ADDRESS/LEN")]
@@ -108,6 +113,7 @@ impl StackOptions {
         let given = [
             ("--config", self.config.is_some()),
             ("--device", self.device.is_some()),
+            ("--memif", self.memif.is_some()),
             ("--address", !self.address.is_empty()),
             ("--gateway", !self.gateway.is_empty()),
             ("--kernel-address", !self.kernel_address.is_empty()),
@@ -123,28 +129,35 @@ impl StackOptions {
 
     /// Devices, links and routes: all from the file, or all from the options.
     fn shape(&self, config: &mut Config) -> Result<(), Failure> {
-        let from_options = self.device.is_some() || !self.address.is_empty() || !self.gateway.is_empty();
+        let from_options = self.device.is_some()
+            || self.memif.is_some()
+            || !self.address.is_empty()
+            || !self.gateway.is_empty();
         if !config.devices.is_empty() || !config.links.is_empty() {
             if from_options {
                 let file = self.config.as_deref().unwrap_or("the configuration".as_ref()).display();
                 return Err(Failure::usage(format!(
-                    "--device, --address and --gateway: {file} has [[device]] and [[link]] tables of its own"
+                    "--device, --memif, --address and --gateway: {file} has [[device]] and [[link]] tables of its own"
                 )));
             }
             return Ok(());
         }
-        let Some(name) = &self.device else {
-            return Err(Failure::usage(
-                "--device is missing: memory or tap:NAME, or a --config FILE with [[device]]",
-            ));
+        let device = match (&self.device, &self.memif) {
+            (Some(DeviceName::Memory), _) => DeviceConfig::new("memory", DeviceKind::Memory),
+            (Some(DeviceName::Tap(interface)), _) => DeviceConfig::new(interface, DeviceKind::Tap),
+            (None, Some(memif)) => {
+                let memif = Some(memif.clone());
+                DeviceConfig { memif, ..DeviceConfig::new("memif", DeviceKind::Memif) }
+            }
+            (None, None) => {
+                return Err(Failure::usage(
+                    "--device is missing: memory or tap:NAME, or --memif, or a --config FILE with [[device]]",
+                ));
+            }
         };
         if self.address.is_empty() {
             return Err(Failure::usage("--address is missing, as in --address 10.1.0.2/24"));
         }
-        let device = match name {
-            DeviceName::Memory => DeviceConfig::new("memory", DeviceKind::Memory),
-            DeviceName::Tap(interface) => DeviceConfig::new(interface, DeviceKind::Tap),
-        };
         let shape = Config::single(device, &self.address, &self.gateway);
         (config.devices, config.links, config.routes) = (shape.devices, shape.links, shape.routes);
         Ok(())
@@ -200,6 +213,15 @@ mod tests {
         assert!(error(StackOptions::default()).starts_with("--device is missing"));
         assert!(error(StackOptions { address: vec![], ..options() }).starts_with("--address is missing"));
         assert!(error(StackOptions { config: Some("no/file".into()), ..options() }).starts_with("no/file: "));
+    }
+
+    #[test]
+    fn a_memif_is_a_device_too() {
+        let memif = Some("socket=/run/x,role=client,id=4".parse().unwrap());
+        let options = StackOptions { device: None, memif: memif.clone(), mtu: Some(9000), ..options() };
+        let config = options.to_config().unwrap();
+        let device = &config.devices[0];
+        assert_eq!((device.kind, device.mtu, &device.memif), (DeviceKind::Memif, Some(9000), &memif));
     }
 
     #[test]

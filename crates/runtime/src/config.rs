@@ -9,6 +9,7 @@ pub use values::{Mac, Prefix};
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 pub use ginnel_devices::faults::LinkSpec;
+pub use ginnel_devices::memif::MemifConfig;
 use ginnel_stack::error::ConfigError;
 pub use ginnel_stack::ip::config::NetworkConfig;
 pub use ginnel_stack::tcp::config::TcpConfig;
@@ -67,6 +68,8 @@ pub enum DeviceKind {
     Memory,
     /// A TAP interface of the kernel.
     Tap,
+    /// Shared memory with another process.
+    Memif,
 }
 
 /// Keys of a `[[device]]` table.
@@ -75,7 +78,7 @@ pub enum DeviceKind {
 pub struct DeviceConfig {
     /// The name by which links refer to it.
     pub name: String,
-    /// `memory` or `tap`.
+    /// `memory`, `tap` or `memif`.
     pub kind: DeviceKind,
     /// Interface name for `tap`: attached to if it exists, created if not. Default: the device's name.
     #[serde(default)]
@@ -83,10 +86,16 @@ pub struct DeviceConfig {
     /// Addresses that the kernel's side of a `tap` gets: `["10.1.0.1/24"]`. Default: none.
     #[serde(default)]
     pub kernel_addresses: Vec<Prefix>,
-    /// Largest IP packet in bytes, without Ethernet header: 68 to 65,521. Default: what the interface has; 1,500 for a new one and for `memory`.
+    /// Largest IP packet in bytes, without Ethernet header: 68 to 65,521. Default: what the interface has; 1,500 for a new one, `memory` and `memif`.
     #[serde(default)]
     pub mtu: Option<u32>,
-    /// MAC address of our side of a `tap`, `02:00:00:00:00:01`. Default: the kernel's with its last bit flipped.
+    /// Where a `memif` meets its peer: `"socket=/run/lan,role=server"`. `socket` is a path, or `@` and an abstract name; `role` is `server`, which listens, or
+    /// `client`, which connects and supplies the memory. May go on with `id=N` (the same at both ends, 0), `secret=WORD` (1 to 24 bytes, none),
+    /// `queues=N` (one for each shard, 1), and as client `ring=N` (descriptors of a ring, a power of two up to 16,384; 1,024) and `buffer=N`
+    /// (bytes, a multiple of 64 up to 65,536; 2,048). Default: none; a `memif` needs it.
+    #[serde(default, deserialize_with = "values::optional_text")]
+    pub memif: Option<MemifConfig>,
+    /// MAC address of our side of a `tap` or `memif`, `02:00:00:00:00:01`. Default: the kernel's with its last bit flipped; for `memif` one made from its socket, id and role.
     #[serde(default)]
     pub mac: Option<Mac>,
     /// Leave checksums and segmentation to the device where it can. Default true.
@@ -112,6 +121,7 @@ impl DeviceConfig {
             interface: None,
             kernel_addresses: Vec::new(),
             mtu: None,
+            memif: None,
             mac: None,
             offload: true,
             faults: None,
@@ -235,22 +245,7 @@ impl Config {
             if let Some(mtu) = device.mtu {
                 within(key("mtu"), mtu, 68..=65_521)?;
             }
-            let only_tap = [
-                ("interface", device.interface.is_some()),
-                ("mac", device.mac.is_some()),
-                ("kernel_addresses", !device.kernel_addresses.is_empty()),
-            ];
-            match device.kind {
-                DeviceKind::Tap if !(1..=15).contains(&device.interface().len()) => {
-                    return Err(ConfigError::new(key("interface"), "must have 1 to 15 bytes"));
-                }
-                DeviceKind::Memory => {
-                    if let Some((name, _)) = only_tap.iter().find(|(_, given)| *given) {
-                        return Err(ConfigError::new(key(name), "is for devices of kind \"tap\""));
-                    }
-                }
-                DeviceKind::Tap => {}
-            }
+            device.validate_kind().map_err(|(name, problem)| ConfigError::new(key(name), problem))?;
         }
         for (i, link) in self.links.iter().enumerate() {
             self.validate_link(i, link)?;
@@ -299,6 +294,23 @@ impl Config {
 }
 
 impl DeviceConfig {
+    /// Whether the keys go with the kind. The error is a key and what is wrong with it.
+    fn validate_kind(&self) -> Result<(), (&'static str, &'static str)> {
+        let (tap, memif) = (self.kind == DeviceKind::Tap, self.kind == DeviceKind::Memif);
+        let misplaced = [
+            ("interface", self.interface.is_some() && !tap, "is for devices of kind \"tap\""),
+            ("kernel_addresses", !self.kernel_addresses.is_empty() && !tap, "is for devices of kind \"tap\""),
+            ("memif", self.memif.is_some() && !memif, "is for devices of kind \"memif\""),
+            ("memif", self.memif.is_none() && memif, "is missing, as in \"socket=/run/lan,role=server\""),
+            ("mac", self.mac.is_some() && !tap && !memif, "is for devices of kind \"tap\" and \"memif\""),
+            ("interface", tap && !(1..=15).contains(&self.interface().len()), "must have 1 to 15 bytes"),
+        ];
+        match misplaced.into_iter().find(|(_, wrong, _)| *wrong) {
+            Some((key, _, problem)) => Err((key, problem)),
+            None => Ok(()),
+        }
+    }
+
     /// The interface's name in the kernel.
     pub fn interface(&self) -> &str {
         self.interface.as_deref().unwrap_or(&self.name)

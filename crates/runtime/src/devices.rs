@@ -2,9 +2,14 @@
 
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::error::Error;
-use ginnel_devices::{capture, faults, tap};
+use core::time::Duration;
+use ginnel_devices::memif::{MemifConfig, Role};
+use ginnel_devices::{capture, faults, memif, tap};
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
+
+/// How long a client's memif waits at first for a server that is there already, so that its first frames are not lost.
+const SERVER_ANSWERS: Duration = Duration::from_millis(200);
 
 /// Opens the device itself, without the layers around it.
 pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
@@ -25,7 +30,27 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
             };
             tap::open(&tap).map_err(|e| Error::io(format!("device {}", config.name), e))
         }
+        DeviceKind::Memif => memif_queues(config, 1).map(|mut queues| queues.remove(0)),
     }
+}
+
+/// Opens a memif with one queue for each of several shards.
+fn memif_queues(config: &DeviceConfig, queues: u16) -> Result<Vec<Device>, Error> {
+    let Some(spec) = config.memif.clone().filter(|spec| spec.queues == queues) else {
+        let problem = format!("memif \"{}\" needs queues={queues}, one for each shard", config.name);
+        return Err(ConfigError::new("device.memif", problem).into());
+    };
+    let spec = MemifConfig {
+        mtu: config.mtu.map_or(spec.mtu, |mtu| mtu as usize),
+        mac: config.mac.map(|mac| mac.0),
+        offload: config.offload,
+        ..spec
+    };
+    let memif = memif::open(&spec).map_err(|e| Error::io(format!("device {}", config.name), e))?;
+    if spec.role == Role::Client {
+        memif.link.wait_for(true, SERVER_ANSWERS);
+    }
+    Ok(memif.queues)
 }
 
 /// Puts the configured layers around a device. The capture is the outermost, so it shows what the stack sends and receives: what faults

@@ -141,7 +141,7 @@ fn a_bad_unit_is_named() {
 #[test]
 fn a_key_for_another_kind_of_device_is_refused() {
     let e = error("[[device]]\nname = \"a\"\nkind = \"memory\"\nmac = \"02:00:00:00:00:01\"\n");
-    assert_eq!(e, "x.toml:4: device[0].mac: is for devices of kind \"tap\"");
+    assert_eq!(e, "x.toml:4: device[0].mac: is for devices of kind \"tap\" and \"memif\"");
 }
 
 #[test]
@@ -177,4 +177,20 @@ fn an_error_is_one_line_whatever_a_key_is_called() {
 fn a_file_that_is_not_there_is_named() {
     let e = Config::from_file("no/such/file.toml".as_ref()).unwrap_err().to_string();
     assert!(e.starts_with("no/such/file.toml: No such file"), "{e}");
+}
+
+#[test]
+fn a_memif_says_where_it_meets_its_peer() {
+    let text = "[[device]]\nname = \"m\"\nkind = \"memif\"\nmemif = \"socket=/run/lan,role=client,id=2\"\nmtu = 9000\nmac = \"02:00:00:00:00:07\"\n";
+    let config = Config::from_toml("x.toml", text).unwrap();
+    assert_eq!(config.devices[0].kind, DeviceKind::Memif);
+    assert_eq!(config.devices[0].memif, Some("socket=/run/lan,role=client,id=2".parse().unwrap()));
+    let e = error("[[device]]\nname = \"m\"\nkind = \"memif\"\n");
+    assert!(e.contains("device[0].memif: is missing"), "{e}");
+    let e = error(&text.replace("role=client", "role=master"));
+    assert!(e.starts_with("x.toml:4: device[0].memif: role: \"master\""), "{e}");
+    let e = error(&text.replace("\"memif\"", "\"tap\""));
+    assert!(e.starts_with("x.toml:4: device[0].memif: is for devices of kind"), "{e}");
+    let e = error(&text.replace("mtu = 9000", "interface = \"t0\""));
+    assert!(e.starts_with("x.toml:5: device[0].interface: is for devices of kind"), "{e}");
 }

@@ -1,0 +1,185 @@
+//! `ginnel httpd` and `ginnel load http` as two processes over memif, and what happens when one of them is killed.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A site, and beside it the socket. Removed with this value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("site")).unwrap();
+        std::fs::write(folder.join("site/index.html"), "<p>here</p>").unwrap();
+        std::fs::write(folder.join("site/large.bin"), vec![b'x'; 1 << 20]).unwrap();
+        Self(folder)
+    }
+
+    fn site(&self) -> PathBuf {
+        self.0.join("site")
+    }
+
+    fn memif(&self, role: &str) -> String {
+        format!("socket={},role={role},id=5,secret=word", self.0.join("socket").display())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A running server.
+struct Server(Child);
+
+impl Server {
+    fn start(folder: &Folder, role: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.arg("httpd").arg(folder.site()).args(["--memif", &folder.memif(role)]);
+        command.args(["--address", "10.7.0.1/24", "--address", "fd07::1/64"]);
+        Self(command.stdout(Stdio::piped()).spawn().unwrap())
+    }
+
+    /// It listens after it has made sure that nobody else has its IPv6 address.
+    fn start_and_wait(folder: &Folder, role: &str, client: &str) -> Self {
+        let server = Self::start(folder, role);
+        let deadline = Instant::now() + PATIENCE;
+        let one = ["-n", "1", "-c", "1", "-t", "2s", "http://10.7.0.1/index.html"];
+        loop {
+            let output = load(folder, client, &one).output().unwrap();
+            if String::from_utf8(output.stdout).unwrap().contains("\"failures\":{}") {
+                return server;
+            }
+            assert!(Instant::now() < deadline, "the server does not answer");
+        }
+    }
+
+    /// Open descriptors and mappings of shared memory.
+    fn holdings(&self) -> (usize, usize) {
+        let process = Path::new("/proc").join(self.0.id().to_string());
+        let maps = std::fs::read_to_string(process.join("maps")).unwrap();
+        let mappings = maps.lines().filter(|line| line.contains("memfd:ginnel-memif")).count();
+        (std::fs::read_dir(process.join("fd")).unwrap().count(), mappings)
+    }
+
+    /// Asks it to end, and returns what it prints.
+    fn report(mut self) -> String {
+        let id = self.0.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let mut text = String::new();
+        self.0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn kill(mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn load(folder: &Folder, role: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    command.args(["load", "http", "--json", "--quiet", "--memif", &folder.memif(role)]);
+    let six = arguments.iter().any(|argument| argument.contains("[fd07::1]"));
+    command.args(["--address", if six { "fd07::2/64" } else { "10.7.0.2/24" }]).args(arguments);
+    command
+}
+
+/// Runs a load to its end. All its requests must be answered.
+fn all_answered(folder: &Folder, role: &str, requests: &str, arguments: &[&str]) {
+    let arguments = [&["-n", requests, "-c", "10"], arguments].concat();
+    let output = load(folder, role, &arguments).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("\"failures\":{}"), "{arguments:?}: {text}");
+    assert!(text.contains(&format!("\"statuses\":{{\"2xx\":{requests}}}")), "{arguments:?}: {text}");
+}
+
+#[test]
+fn two_processes_talk_http_over_memif_in_either_role() {
+    for (server, client) in [("server", "client"), ("client", "server")] {
+        let folder = Folder::new(&format!("memif-{server}"));
+        let _server = Server::start_and_wait(&folder, server, client);
+        all_answered(&folder, client, "2000", &["-k", "http://10.7.0.1/index.html"]);
+        all_answered(&folder, client, "500", &["http://[fd07::1]/index.html"]);
+        all_answered(&folder, client, "50", &["-k", "http://10.7.0.1/large.bin"]);
+        all_answered(&folder, client, "500", &["--stack", "light", "http://10.7.0.1/index.html"]);
+    }
+}
+
+#[test]
+fn a_server_outlives_clients_that_are_killed_and_keeps_nothing_of_them() {
+    let folder = Folder::new("memif-killed-client");
+    let server = Server::start_and_wait(&folder, "server", "client");
+    let alone = |expected: Option<(usize, usize)>| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let holdings = server.holdings();
+            if holdings.1 == 0 && expected.is_none_or(|expected| holdings == expected) {
+                return holdings;
+            }
+            assert!(Instant::now() < deadline, "{holdings:?} instead of {expected:?}");
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    // The control channel closes soon after the memory is gone.
+    alone(None);
+    thread::sleep(Duration::from_millis(200));
+    let before = alone(None);
+    for _ in 0..5 {
+        let mut client = load(&folder, "client", &["-d", "60s", "-c", "20", "http://10.7.0.1/large.bin"])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while server.holdings().1 == 0 {
+            assert!(Instant::now() < deadline, "the client does not connect");
+            thread::sleep(Duration::from_millis(5));
+        }
+        thread::sleep(Duration::from_millis(100));
+        client.kill().unwrap();
+        client.wait().unwrap();
+        alone(Some(before));
+    }
+    all_answered(&folder, "client", "100", &["-k", "http://10.7.0.1/index.html"]);
+}
+
+#[test]
+fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
+    let folder = Folder::new("memif-killed-server");
+    let first = Server::start_and_wait(&folder, "server", "client");
+    // Connections that end with the first server fail; those that come later must not.
+    let requests = ["-d", "6s", "-c", "4", "-t", "1s", "http://10.7.0.1/index.html"];
+    let client = load(&folder, "client", &requests).stdout(Stdio::piped()).spawn().unwrap();
+    thread::sleep(Duration::from_secs(1));
+    first.kill();
+    thread::sleep(Duration::from_millis(500));
+    let second = Server::start(&folder, "server");
+    let connected = Instant::now() + PATIENCE;
+    while second.holdings().1 == 0 {
+        assert!(Instant::now() < connected, "the client does not come back");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let output = client.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    // The break was noticed.
+    assert!(text.contains("\"failures\":{\""), "{text}");
+    // And the second server answered: it says so when it takes its leave.
+    let report = second.report();
+    let responses = report.lines().find_map(|line| line.strip_prefix("| responses"));
+    let responses = responses.map(|rest| rest.replace([' ', '|', ','], "").parse::<u64>());
+    assert!(matches!(responses, Some(Ok(10..))), "{report}");
+}
