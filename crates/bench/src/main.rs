@@ -55,6 +55,10 @@ struct Arguments {
     #[arg(long, hide = true, value_name = "N")]
     idle_connections: Option<u32>,
 
+    /// Does the work of `task-bytes`, in a process of its own.
+    #[arg(long, hide = true, value_name = "N")]
+    idle_tasks: Option<u32>,
+
     #[command(flatten)]
     options: Options,
 }
@@ -75,6 +79,8 @@ fn main() -> ExitCode {
         benches::instructions::work(case, arguments.operations)
     } else if let Some(connections) = arguments.idle_connections {
         benches::idle::work(connections)
+    } else if let Some(tasks) = arguments.idle_tasks {
+        benches::idle::task_work(tasks)
     } else {
         run(&arguments)
     };

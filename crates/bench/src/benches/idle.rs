@@ -1,15 +1,23 @@
-//! Resident memory of an idle connection, everything included.
+//! Resident memory of an idle connection, everything included, and of one with a task.
 
 use crate::client::{ClientConfig, Mode};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::http;
-use crate::server::{Checksums, EngineOptions, EngineServer, cable, wire};
+use crate::server::{Checksums, EngineOptions, EngineServer, SERVER, Server, ShardServer, cable, wire};
 use crate::solo::{START, Solo};
+use core::net::Ipv4Addr;
+use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
+use ginnel::net::{TcpListener, TcpStream};
+use ginnel::{Executor, ListenOptions, SocketOptions, task};
+use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use serde_json::{Value, json};
+use std::io;
 use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// Connections that are opened.
 const CONNECTIONS: u32 = 1_000_000;
@@ -25,25 +33,55 @@ const REST: Duration = Duration::from_secs(10);
 /// Opens a million connections in a process of its own, lets each make one request, and looks at its memory when all are idle.
 pub fn bytes(options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let connections = if options.smoke { CONNECTIONS / 10 } else { CONNECTIONS };
-    let program = std::env::current_exe()?;
-    let output = Command::new(program).args(["--idle-connections", &connections.to_string()]).output()?;
-    let said: Value = serde_json::from_slice(&output.stdout).map_err(|e| {
-        let log = String::from_utf8_lossy(&output.stderr);
-        Failure::Failed(format!("{e}: {}", log.lines().last().unwrap_or_default()))
-    })?;
-    let of = |name: &str| said[name].as_f64().unwrap_or(f64::NAN);
-    let mut result = BenchResult::counted("idle-bytes", "bytes per connection", of("bytes"), None);
+    let said = ask("--idle-connections", connections)?;
+    let mut result = BenchResult::counted("idle-bytes", "bytes per connection", of(&said, "bytes"), None);
     for name in ["connections", "flow_table_bytes", "busy", "chunks", "timers"] {
-        result.our_facts.insert(name.into(), of(name));
+        result.our_facts.insert(name.into(), of(&said, name));
     }
-    if of("connections") != f64::from(connections) {
-        result.complaints.push(format!("{} of {connections} connections are open", of("connections")));
-    }
+    complain(&mut result, &said, "connections", connections);
     Ok(vec![result])
 }
 
-/// What the process of its own does. Prints what it found.
-pub fn work(connections: u32) -> Result<(), Failure> {
+/// The same with a task for each connection.
+pub fn task_bytes(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    let tasks = if options.smoke { CONNECTIONS / 10 } else { CONNECTIONS };
+    let said = ask("--idle-tasks", tasks)?;
+    let unit = "bytes per task with its connection";
+    let mut result = BenchResult::counted("task-bytes", unit, of(&said, "bytes"), None);
+    for name in ["tasks", "streams", "sleeps", "wait_lists", "future_bytes"] {
+        result.our_facts.insert(name.into(), of(&said, name));
+    }
+    // One more listens.
+    complain(&mut result, &said, "tasks", tasks + 1);
+    complain(&mut result, &said, "streams", tasks);
+    Ok(vec![result])
+}
+
+/// What a process of its own found.
+fn ask(option: &str, connections: u32) -> Result<Value, Failure> {
+    let program = std::env::current_exe()?;
+    let output = Command::new(program).args([option, &connections.to_string()]).output()?;
+    serde_json::from_slice(&output.stdout).map_err(|e| {
+        let log = String::from_utf8_lossy(&output.stderr);
+        Failure::Failed(format!("{e}: {}", log.lines().last().unwrap_or_default()))
+    })
+}
+
+fn of(said: &Value, name: &str) -> f64 {
+    said[name].as_f64().unwrap_or(f64::NAN)
+}
+
+fn complain(result: &mut BenchResult, said: &Value, name: &str, wanted: u32) {
+    if of(said, name) != f64::from(wanted) {
+        result.complaints.push(format!("{} of {wanted} {name} are there", of(said, name)));
+    }
+}
+
+/// Opens connections to a server and leaves it alone then. Returns it, and how much memory it uses for each.
+fn hold<S: Server>(
+    connections: u32,
+    server: impl FnOnce(Device, TcpConfig) -> Result<S, Failure>,
+) -> Result<(Solo<S>, f64), Failure> {
     let checksums = Checksums::Device;
     let client = ClientConfig {
         wire: wire(checksums),
@@ -57,23 +95,92 @@ pub fn work(connections: u32) -> Result<(), Failure> {
     let client = crate::client::Client::new(client_end, &client);
     let before = resident_bytes()?;
     let tcp = TcpConfig { connections_max: CONNECTIONS_MAX, ..TcpConfig::default() };
-    let options = EngineOptions { tcp, ..EngineOptions::new(true) };
-    let mut solo = Solo::with(EngineServer::new(server_end, options, START), client);
+    let mut solo = Solo::with(server(server_end, tcp)?, client);
     solo.run(connections.into());
     solo.pass(REST);
     let used = resident_bytes()? - before;
+    Ok((solo, used as f64 / f64::from(connections)))
+}
+
+/// What the process of its own does for `idle-bytes`. Prints what it found.
+pub fn work(connections: u32) -> Result<(), Failure> {
+    let (solo, bytes) = hold(connections, |device, tcp| {
+        Ok(EngineServer::new(device, EngineOptions { tcp, ..EngineOptions::new(true) }, START))
+    })?;
     let usage = solo.server().usage();
-    let each = |bytes: u64| bytes as f64 / f64::from(connections);
     let found = json!({
-        "bytes": each(used),
+        "bytes": bytes,
         "connections": usage.connections,
-        "flow_table_bytes": each(usage.flow_table_bytes as u64),
+        "flow_table_bytes": usage.flow_table_bytes as f64 / f64::from(connections),
         "busy": usage.busy,
         "chunks": usage.chunks,
         "timers": usage.timers,
     });
     println!("{found}");
     Ok(())
+}
+
+/// What the process of its own does for `task-bytes`. Prints what it found.
+pub fn task_work(tasks: u32) -> Result<(), Failure> {
+    let future_bytes = Arc::new(AtomicUsize::new(0));
+    let told = Arc::clone(&future_bytes);
+    let main = async move || -> io::Result<()> {
+        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+        let options = ListenOptions { socket, ..ListenOptions::default() };
+        let listener = TcpListener::bind_with((Ipv4Addr::UNSPECIFIED, SERVER.port), options).await?;
+        let response: Rc<[u8]> = http::response(true).into();
+        loop {
+            let (stream, _) = listener.accept().await?;
+            let task = serve(stream, Rc::clone(&response));
+            told.store(size_of_val(&task), Ordering::Relaxed);
+            drop(task::spawn(task));
+        }
+    };
+    let (solo, bytes) = hold(tasks, |device, tcp| {
+        let server = ShardServer::new(device, Executor::new(main), tcp, START);
+        server.map_err(|e| Failure::Failed(e.to_string()))
+    })?;
+    let stats = solo.server().handler().stats();
+    let found = json!({
+        "bytes": bytes,
+        "tasks": stats.tasks,
+        "streams": stats.streams,
+        "sleeps": stats.sleeps,
+        "wait_lists": stats.wait_lists,
+        "future_bytes": future_bytes.load(Ordering::Relaxed),
+    });
+    println!("{found}");
+    Ok(())
+}
+
+/// The task of a connection, as a program for many of them is written: what it needs only while it reads is no part of its future.
+async fn serve(mut stream: TcpStream, response: Rc<[u8]>) -> io::Result<()> {
+    loop {
+        stream.readable().await?;
+        match question(&stream)? {
+            Question::Request => stream.write_all(&response).await?,
+            Question::None => {}
+            Question::End => return Ok(()),
+        }
+    }
+}
+
+/// What a client said.
+enum Question {
+    Request,
+    None,
+    End,
+}
+
+fn question(stream: &TcpStream) -> io::Result<Question> {
+    let mut buffer = [0; 1024];
+    match stream.try_read(&mut buffer) {
+        Ok(0) => Ok(Question::End),
+        Ok(n) if http::is_request(&buffer[..n]) => Ok(Question::Request),
+        Ok(_) => Ok(Question::None),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Question::None),
+        Err(e) => Err(e),
+    }
 }
 
 /// Resident memory of this process.

@@ -86,6 +86,12 @@ pub const ALL: &[Bench] = &[
         run: idle::bytes,
     },
     Bench {
+        name: "task-bytes",
+        about: "resident memory per idle task with its connection, a million of them",
+        needs: Needs::Nothing,
+        run: idle::task_bytes,
+    },
+    Bench {
         name: "idle-cpu",
         about: "percent of a core that ginnel httpd uses while a million connections are open and idle",
         needs: Needs::Nothing,

@@ -39,6 +39,11 @@ impl<H: Handler> ShardServer<H> {
         Ok(Self { shard: builder.build()? })
     }
 
+    /// The application.
+    pub fn handler(&self) -> &H {
+        self.shard.handler()
+    }
+
     /// The shard, for who wants to drive it another way.
     pub fn into_shard(self) -> Shard<H> {
         self.shard

@@ -8,6 +8,7 @@ use super::waiters::{Caller, POLL};
 use super::waker::OwnWaker;
 use crate::context::{Core, Lent};
 use core::cell::RefCell;
+use core::pin::Pin;
 use core::task::{Context, Poll};
 use std::io;
 use std::rc::Rc;
@@ -242,6 +243,34 @@ impl Waiting {
             }
             None => Poll::Ready(Err(io::Error::other(FOREIGN))),
         }
+    }
+}
+
+/// A future that tries until there is something to be had. Smaller than the same as an `async` block, which keeps what it captured twice.
+#[derive(Debug)]
+pub(super) struct Attempt<F> {
+    waiting: Waiting,
+    attempt: F,
+}
+
+impl<F> Attempt<F> {
+    pub(super) const fn new<R>(executor: u32, what: Wait, attempt: F) -> Self
+    where
+        F: FnMut(&mut Access<'_>) -> Option<io::Result<R>>,
+    {
+        Self { waiting: Waiting::new(executor, what), attempt }
+    }
+}
+
+impl<R, F> Future for Attempt<F>
+where
+    F: FnMut(&mut Access<'_>) -> Option<io::Result<R>> + Unpin,
+{
+    type Output = io::Result<R>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<R>> {
+        let Self { waiting, attempt } = self.get_mut();
+        waiting.poll(cx, attempt)
     }
 }
 

@@ -108,7 +108,6 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
             let (mut stream, _) = listener.accept().await?;
             let polls = counted.clone();
             drop(spawn(async move {
-                // No buffer while it waits.
                 while let Ok(()) = stream.readable().await {
                     polls.add();
                     let mut buffer = [0; 100];

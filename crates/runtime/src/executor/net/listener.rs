@@ -4,10 +4,9 @@ use super::addr::ToSocketAddr;
 use super::errors;
 use super::state::{Dropped, ListenerState, Phase};
 use super::stream::TcpStream;
-use crate::executor::local::{self, Access, Waiting};
+use crate::executor::local::{self, Access, Attempt, Waiting};
 use crate::executor::state::Wait;
 use crate::executor::waiters::Waiters;
-use core::future::poll_fn;
 use core::marker::PhantomData;
 use core::net::SocketAddr;
 use core::task::{Context, Poll};
@@ -61,9 +60,8 @@ impl TcpListener {
     ///
     /// # Errors
     /// Only if the listener belongs to another shard.
-    pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let mut waiting = Waiting::new(self.executor, Wait::Accept(self.listener));
-        poll_fn(|cx| waiting.poll(cx, |a| accept(a, self.listener))).await
+    pub fn accept(&self) -> impl Future<Output = io::Result<(TcpStream, SocketAddr)>> {
+        Attempt::new(self.executor, Wait::Accept(self.listener), |a| accept(a, self.listener))
     }
 
     /// The same as a `poll` function. Of several tasks that use it only the last one is woken.

@@ -119,8 +119,8 @@ macro_rules! reads {
             ///
             /// # Errors
             /// `ConnectionReset` and the like, once, after all that was received has been read. Dropping the future loses nothing.
-            pub async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-                self.stream().recv(buffer).await
+            pub fn read(&mut self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
+                self.stream().recv(buffer)
             }
 
             /// Fills the buffer. If the future is dropped, what it has read is lost.
@@ -182,8 +182,8 @@ macro_rules! writes {
             /// # Errors
             /// `BrokenPipe` after the end of the connection or of our side, `ConnectionReset` and the like, once. Dropping the future writes
             /// nothing.
-            pub async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.stream().send(bytes).await
+            pub fn write(&mut self, bytes: &[u8]) -> impl Future<Output = io::Result<usize>> {
+                self.stream().send(bytes)
             }
 
             /// Writes everything. If the future is dropped nobody knows how much was written.

@@ -4,9 +4,8 @@ use super::addr::ToSocketAddr;
 use super::errors;
 use super::split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 use super::state::{Dropped, Phase};
-use crate::executor::local::{self, Access, Waiting};
+use crate::executor::local::{self, Access, Attempt, Waiting};
 use crate::executor::state::Wait;
-use core::future::poll_fn;
 use core::marker::PhantomData;
 use core::net::SocketAddr;
 use core::task::{Context, Poll};
@@ -62,15 +61,13 @@ impl TcpStream {
             Ok::<_, io::Error>(a.state.net.add(a.core, conn, Phase::Connecting))
         })??;
         let stream = Self::new(socket, executor);
-        let mut waiting = Waiting::new(executor, Wait::Write(socket));
-        poll_fn(|cx| waiting.poll(cx, |a| established(a, socket))).await?;
+        Attempt::new(executor, Wait::Write(socket), move |a| established(a, socket)).await?;
         Ok(stream)
     }
 
     /// Receives up to as many bytes as `buffer` takes; 0 is the end of the stream.
-    pub(super) async fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut waiting = Waiting::new(self.executor, Wait::Read(self.socket));
-        poll_fn(|cx| waiting.poll(cx, |a| recv(a, self.socket, buffer))).await
+    pub(super) fn recv(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
+        Attempt::new(self.executor, Wait::Read(self.socket), move |a| recv(a, self.socket, buffer))
     }
 
     pub(super) fn poll_recv(&self, cx: &mut Context<'_>, buffer: &mut [u8]) -> Poll<io::Result<usize>> {
@@ -101,9 +98,8 @@ impl TcpStream {
     }
 
     /// Queues as many bytes as there is room for, at least one.
-    pub(super) async fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        let mut waiting = Waiting::new(self.executor, Wait::Write(self.socket));
-        poll_fn(|cx| waiting.poll(cx, |a| send(a, self.socket, bytes))).await
+    pub(super) fn send(&self, bytes: &[u8]) -> impl Future<Output = io::Result<usize>> {
+        Attempt::new(self.executor, Wait::Write(self.socket), move |a| send(a, self.socket, bytes))
     }
 
     pub(super) fn poll_send(&self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
@@ -127,33 +123,30 @@ impl TcpStream {
     ///
     /// # Errors
     /// As for reading.
-    pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut waiting = Waiting::new(self.executor, Wait::Read(self.socket));
-        poll_fn(|cx| waiting.poll(cx, |a| peek(a, self.socket, buffer))).await
+    pub fn peek(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<usize>> {
+        Attempt::new(self.executor, Wait::Read(self.socket), move |a| peek(a, self.socket, buffer))
     }
 
-    /// Waits until there is something to read, or the end of the stream, or an error. A task that waits here needs no buffer meanwhile.
+    /// Waits until there is something to read, or the end of the stream, or an error. A task that waits here needs no buffer
+    /// meanwhile, unless that is a local variable of an `async` function: those are part of the task all the time.
     ///
     /// # Errors
     /// Only if the stream belongs to another shard; an error of the connection is left for the next read.
-    pub async fn readable(&self) -> io::Result<()> {
-        let mut waiting = Waiting::new(self.executor, Wait::Read(self.socket));
-        poll_fn(|cx| waiting.poll(cx, |a| is_readable(a, self.socket).then_some(Ok(())))).await
+    pub fn readable(&self) -> impl Future<Output = io::Result<()>> {
+        let socket = self.socket;
+        Attempt::new(self.executor, Wait::Read(socket), move |a| is_readable(a, socket).then_some(Ok(())))
     }
 
     /// Waits until there is room to write, or an error.
     ///
     /// # Errors
     /// Only if the stream belongs to another shard; an error of the connection is left for the next write.
-    pub async fn writable(&self) -> io::Result<()> {
-        let mut waiting = Waiting::new(self.executor, Wait::Write(self.socket));
-        poll_fn(|cx| {
-            waiting.poll(cx, |a| {
-                let socket = &a.state.net.sockets[self.socket];
-                (!socket.full || socket.phase == Phase::Over).then_some(Ok(()))
-            })
+    pub fn writable(&self) -> impl Future<Output = io::Result<()>> {
+        let number = self.socket;
+        Attempt::new(self.executor, Wait::Write(number), move |a| {
+            let socket = &a.state.net.sockets[number];
+            (!socket.full || socket.phase == Phase::Over).then_some(Ok(()))
         })
-        .await
     }
 
     /// Reads what is there.

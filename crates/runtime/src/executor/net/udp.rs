@@ -3,11 +3,10 @@
 use super::addr::ToSocketAddr;
 use super::errors;
 use super::state::{Dropped, UdpState};
-use crate::executor::local::{self, Access, Waiting};
+use crate::executor::local::{self, Access, Attempt, Waiting};
 use crate::executor::state::Wait;
 use crate::executor::waiters::Waiters;
 use crate::time;
-use core::future::poll_fn;
 use core::marker::PhantomData;
 use core::net::SocketAddr;
 use core::task::{Context, Poll};
@@ -133,9 +132,8 @@ impl UdpSocket {
     ///
     /// # Errors
     /// As for [`recv_from`](Self::recv_from).
-    pub async fn recv_datagram(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
-        let mut waiting = Waiting::new(self.executor, Wait::Datagrams(self.socket));
-        poll_fn(|cx| waiting.poll(cx, |a| recv(a, self.socket, buffer))).await
+    pub fn recv_datagram(&self, buffer: &mut [u8]) -> impl Future<Output = io::Result<Datagram>> {
+        Attempt::new(self.executor, Wait::Datagrams(self.socket), move |a| recv(a, self.socket, buffer))
     }
 
     /// As [`recv_from`](Self::recv_from), as a `poll` function: the last task that called it is woken.
