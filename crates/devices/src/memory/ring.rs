@@ -364,9 +364,13 @@ impl Consumer {
             // frame twice through the stack, narrow stores before wide loads.)
             let slot = unsafe { burst.as_mut_ptr().add(burst.len()) };
             let mut extra = 0;
-            let frame = RxFrame { bytes, checksum: checksum_state(header), gso: None };
             // SAFETY: as above.
-            unsafe { slot.write(frame) };
+            unsafe { slot.write(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None }) };
+            if header & FLAG_PARTIAL != 0 {
+                let (start, offset) = ((header >> 32) as u16, (header >> 48) as u16);
+                // SAFETY: as above.
+                unsafe { (*slot).checksum = RxChecksum::Partial { start, offset } };
+            }
             if header & FLAG_GSO != 0 {
                 // SAFETY: the flag says that an extension was written there.
                 let extension = unsafe { record.add(extension_at(len)).cast::<u64>().read() };
@@ -424,14 +428,6 @@ fn refuse_commit(len: usize) -> ! {
 fn unmerged(field: &u16) -> u16 {
     // SAFETY: a reference is valid for reads.
     unsafe { std::ptr::from_ref(field).read_volatile() }
-}
-
-fn checksum_state(header: u64) -> RxChecksum {
-    if header & FLAG_PARTIAL != 0 {
-        RxChecksum::Partial { start: (header >> 32) as u16, offset: (header >> 48) as u16 }
-    } else {
-        RxChecksum::Unverified
-    }
 }
 
 fn encode_gso(gso: Gso) -> u64 {

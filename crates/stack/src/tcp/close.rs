@@ -98,7 +98,9 @@ impl Tcp {
         self.flows.remove(hash, index | TIME_WAIT_BIT);
         self.addresses.release(v6, remote_ip);
         self.time_wait.remove(index);
-        if let Some(next) = self.time_wait.oldest() {
+        if self.outgrows_cache()
+            && let Some(next) = self.time_wait.oldest()
+        {
             // The one that goes next was put there long ago: its bucket is in no cache.
             let next = self.time_wait.get(next);
             self.flows.prefetch(self.time_wait_hash(next));

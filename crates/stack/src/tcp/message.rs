@@ -119,10 +119,8 @@ fn is_calm(b: &Busy) -> bool {
     b.sent.is_empty()
         && b.timer_kind == RetransmitTimer::Off
         && b.recovery.state == CaState::Open
-        && !b.recovery.sends_new_first()
-        && b.backoff == 0
         && b.extras == Extras::NONE
-        && !(b.force | b.fin_sent)
+        && !(b.recovery.sends_new_first() | b.force | b.fin_sent | (b.backoff > 0))
         && b.urgent_out.is_none()
         && b.dsack.is_none()
         && b.recv.range_count() == 0
