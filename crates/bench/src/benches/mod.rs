@@ -7,6 +7,7 @@ pub mod instructions;
 mod kernel;
 mod loss;
 mod many;
+mod memif;
 mod versus;
 
 use crate::harness::result::BenchResult;
@@ -60,6 +61,12 @@ pub const ALL: &[Bench] = &[
         about: "Gbit/s of static pages, 500 of them, from ginnel httpd over memory",
         needs: Needs::Machine,
         run: corpus::run,
+    },
+    Bench {
+        name: "memif-rate",
+        about: "packets/s of 64 and 1500 bytes over memif, beside two of DPDK's testpmd",
+        needs: Needs::Machine,
+        run: memif::rate,
     },
     Bench {
         name: "tap-bulk",

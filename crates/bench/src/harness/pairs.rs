@@ -1,7 +1,7 @@
 //! A B A B …: our measurement and theirs in turn, so that both see the same minutes of the machine. A pair whose conditions changed is
 //! repeated, a limited number of times.
 
-use super::machine::{CpuTimes, Cpus, cache_line_round_trip, process_cpu_time};
+use super::machine::{CpuTimes, Cpus, cache_line_round_trip, children_cpu_time, process_cpu_time};
 use super::result::{BenchResult, median};
 use super::{Failure, Options};
 use std::collections::BTreeMap;
@@ -55,10 +55,10 @@ impl Conditions {
     /// Measures during `run`.
     pub fn of<R>(cpus: Cpus, run: impl FnOnce() -> Result<R, Failure>) -> Result<(R, Conditions), Failure> {
         let before_ns = cache_line_round_trip(cpus)?;
-        let (times, own) = (CpuTimes::read()?, process_cpu_time());
+        let (times, own) = (CpuTimes::read()?, process_cpu_time() + children_cpu_time()?);
         let result = run()?;
         let times = CpuTimes::read()?.since(&times);
-        let own = process_cpu_time() - own;
+        let own = process_cpu_time() + children_cpu_time()? - own;
         let conditions = Conditions {
             cache_line_ns: [before_ns, cache_line_round_trip(cpus)?],
             steal: times.steal_share(),
