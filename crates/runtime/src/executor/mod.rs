@@ -65,7 +65,8 @@ use waker::Shared;
 /// Polls of tasks in one turn: between them the network waits. As many as a few full bursts can wake.
 const POLLS_PER_TURN_MAX: usize = 256;
 
-/// An application of tasks: see the [module](self). The shard ends with the main task; other tasks are dropped then.
+/// An application of tasks: see the [module](self). The shard ends with the main task; other tasks are dropped then, and their connections
+/// closed. What a peer has not taken by then is lost with the shard, so a main task waits for what matters.
 ///
 /// It may be moved to another thread until its shard runs, with everything else of the shard; from then on it stays there.
 pub struct Executor<M> {
@@ -234,7 +235,7 @@ where
     fn command(&mut self, _: &mut Context<'_>, command: Command) {
         // Commands of other kinds are not for tasks.
         if let Ok(arrival) = command.downcast::<task::Arrival>() {
-            self.tell(|state| state.arrivals.push(arrival.0));
+            self.tell(|state| state.arrivals.push_back(arrival.0));
         }
     }
 
@@ -289,7 +290,7 @@ impl<M> Drop for Executor<M> {
 fn receive_arrivals(inner: &Inner) {
     loop {
         let mut state = inner.state.borrow_mut();
-        let Some(make) = state.arrivals.pop() else { return };
+        let Some(make) = state.arrivals.pop_front() else { return };
         drop(state);
         // It only makes a future and spawns it; if that panics nobody waits for the result.
         let _ = catch_unwind(AssertUnwindSafe(make));

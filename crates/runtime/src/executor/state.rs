@@ -7,6 +7,7 @@ use super::waiters::{Caller, WaitLists, Waiters};
 use super::waker::{Shared, TaskWaker};
 use crate::error::Error;
 use core::cell::RefCell;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// An executor as its handler, its tasks and their handles see it.
@@ -43,7 +44,7 @@ pub(super) struct State {
     pub(super) lists: WaitLists,
     pub(super) stop: Stop,
     /// Makers of tasks that other threads sent.
-    pub(super) arrivals: Vec<Box<dyn FnOnce() + Send>>,
+    pub(super) arrivals: VecDeque<Box<dyn FnOnce() + Send>>,
     /// Room to collect tasks in that other threads woke.
     pub(super) woken: Vec<Arc<TaskWaker>>,
     /// How the main task ended.
@@ -67,7 +68,7 @@ impl State {
             sleeps: Sleeps::new(),
             lists: WaitLists::new(),
             stop: Stop { asked: false, heard: false, waiters: Waiters::NONE },
-            arrivals: Vec::new(),
+            arrivals: VecDeque::new(),
             woken: Vec::new(),
             outcome: None,
         }

@@ -34,7 +34,8 @@ impl Shared {
 
     /// Tasks that other threads have woken since the last call. Costs one load if there are none.
     pub(super) fn take_woken(&self, into: &mut Vec<Arc<TaskWaker>>) {
-        if !self.mail.load(Ordering::Relaxed) || !self.mail.swap(false, Ordering::AcqRel) {
+        // Whoever finds the mailbox full relies on this: the shard, which then has a command to take, takes it before it looks here.
+        if !self.mail.load(Ordering::SeqCst) || !self.mail.swap(false, Ordering::SeqCst) {
             return;
         }
         let mut woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,7 +75,7 @@ impl Wake for TaskWaker {
         }
         let shared = &self.shared;
         shared.woken.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(self));
-        if !shared.mail.swap(true, Ordering::AcqRel) {
+        if !shared.mail.swap(true, Ordering::SeqCst) {
             // If the mailbox is full the shard has things to do and looks by itself; if the shard is gone nobody waits.
             let _ = shared.commander.send(Box::new(LookForTasks));
         }

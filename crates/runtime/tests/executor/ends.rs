@@ -4,10 +4,10 @@ use super::common::{NOBODY, Pair, SERVER, run, shared};
 use core::future::pending;
 use core::time::Duration;
 use futures_util::future::{FutureExt, LocalBoxFuture};
-use ginnel::Executor;
 use ginnel::net::{TcpListener, TcpStream};
 use ginnel::task::spawn;
 use ginnel::time::{sleep, timeout};
+use ginnel::{Conn, ConnectOptions, Context, Error, Executor, Handler};
 use std::io::ErrorKind;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -324,4 +324,45 @@ fn a_stream_dropped_between_turns_is_closed_in_the_next() {
         *keeps.borrow_mut() = Some(TcpStream::connect(SERVER).await.unwrap());
     });
     drop(kept);
+}
+
+/// Sends an urgent byte, and nothing else but FIN.
+struct Urgent;
+
+impl Handler for Urgent {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        for _ in 0..3 {
+            cx.connect(SERVER.parse().unwrap(), ConnectOptions::default())?;
+        }
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        cx.send_urgent(conn, b"!").unwrap();
+        cx.shutdown_write(conn).unwrap();
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+#[test]
+fn an_urgent_byte_alone_does_not_hide_the_end() {
+    let (checked, check) = shared::<bool>();
+    let server = async move || {
+        let listener = TcpListener::bind(SERVER).await.unwrap();
+        let (mut a, _) = listener.accept().await.unwrap();
+        let (b, _) = listener.accept().await.unwrap();
+        let (c, _) = listener.accept().await.unwrap();
+        assert_eq!(a.read(&mut [0]).await.unwrap(), 0);
+        b.readable().await.unwrap();
+        assert_eq!(b.try_read(&mut [0]).unwrap(), 0);
+        assert_eq!(c.peek(&mut [0]).await.unwrap(), 0);
+        *checked.borrow_mut() = true;
+        pending::<()>().await;
+    };
+    let mut pair = Pair::new(Executor::new(server), Urgent);
+    pair.pass(SECOND);
+    assert!(*check.borrow());
 }

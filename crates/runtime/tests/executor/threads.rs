@@ -16,9 +16,19 @@ where
     M: FnOnce() -> F + Send + 'static,
     F: Future<Output: ginnel::executor::Outcome> + 'static,
 {
+    shard_with(main, 1024)
+}
+
+/// The same with a mailbox of another size.
+fn shard_with<M, F>(main: M, commands_max: u32) -> Shard<Executor<M>>
+where
+    M: FnOnce() -> F + Send + 'static,
+    F: Future<Output: ginnel::executor::Outcome> + 'static,
+{
     let (device, _) = pair(MemoryConfig::default());
     let mut config = config("10.0.0.1/24");
     config.shard.spin_us = 0;
+    config.shard.commands_max = commands_max;
     Shard::builder(config).handler(Executor::new(main)).device("cable", device).build().unwrap()
 }
 
@@ -80,12 +90,21 @@ fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
 
 #[test]
 fn threads_that_wake_many_tasks_at_the_same_time_lose_no_wake_up() {
+    wake_many(1024);
+}
+
+#[test]
+fn nor_do_they_when_the_mailbox_is_full() {
+    wake_many(1);
+}
+
+fn wake_many(commands_max: u32) {
     const TASKS: u32 = 64;
     const ROUNDS: u32 = 500;
     let slots: Arc<Vec<Slot>> = Arc::new((0..TASKS).map(|_| Slot::default()).collect());
     let done: Arc<Vec<AtomicU32>> = Arc::new((0..TASKS).map(|_| AtomicU32::new(0)).collect());
     let (of_tasks, done_of_tasks) = (Arc::clone(&slots), Arc::clone(&done));
-    let mut shard = shard(async move || {
+    let main = async move || {
         let tasks: Vec<_> = (0..TASKS as usize)
             .map(|i| {
                 let (slots, done) = (Arc::clone(&of_tasks), Arc::clone(&done_of_tasks));
@@ -100,7 +119,9 @@ fn threads_that_wake_many_tasks_at_the_same_time_lose_no_wake_up() {
         for task in tasks {
             task.await.unwrap();
         }
-    });
+    };
+    let mut shard = shard_with(main, commands_max);
+    let commander = shard.commander();
     let shard = thread::spawn(move || shard.run(&StopFlag::new().unwrap()).unwrap());
     let givers: Vec<_> = (0..2u32)
         .map(|part| {
@@ -119,8 +140,15 @@ fn threads_that_wake_many_tasks_at_the_same_time_lose_no_wake_up() {
             })
         })
         .collect();
+    let noise = thread::spawn(move || {
+        // Until the shard is gone, as fast as it takes them.
+        while !matches!(commander.send(Box::new(0u8)), Err(ginnel::CommandError::Gone(_))) {
+            thread::yield_now();
+        }
+    });
     givers.into_iter().for_each(|g| g.join().unwrap());
     shard.join().unwrap();
+    noise.join().unwrap();
 }
 
 #[test]

@@ -136,10 +136,10 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
 fn accept(a: &mut Access<'_>, listener: u32) -> Option<io::Result<(TcpStream, SocketAddr)>> {
     let listener = a.state.net.listeners[listener].listener;
     let conn = a.core.stack.accept(listener)?;
-    let socket = a.state.net.add(a.core, conn, Phase::Open);
     // A connection that was accepted just now is known, were it over already.
-    let peer = a.core.stack.info(conn).map(|info| info.remote).ok_or_else(errors::not_connected);
-    Some(peer.map(|peer| (TcpStream::new(socket, a.executor), peer)))
+    let peer = a.core.stack.info(conn)?.remote;
+    let socket = a.state.net.add(a.core, conn, Phase::Open);
+    Some(Ok((TcpStream::new(socket, a.executor), peer)))
 }
 
 impl Drop for TcpListener {

@@ -324,6 +324,10 @@ fn peek(a: &mut Access<'_>, number: u32, buffer: &mut [u8]) -> Option<io::Result
         }
         return Some(socket.fault.take().map_or(Ok(0), |fault| Err(fault.into())));
     }
+    if socket.fin && matches!(a.core.stack.peek(socket.conn, buffer), Err(RecvError::WouldBlock)) {
+        // Nothing but an urgent byte is in front of the end, and that is no part of the stream.
+        let _ = a.core.stack.skip(socket.conn, 0);
+    }
     match a.core.stack.peek(socket.conn, buffer) {
         Ok(0) if !socket.fin => None,
         Ok(n) => Some(Ok(n)),
@@ -333,8 +337,9 @@ fn peek(a: &mut Access<'_>, number: u32, buffer: &mut [u8]) -> Option<io::Result
 }
 
 fn is_readable(a: &mut Access<'_>, number: u32) -> bool {
-    let over = a.state.net.sockets[number].phase == Phase::Over;
-    over || peek(a, number, &mut [0]).is_some()
+    let socket = &a.state.net.sockets[number];
+    // Behind an urgent byte there may be nothing but the end.
+    socket.phase == Phase::Over || socket.fin || peek(a, number, &mut [0]).is_some()
 }
 
 fn send(a: &mut Access<'_>, number: u32, bytes: &[u8]) -> Option<io::Result<usize>> {
