@@ -4,20 +4,13 @@ use crate::client::{ClientConfig, Mode};
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::http;
-use crate::server::{Checksums, EngineOptions, EngineServer, SERVER, Server, ShardServer, cable, wire};
+use crate::server::{Checksums, EngineOptions, EngineServer, Server, TaskServer, cable, wire};
 use crate::solo::{START, Solo};
-use core::net::Ipv4Addr;
-use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
-use ginnel::net::{TcpListener, TcpStream};
-use ginnel::{Executor, ListenOptions, SocketOptions, task};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use serde_json::{Value, json};
-use std::io;
 use std::process::Command;
-use std::rc::Rc;
-use std::sync::Arc;
 
 /// Connections that are opened.
 const CONNECTIONS: u32 = 1_000_000;
@@ -122,65 +115,20 @@ pub fn work(connections: u32) -> Result<(), Failure> {
 
 /// What the process of its own does for `task-bytes`. Prints what it found.
 pub fn task_work(tasks: u32) -> Result<(), Failure> {
-    let future_bytes = Arc::new(AtomicUsize::new(0));
-    let told = Arc::clone(&future_bytes);
-    let main = async move || -> io::Result<()> {
-        let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
-        let options = ListenOptions { socket, ..ListenOptions::default() };
-        let listener = TcpListener::bind_with((Ipv4Addr::UNSPECIFIED, SERVER.port), options).await?;
-        let response: Rc<[u8]> = http::response(true).into();
-        loop {
-            let (stream, _) = listener.accept().await?;
-            let task = serve(stream, Rc::clone(&response));
-            told.store(size_of_val(&task), Ordering::Relaxed);
-            drop(task::spawn(task));
-        }
-    };
     let (solo, bytes) = hold(tasks, |device, tcp| {
-        let server = ShardServer::new(device, Executor::new(main), tcp, START);
-        server.map_err(|e| Failure::Failed(e.to_string()))
+        TaskServer::new(device, true, tcp, START).map_err(|e| Failure::Failed(e.to_string()))
     })?;
-    let stats = solo.server().handler().stats();
+    let stats = solo.server().server.handler().stats();
     let found = json!({
         "bytes": bytes,
         "tasks": stats.tasks,
         "streams": stats.streams,
         "sleeps": stats.sleeps,
         "wait_lists": stats.wait_lists,
-        "future_bytes": future_bytes.load(Ordering::Relaxed),
+        "future_bytes": solo.server().future_bytes(),
     });
     println!("{found}");
     Ok(())
-}
-
-/// The task of a connection, as a program for many of them is written: what it needs only while it reads is no part of its future.
-async fn serve(mut stream: TcpStream, response: Rc<[u8]>) -> io::Result<()> {
-    loop {
-        stream.readable().await?;
-        match question(&stream)? {
-            Question::Request => stream.write_all(&response).await?,
-            Question::None => {}
-            Question::End => return Ok(()),
-        }
-    }
-}
-
-/// What a client said.
-enum Question {
-    Request,
-    None,
-    End,
-}
-
-fn question(stream: &TcpStream) -> io::Result<Question> {
-    let mut buffer = [0; 1024];
-    match stream.try_read(&mut buffer) {
-        Ok(0) => Ok(Question::End),
-        Ok(n) if http::is_request(&buffer[..n]) => Ok(Question::Request),
-        Ok(_) => Ok(Question::None),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Question::None),
-        Err(e) => Err(e),
-    }
 }
 
 /// Resident memory of this process.

@@ -9,7 +9,7 @@ use crate::harness::result::{BenchResult, number};
 use crate::harness::{Failure, Options};
 use crate::http;
 use crate::server::{
-    Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, cable, wire,
+    Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, TaskServer, cable, wire,
 };
 use crate::solo::{START, Solo};
 use ginnel_stack::tcp::config::TcpConfig;
@@ -33,6 +33,8 @@ const CASES: &[(&str, &str)] = &[
     ("bulk-megabyte-software", "instructions per MB"),
     ("runtime-short-connection", "instructions per connection"),
     ("runtime-keep-alive-request", "instructions per request"),
+    ("task-short-connection", "instructions per connection"),
+    ("task-keep-alive-request", "instructions per request"),
     ("load-short-connection", "instructions per connection"),
     ("load-keep-alive-request", "instructions per request"),
     ("load-light-short-connection", "instructions per connection"),
@@ -46,6 +48,8 @@ const CASES: &[(&str, &str)] = &[
 const THEIRS: &str = "smoltcp-";
 /// Cases that go through the runtime; the others use the engine alone.
 const RUNTIME: &str = "runtime-";
+/// The same with a task for each connection.
+const TASK: &str = "task-";
 /// Cases in which the load generator is measured and not the server, and those on its light stack.
 const LOAD: &str = "load-";
 const LIGHT: &str = "light-";
@@ -67,7 +71,7 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let ours = CASES.iter().filter(|(case, _)| !case.starts_with(THEIRS));
     let results: Vec<BenchResult> = ours
         .map(|(case, unit)| {
-            let theirs = format!("{THEIRS}{}", case.trim_start_matches(RUNTIME));
+            let theirs = format!("{THEIRS}{}", case.trim_start_matches(RUNTIME).trim_start_matches(TASK));
             let theirs = counted.get(theirs.as_str()).copied();
             result(case, unit, counted[case], theirs)
         })
@@ -176,7 +180,8 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
         let run = Run { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
         return run.run();
     }
-    let (mode, bulk_bytes, checksums) = match case.trim_start_matches(THEIRS).trim_start_matches(RUNTIME) {
+    let kind = case.trim_start_matches(THEIRS).trim_start_matches(RUNTIME).trim_start_matches(TASK);
+    let (mode, bulk_bytes, checksums) = match kind {
         "short-connection" => (Mode::Short, None, Checksums::Device),
         "keep-alive-request" => (Mode::KeepAlive, None, Checksums::Device),
         "bulk-megabyte" => (Mode::KeepAlive, Some(BULK_BYTES), Checksums::Device),
@@ -198,7 +203,11 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
         Solo::new(server, client_end, &client).run(operations);
         return Ok(());
     }
-    if case.starts_with(RUNTIME) {
+    if case.starts_with(TASK) {
+        let server = TaskServer::new(server_end, keep_alive, tcp, START);
+        let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
+        Solo::new(server, client_end, &client).run(operations);
+    } else if case.starts_with(RUNTIME) {
         let server = ShardServer::new(server_end, Responder::new(keep_alive), tcp, START);
         let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
         Solo::new(server, client_end, &client).run(operations);

@@ -3,10 +3,12 @@
 mod engine;
 mod shard;
 mod smoltcp;
+mod tasks;
 
 pub use engine::{EngineOptions, EngineServer};
 pub use shard::{Responder, ShardServer};
 pub use smoltcp::SmoltcpServer;
+pub use tasks::TaskServer;
 
 use crate::frames::{Endpoint, Wire};
 use ginnel_devices::memory::{MemoryConfig, pair};

@@ -1,0 +1,95 @@
+//! The responder as tasks: one for each connection.
+
+use super::{SERVER, ShardServer};
+use crate::http;
+use core::net::Ipv4Addr;
+use core::pin::Pin;
+use core::sync::atomic::{AtomicUsize, Ordering};
+use ginnel::net::{TcpListener, TcpStream};
+use ginnel::{Error, Executor, ListenOptions, SocketOptions, task};
+use ginnel_stack::device::Device;
+use ginnel_stack::tcp::config::TcpConfig;
+use ginnel_stack::time::Instant;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What the first task is made by.
+pub type Main = Box<dyn FnOnce() -> Pin<Box<dyn Future<Output = io::Result<()>>>>>;
+
+/// A shard with its tasks.
+pub struct TaskServer {
+    /// The server that is driven.
+    pub server: ShardServer<Executor<Main>>,
+    future_bytes: Arc<AtomicUsize>,
+}
+
+impl TaskServer {
+    /// Answers with the usual response, then closes or waits for the next request.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration.
+    pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
+        let future_bytes = Arc::new(AtomicUsize::new(0));
+        let told = Arc::clone(&future_bytes);
+        let main: Main = Box::new(move || Box::pin(listen(keep_alive, told)));
+        Ok(Self { server: ShardServer::new(device, Executor::new(main), tcp, now)?, future_bytes })
+    }
+
+    /// Size of the future of a connection's task.
+    pub fn future_bytes(&self) -> usize {
+        self.future_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl super::Server for TaskServer {
+    fn turn(&mut self, now: Instant) -> usize {
+        self.server.turn(now)
+    }
+}
+
+async fn listen(keep_alive: bool, future_bytes: Arc<AtomicUsize>) -> io::Result<()> {
+    let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+    let options = ListenOptions { socket, ..ListenOptions::default() };
+    let listener = TcpListener::bind_with((Ipv4Addr::UNSPECIFIED, SERVER.port), options).await?;
+    let response: Rc<[u8]> = http::response(keep_alive).into();
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let task = serve(stream, Rc::clone(&response), keep_alive);
+        future_bytes.store(size_of_val(&task), Ordering::Relaxed);
+        drop(task::spawn(task));
+    }
+}
+
+/// The task of a connection, as a program for many of them is written: what it needs only while it reads is no part of its future.
+async fn serve(mut stream: TcpStream, response: Rc<[u8]>, keep_alive: bool) -> io::Result<()> {
+    loop {
+        stream.readable().await?;
+        match question(&stream)? {
+            Question::Request => stream.write_all(&response).await?,
+            Question::None => continue,
+            Question::End => return Ok(()),
+        }
+        if !keep_alive {
+            return Ok(());
+        }
+    }
+}
+
+/// What a client said.
+enum Question {
+    Request,
+    None,
+    End,
+}
+
+fn question(stream: &TcpStream) -> io::Result<Question> {
+    let mut buffer = [0; 1024];
+    match stream.try_read(&mut buffer) {
+        Ok(0) => Ok(Question::End),
+        Ok(n) if http::is_request(&buffer[..n]) => Ok(Question::Request),
+        Ok(_) => Ok(Question::None),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Question::None),
+        Err(e) => Err(e),
+    }
+}
