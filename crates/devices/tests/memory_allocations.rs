@@ -1,11 +1,13 @@
-//! The memory device allocates nothing once it exists.
+//! Devices in memory, of one process and between two, allocate nothing once they exist.
 #![allow(unsafe_code)] // counts in the global allocator
 
+use ginnel_devices::memif::{self, MemifConfig, Role, SocketName};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_stack::device::{Device, RxBurst, TxMeta};
 use ginnel_stack::time::Instant;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::time::Duration;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
@@ -44,9 +46,7 @@ fn turn(from: &mut Device, to: &mut Device, frames: usize, bytes: usize) {
     to.rx.arm();
 }
 
-#[test]
-fn sending_receiving_and_sleeping_allocate_nothing() {
-    let (mut a, mut b) = pair(MemoryConfig::default());
+fn assert_no_allocation(mut a: Device, mut b: Device) {
     turn(&mut a, &mut b, 1, 60);
     turn(&mut b, &mut a, 1, 60);
     let before = ALLOCATIONS.with(Cell::get);
@@ -55,4 +55,24 @@ fn sending_receiving_and_sleeping_allocate_nothing() {
         turn(&mut b, &mut a, 1 + round % 3, 65_000);
     }
     assert_eq!(ALLOCATIONS.with(Cell::get) - before, 0);
+}
+
+#[test]
+fn sending_receiving_and_sleeping_allocate_nothing() {
+    let (a, b) = pair(MemoryConfig::default());
+    assert_no_allocation(a, b);
+}
+
+#[test]
+fn sending_receiving_and_sleeping_over_memif_allocate_nothing() {
+    for offload in [true, false] {
+        let name = format!("ginnel-allocations-{}-{offload}", std::process::id());
+        let [server, client] = [Role::Server, Role::Client].map(|role| {
+            let socket = SocketName::Abstract(name.clone());
+            memif::open(&MemifConfig { offload, ..MemifConfig::new(socket, role) }).expect("a device")
+        });
+        assert!(client.link.wait_for(true, Duration::from_secs(10)));
+        let [a, b] = [server, client].map(|mut memif| memif.queues.remove(0));
+        assert_no_allocation(a, b);
+    }
 }

@@ -231,17 +231,20 @@ pub(super) struct ClientHandshake {
     steps: VecDeque<(Message, Option<OwnedFd>)>,
     /// From HELLO on, until it is connected.
     link: Option<Box<Link>>,
+    /// HELLO has come. A second one is not expected.
+    is_greeted: bool,
 }
 
 impl ClientHandshake {
     pub(super) fn new(config: &Arc<MemifConfig>) -> Self {
-        Self { config: config.clone(), steps: VecDeque::new(), link: None }
+        Self { config: config.clone(), steps: VecDeque::new(), link: None, is_greeted: false }
     }
 
     pub(super) fn on_message(&mut self, message: Message) -> Result<Step, Refusal> {
         match message {
             Message::Disconnect { reason, .. } => Ok(Step::Leave(reason)),
-            Message::Hello(hello) if self.link.is_none() => {
+            Message::Hello(hello) if !self.is_greeted => {
+                self.is_greeted = true;
                 let failed = |error: std::io::Error| format!("no memory for rings and buffers: {error}");
                 self.build(&hello)?.map_err(failed)?;
                 self.next()
@@ -339,4 +342,187 @@ fn memory(
         Link { regions: Arc::new([region.clone()]), to_server, to_client, features, peer: String::new() },
         steps,
     ))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::config::{Role, SocketName};
+    use super::*;
+
+    fn config(adjust: impl Fn(&mut MemifConfig)) -> Arc<MemifConfig> {
+        let mut config =
+            MemifConfig { ring: 8, ..MemifConfig::new(SocketName::Abstract("x".into()), Role::Client) };
+        adjust(&mut config);
+        Arc::new(config)
+    }
+
+    /// Both sides, and the client's answer to the server's first message.
+    fn start(
+        server: &Arc<MemifConfig>,
+        client: &Arc<MemifConfig>,
+    ) -> (ServerHandshake, ClientHandshake, Result<Step, Refusal>) {
+        let (server, hello) = ServerHandshake::new(server);
+        let mut client = ClientHandshake::new(client);
+        let step = client.on_message(hello);
+        (server, client, step)
+    }
+
+    /// Runs it to the end, and returns what each side has then. `tamper` may change the client's messages.
+    fn run(
+        server: &Arc<MemifConfig>,
+        client: &Arc<MemifConfig>,
+        mut tamper: impl FnMut(&mut Message, &mut Option<OwnedFd>),
+    ) -> Result<(Box<Link>, Box<Link>), Refusal> {
+        let (mut server, mut client, mut step) = start(server, client);
+        loop {
+            let Step::Send(mut message, mut descriptor) = step? else { return Err("not sent".into()) };
+            tamper(&mut message, &mut descriptor);
+            match server.on_message(message, descriptor, false)? {
+                Step::Send(answer, _) => step = client.on_message(answer),
+                Step::Connect(link, answer) => match client.on_message(answer)? {
+                    Step::Connected(ours) => return Ok((link, ours)),
+                    other => return Err(format!("{other:?}")),
+                },
+                other => return Err(format!("{other:?}")),
+            }
+        }
+    }
+
+    #[test]
+    fn both_ends_agree_on_rings_and_features() {
+        let many = config(|config| config.queues = 3);
+        let (server, client) = run(&many, &config(|config| config.queues = 2), |_, _| {}).expect("agreed");
+        for link in [&server, &client] {
+            assert_eq!((link.to_server.len(), link.to_client.len()), (2, 2));
+            assert!(!link.features.frame_headers, "a ring of 8 does not hold a super-frame");
+        }
+        assert!(server.to_server.iter().all(|offered| offered.ring.size() == 8 && offered.ring.has_cookie()));
+        let large = config(|config| config.ring = 64);
+        let (server, client) = run(&large, &large, |_, _| {}).expect("agreed");
+        assert!(server.features.frame_headers && client.features.frame_headers);
+        let plain = config(|config| (config.ring, config.offload) = (64, false));
+        for (a, b) in [(&large, &plain), (&plain, &large)] {
+            let (server, client) = run(a, b, |_, _| {}).expect("agreed");
+            assert!(!server.features.frame_headers && !client.features.frame_headers);
+        }
+    }
+
+    #[test]
+    fn what_a_client_says_is_checked() {
+        type Tamper = fn(&mut Message, &mut Option<OwnedFd>);
+        let cases: [(&str, Tamper); 14] = [
+            ("version", |m, _| {
+                if let Message::Init(init) = m {
+                    init.version += 1
+                }
+            }),
+            ("only Ethernet", |m, _| {
+                if let Message::Init(init) = m {
+                    init.mode = 1
+                }
+            }),
+            ("id not found", |m, _| {
+                if let Message::Init(init) = m {
+                    init.id = 9
+                }
+            }),
+            ("features", |m, _| {
+                if let Message::Init(init) = m {
+                    init.features.frame_headers = true
+                }
+            }),
+            ("region without", |m, fd| {
+                if let Message::AddRegion { .. } = m {
+                    *fd = None
+                }
+            }),
+            ("region index", |m, _| {
+                if let Message::AddRegion { index, .. } = m {
+                    *index = 1
+                }
+            }),
+            ("region too large", |m, _| {
+                if let Message::AddRegion { size, .. } = m {
+                    *size = 1 << 40
+                }
+            }),
+            ("region is smaller", |m, _| {
+                if let Message::AddRegion { size, .. } = m {
+                    *size += 1 << 20
+                }
+            }),
+            ("ring without descriptor", |m, fd| {
+                if let Message::AddRing(_) = m {
+                    *fd = None
+                }
+            }),
+            ("ring in an unknown", |m, _| {
+                if let Message::AddRing(ring) = m {
+                    ring.region = 1
+                }
+            }),
+            ("ring is outside", |m, _| {
+                if let Message::AddRing(ring) = m {
+                    ring.offset = 1 << 30
+                }
+            }),
+            ("ring is outside", |m, _| {
+                if let Message::AddRing(ring) = m {
+                    ring.log2 = 16
+                }
+            }),
+            ("ring index", |m, _| {
+                if let Message::AddRing(ring) = m {
+                    ring.index = 5
+                }
+            }),
+            ("ring added twice", |m, _| {
+                if let Message::AddRing(ring) = m {
+                    ring.to_server = true
+                }
+            }),
+        ];
+        let (server, client) = (config(|config| config.offload = false), config(|_| {}));
+        for (expected, tamper) in cases {
+            let refusal = run(&server, &client, tamper).expect_err(expected);
+            assert!(refusal.starts_with(expected), "{expected}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn messages_out_of_order_are_refused() {
+        let config = config(|_| {});
+        let connect = || Message::Connect { name: String::new() };
+        let region = || Message::AddRegion { index: 0, size: 1 };
+        for message in [Message::Ack, region(), connect(), Message::Connected { name: String::new() }] {
+            let (mut server, _, _) = start(&config, &config);
+            assert!(server.on_message(message, None, false).is_err());
+        }
+        let (mut server, mut client, step) = start(&config, &config);
+        let Ok(Step::Send(init, _)) = step else { panic!("INIT comes first") };
+        assert!(server.on_message(init.clone(), None, false).is_ok());
+        assert!(server.on_message(init, None, false).is_err(), "twice");
+        assert!(server.on_message(connect(), None, false).is_err(), "without rings");
+        let (_, hello) = ServerHandshake::new(&config);
+        assert!(client.on_message(hello).is_err(), "twice");
+        assert!(client.on_message(Message::Connected { name: String::new() }).is_err(), "too early");
+        let (mut server, mut client, mut step) = start(&config, &config);
+        while let Ok(Step::Send(message, descriptor)) = step {
+            step = match server.on_message(message, descriptor, false).expect("by the rules") {
+                Step::Send(answer, _) | Step::Connect(_, answer) => client.on_message(answer),
+                other => panic!("{other:?}"),
+            };
+        }
+        assert!(matches!(step, Ok(Step::Connected(_))));
+        assert!(server.on_message(region(), None, false).is_err(), "all is said");
+        assert!(client.on_message(Message::Ack).is_err(), "all is said");
+    }
+
+    #[test]
+    fn the_second_client_is_told_that_somebody_is_there() {
+        let config = config(|_| {});
+        let (mut server, _, step) = start(&config, &config);
+        let Ok(Step::Send(init, _)) = step else { panic!("INIT comes first") };
+        assert_eq!(server.on_message(init, None, true).expect_err("busy"), "already connected");
+    }
 }

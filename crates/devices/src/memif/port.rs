@@ -6,6 +6,7 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::io;
+use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -93,9 +94,9 @@ impl Waker {
     pub(super) fn clear(&self) {
         self.own.clear();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut events = Vec::<epoll::Event>::with_capacity(2);
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; 2];
         // An edge is taken by looking at it.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&now));
+        let _ = epoll::wait(&self.epoll, &mut events, Some(&now));
     }
 
     /// From now on the bell wakes. The edge is enough, so that nobody has to read the counter.
