@@ -17,6 +17,7 @@ pub mod link;
 pub mod options;
 pub mod prefetch;
 pub mod stack;
+pub mod steering;
 mod tables;
 pub mod tcp;
 pub mod time;

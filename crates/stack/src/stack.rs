@@ -16,9 +16,10 @@ use crate::events::{Event, InlineData};
 use crate::handle::{Conn, LinkId, Listener, PortId, UdpHandle};
 use crate::icmp::error::TransportError;
 use crate::ip::usual::{self, Usual};
-use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, RouteConfig};
+use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
 use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption, UrgentMark};
+use crate::steering::{Home, News, Steering, Stray};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
 use crate::tcp::input::{Arrived, Fields};
@@ -55,6 +56,8 @@ pub struct Stack {
     net: Network,
     tcp: Tcp,
     udp: Udp,
+    /// Packets that were put together here and belong to other shards.
+    strays: Vec<Stray>,
 }
 
 /// Fewer frames than these are worked on before a prefetch could help.
@@ -103,7 +106,7 @@ impl Stack {
         config.validate()?;
         let udp = Udp::new(&config.network);
         let net = Network::new(config.network, &seed)?;
-        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now), udp })
+        Ok(Self { net, tcp: Tcp::new(config.tcp, &seed, now), udp, strays: Vec::new() })
     }
 
     /// Adds a device by its sending half.
@@ -253,6 +256,9 @@ impl Stack {
             Input::Nothing => {}
             Input::Error(error) => self.on_transport_error(now, &error),
             Input::Reassembled(packet) => {
+                if self.net.steering().is_some() && self.is_a_stray(&packet) {
+                    return self.net.recycle(packet);
+                }
                 match self.net.parse_reassembled(&packet) {
                     Parsed::Tcp(l4) => {
                         if let Some(arrived) = self.prepare(&l4, None) {
@@ -265,6 +271,28 @@ impl Stack {
                 self.net.recycle(packet);
             }
         }
+    }
+
+    /// Of several shards, one puts fragments together and another may be the home of what comes of them: it gets the packet. True if this one does not.
+    #[cold]
+    fn is_a_stray(&mut self, packet: &Reassembled) -> bool {
+        let Some(home) = self.net.home_of_reassembled(packet) else { return false };
+        let me = self.net.steering().map(Steering::me);
+        if matches!(home, Home::Shard(home) if Some(home) == me) {
+            return false;
+        }
+        self.strays.push(self.net.stray(home, packet));
+        home != Home::Every
+    }
+
+    /// The next packet that was put together here and belongs elsewhere.
+    pub fn next_stray(&mut self) -> Option<Stray> {
+        self.strays.pop()
+    }
+
+    /// Another shard tells something.
+    pub fn hear(&mut self, now: Instant, news: &News) {
+        self.net.hear(now, news);
     }
 
     fn on_transport_error(&mut self, now: Instant, error: &TransportError) {

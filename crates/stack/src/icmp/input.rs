@@ -5,6 +5,7 @@ use crate::handle::LinkId;
 use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
 use crate::link::is_unicast;
 use crate::link::ndp::NdpPacket;
+use crate::steering::News;
 use crate::time::Instant;
 use crate::wire::echo::Echo;
 use crate::wire::{MacAddr, icmpv4, icmpv6, protocol};
@@ -172,6 +173,7 @@ impl Network {
         let current = self.route(now, destination, Some(error.local.ip())).ok()?;
         if self.path_mtu.learn(now, destination, mtu, current.mtu) {
             self.stats.path_mtu_learnt += 1;
+            self.tell(News::PathMtu { destination, mtu });
             self.route(now, destination, Some(error.local.ip())).ok().map(|route| route.mtu)
         } else {
             self.stats.path_mtu_ignored += 1;

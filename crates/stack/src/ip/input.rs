@@ -10,7 +10,7 @@ use crate::icmp::error::TransportError;
 use crate::ip::Problem6;
 use crate::time::Instant;
 use crate::wire::{MacAddr, icmpv6, ipv6, protocol};
-use core::net::Ipv6Addr;
+use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
 /// What came of a frame that [`Network::input`] took.
@@ -35,6 +35,24 @@ impl Reassembled {
     /// From its IP header on.
     pub fn bytes(&self) -> &[u8] {
         &self.packet
+    }
+
+    pub(super) fn link(&self) -> LinkId {
+        self.link
+    }
+
+    /// True if its destination is a broadcast or multicast address.
+    pub(super) fn is_for_a_group(&self, net: &Network) -> bool {
+        match self.packet.as_slice() {
+            [version, rest @ ..] if version >> 4 == 4 => match rest.get(15..19) {
+                Some(&[a, b, c, d]) => {
+                    let to = Ipv4Addr::new(a, b, c, d);
+                    to.is_multicast() || net.link(self.link).is_broadcast(to)
+                }
+                _ => false,
+            },
+            packet => packet.get(24) == Some(&0xff),
+        }
     }
 }
 

@@ -22,6 +22,7 @@ mod plain;
 mod reassembly;
 pub(crate) mod route;
 mod routing;
+mod shared;
 pub mod stats;
 pub(crate) mod timers;
 pub(crate) mod usual;
@@ -50,6 +51,7 @@ use crate::ip::route::RouteTable;
 use crate::ip::timers::{Timer, Timers};
 use crate::link::neighbour::NeighbourTable;
 use crate::link::{Link, Port};
+use crate::steering::{News, Steering};
 use crate::time::Instant;
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -82,6 +84,10 @@ pub struct Network {
     errors: VecDeque<TransportError>,
     /// Identifications of IPv4 packets that may be fragmented.
     idents: Box<[u16; output::IDENTS]>,
+    /// Set if this is one of several shards.
+    pub(crate) steering: Option<Box<Steering>>,
+    /// What the other shards must be told.
+    pub(crate) news: VecDeque<News>,
 }
 
 impl Network {
@@ -128,6 +134,8 @@ impl Network {
             backlog: Vec::new(),
             errors: VecDeque::new(),
             idents,
+            steering: None,
+            news: VecDeque::new(),
             config,
         })
     }

@@ -22,7 +22,8 @@ impl Network {
         let target_is_ours = self.owns_on_link(link, packet.target_ip);
         // RFC 5227 §2.1.1: a probe has no sender address. It is answered so that the prober learns of us, but teaches nothing.
         if packet.sender_ip.is_unspecified() {
-            if packet.operation == Operation::Request && target_is_ours && packet.sender_mac.is_unicast() {
+            let answered = packet.operation == Operation::Request && target_is_ours && !self.follows();
+            if answered && packet.sender_mac.is_unicast() {
                 self.send_arp_reply(link, packet);
             }
             return;
@@ -44,7 +45,7 @@ impl Network {
         }
         let for_us = packet.operation == Operation::Request && target_is_ours;
         self.learn_from_arp(now, link, packet, for_us, group_frame);
-        if for_us {
+        if for_us && !self.follows() {
             self.send_arp_reply(link, packet);
         }
     }
@@ -78,7 +79,7 @@ impl Network {
             replaces: for_us || gratuitous || !locked,
             casts_doubt: false,
         };
-        self.neighbour_claim(now, link, address, claim, for_us);
+        self.neighbour_claim(now, link, address, claim, for_us || self.asks_for_others(&claim));
     }
 
     fn send_arp_reply(&mut self, link: LinkId, request: &Packet) {

@@ -30,7 +30,7 @@ impl Network {
     /// The link-local address may be used: now we can ask.
     pub(crate) fn on_link_local_address(&mut self, id: LinkId) {
         let link = self.link(id);
-        if link.accept_ra && link.router_solicitations_left > 0 {
+        if link.accept_ra && link.router_solicitations_left > 0 && !self.follows() {
             self.timers.arm(Timer::RouterSolicitation(id), Instant::ZERO);
         }
     }

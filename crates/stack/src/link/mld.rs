@@ -23,7 +23,10 @@ impl Network {
         let link = self.link_mut(id);
         if let Err(at) = link.groups.binary_search(&group) {
             link.groups.insert(at, group);
-            link.join_reports_left = ROBUSTNESS;
+            if self.follows() {
+                return;
+            }
+            self.link_mut(id).join_reports_left = ROBUSTNESS;
             self.timers.arm(Timer::ListenerReport(id), Instant::ZERO);
         }
     }
@@ -33,6 +36,9 @@ impl Network {
         let link = self.link_mut(id);
         if let Ok(at) = link.groups.binary_search(&group) {
             link.groups.remove(at);
+            if self.follows() {
+                return;
+            }
             self.send_listener_report(id, &[Record { kind: RecordKind::Leave, group }]);
         }
     }

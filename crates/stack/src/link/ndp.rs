@@ -5,6 +5,7 @@ use super::{ALL_NODES_V6, Address, AddressState, is_unicast};
 use crate::handle::LinkId;
 use crate::ip::Network;
 use crate::ip::timers::Timer;
+use crate::steering::News;
 use crate::time::Instant;
 use crate::wire::ethernet::EtherType;
 use crate::wire::ndp::{self, Message, solicited_node};
@@ -63,7 +64,7 @@ impl Network {
         self.join_group(id, solicited_node(v6));
         if checked {
             self.ipv6_address_is_ours(id, v6);
-        } else {
+        } else if !self.follows() {
             // The time is not known here: the first call of `timers` draws the delay.
             self.timers.arm(Timer::DuplicateCheckStart(id, v6), Instant::ZERO);
         }
@@ -84,6 +85,7 @@ impl Network {
         if *probes >= transmits {
             known.state = AddressState::Valid;
             self.ipv6_address_is_ours(id, address);
+            self.tell(News::Address { link: id.0, address, valid: true });
             return;
         }
         *probes += 1;
@@ -111,6 +113,11 @@ impl Network {
     }
 
     fn address_is_taken(&mut self, id: LinkId, address: Ipv6Addr) {
+        if self.follows() {
+            // It has not asked: the first shard says what came of it.
+            return;
+        }
+        self.tell(News::Address { link: id.0, address, valid: false });
         self.stats.dad_duplicates += 1;
         self.timers.cancel(Timer::DuplicateCheck(id, address));
         self.timers.cancel(Timer::DuplicateCheckStart(id, address));
@@ -165,6 +172,7 @@ impl Network {
             AddressState::Valid => {}
         }
         let own_mac = link.mac;
+        let answers = !self.follows();
         let answer = |solicited| Message::NeighbourAdvertisement {
             target,
             router: false,
@@ -173,13 +181,17 @@ impl Network {
             target_mac: Some(own_mac),
         };
         if detection {
-            self.send_ndp(packet.link, target, ALL_NODES_V6, None, &answer(false));
+            if answers {
+                self.send_ndp(packet.link, target, ALL_NODES_V6, None, &answer(false));
+            }
         } else {
             let source = source.filter(|mac| mac.is_unicast());
             let claim = Claim { mac: source, solicited: false, replaces: true, casts_doubt: true };
             self.neighbour_claim(now, packet.link, packet.src.into(), claim, true);
             let to = source.unwrap_or(packet.source_mac);
-            self.send_ndp(packet.link, target, packet.src, Some(to), &answer(true));
+            if answers {
+                self.send_ndp(packet.link, target, packet.src, Some(to), &answer(true));
+            }
         }
     }
 
@@ -197,7 +209,10 @@ impl Network {
             self.stats.ndp_invalid += 1;
             return;
         }
-        let Some(slot) = self.neighbour_claim(now, id, target.into(), claim, false) else { return };
+        let Some(slot) = self.neighbour_claim(now, id, target.into(), claim, self.asks_for_others(&claim))
+        else {
+            return;
+        };
         let Some(neighbour) = self.neighbours.slot(slot) else { return };
         let was_router = core::mem::replace(&mut neighbour.is_router, router);
         if was_router && !router {

@@ -13,6 +13,7 @@ use crate::handle::Conn;
 use crate::icmp::error::{IcmpErrorKind, TransportError};
 use crate::ip::{Network, RouteError, TxError};
 use crate::options::ConnectOptions;
+use crate::steering::Steering;
 use crate::tcp::config::EcnMode;
 use crate::wire::tcp::SeqNumber;
 use core::net::{IpAddr, SocketAddr};
@@ -38,14 +39,15 @@ impl Tcp {
         let profile = self.profiles.get(ProfileId::DEFAULT).with(&options.socket);
         let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
         let port = options.local.map_or(0, |l| l.port());
-        let opened = self.choose_key(remote, route.src, port).and_then(|(key, hash, reused)| {
-            let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
-            if let Some(index) = reused {
-                self.end_time_wait(index);
-                self.stats.time_wait_reused += 1;
-            }
-            Ok((idx, key))
-        });
+        let opened =
+            self.choose_key(net.steering(), remote, route.src, port).and_then(|(key, hash, reused)| {
+                let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
+                if let Some(index) = reused {
+                    self.end_time_wait(index);
+                    self.stats.time_wait_reused += 1;
+                }
+                Ok((idx, key))
+            });
         // `insert_connection` counts its own use of the profile.
         self.profiles.release(profile);
         let (idx, key) = opened?;
@@ -70,12 +72,20 @@ impl Tcp {
     }
 
     /// A local port that is free towards `remote`, and the entry in TIME_WAIT that has to give it up (RFC 6056 §3.3.3: an offset keyed by the destination, then upwards).
+    ///
+    /// Of several shards each opens only connections whose packets come home to it.
     fn choose_key(
         &mut self,
+        steering: Option<&Steering>,
         remote: SocketAddr,
         local: IpAddr,
         port: u16,
     ) -> Result<(FlowKey, u32, Option<u32>), ConnectError> {
+        let comes_home =
+            |port| steering.is_none_or(|steering| steering.is_home(remote, SocketAddr::new(local, port)));
+        if port != 0 && !comes_home(port) {
+            return Err(ConnectError::AddressNotAvailable);
+        }
         let (remote_port, remote, local) = (remote.port(), remote.ip().into(), local.into());
         let key = |local_port| FlowKey { remote, local, remote_port, local_port };
         if port != 0 {
@@ -91,7 +101,7 @@ impl Tcp {
             let at = offset.wrapping_add(self.next_port) % count;
             self.next_port = self.next_port.wrapping_add(1);
             let port = (first + at) as u16;
-            if self.listeners.has_port(port) {
+            if self.listeners.has_port(port) || !comes_home(port) {
                 continue;
             }
             let key = key(port);

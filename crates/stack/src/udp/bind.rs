@@ -6,6 +6,37 @@ use crate::handle::UdpHandle;
 use crate::ip::Network;
 use core::net::SocketAddr;
 
+/// How well a socket bound to `bound`, with `fixed` as its other end, fits a datagram from `remote` to `local`; `None` if it is not for it. A
+/// fixed other end beats a bound address, which beats the wildcard, which beats the wildcard of the other family.
+pub(crate) fn fit(
+    bound: SocketAddr,
+    fixed: Option<SocketAddr>,
+    options: &UdpOptions,
+    local: SocketAddr,
+    remote: SocketAddr,
+) -> Option<u8> {
+    if !address_matches(bound.ip(), options.only_v6, local.ip()) {
+        return None;
+    }
+    let same_family = u8::from(bound.is_ipv4() == local.is_ipv4());
+    let exact = u8::from(!bound.ip().is_unspecified());
+    match fixed {
+        Some(fixed) if fixed != remote => None,
+        Some(_) => Some(4 + 2 * exact + same_family),
+        None => Some(2 * exact + same_family),
+    }
+}
+
+/// True if two sockets of one port stand in each other's way.
+pub(crate) fn is_in_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &UdpOptions)) -> bool {
+    let ((a, a_options), (b, b_options)) = (a, b);
+    let shared = (a_options.reuse_address && b_options.reuse_address)
+        || (a_options.reuse_port && b_options.reuse_port);
+    let overlap = address_matches(a.ip(), a_options.only_v6, b.ip())
+        || address_matches(b.ip(), b_options.only_v6, a.ip());
+    overlap && !shared
+}
+
 impl Udp {
     /// Opens a socket at a local address. Port 0 chooses one (RFC 6056 §3.3.1), the unspecified address means all of ours.
     ///
@@ -61,19 +92,17 @@ impl Udp {
         (0..count)
             // Cannot truncate: the remainder is below 65,536 - port_first.
             .map(|step| self.port_first + ((start + step) % count) as u16)
+            .filter(|&port| network.steering.as_ref().is_none_or(|steering| steering.may_choose_udp(port)))
             .find(|&port| !self.conflicts(SocketAddr::new(local.ip(), port), &alone))
     }
 
     /// True if another socket stands in the way.
     fn conflicts(&self, local: SocketAddr, options: &UdpOptions) -> bool {
         let Some(sockets) = self.ports.get(&local.port()) else { return false };
-        sockets.iter().filter_map(|&index| self.at(index)).any(|other| {
-            let shared = (options.reuse_address && other.options.reuse_address)
-                || (options.reuse_port && other.options.reuse_port);
-            let overlap = address_matches(local.ip(), options.only_v6, other.local.ip())
-                || address_matches(other.local.ip(), other.options.only_v6, local.ip());
-            overlap && !shared
-        })
+        sockets
+            .iter()
+            .filter_map(|&index| self.at(index))
+            .any(|other| is_in_conflict((local, options), (other.local, &other.options)))
     }
 
     pub(super) fn unlist_port(&mut self, port: u16, index: u32) {
@@ -85,19 +114,8 @@ impl Udp {
         }
     }
 
-    /// How well a socket fits a datagram; `None` if it is not for it. A fixed other end beats a bound address, which beats the
-    /// wildcard, which beats the wildcard of the other family.
     fn fit(socket: &Socket, local: SocketAddr, remote: SocketAddr) -> Option<u8> {
-        if !address_matches(socket.local.ip(), socket.options.only_v6, local.ip()) {
-            return None;
-        }
-        let same_family = u8::from(socket.local.is_ipv4() == local.is_ipv4());
-        let bound = u8::from(!socket.local.ip().is_unspecified());
-        match socket.remote {
-            Some(fixed) if fixed != remote => None,
-            Some(_) => Some(4 + 2 * bound + same_family),
-            None => Some(2 * bound + same_family),
-        }
+        fit(socket.local, socket.remote, &socket.options, local, remote)
     }
 
     /// Every socket that a datagram could be for.

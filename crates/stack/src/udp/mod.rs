@@ -7,6 +7,7 @@ mod bind;
 mod error;
 mod queue;
 
+pub(crate) use bind::{fit, is_in_conflict};
 pub use error::UdpError;
 pub use queue::Datagram;
 

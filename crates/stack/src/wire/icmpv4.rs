@@ -38,11 +38,11 @@ pub const HEADER_LEN: usize = 8;
 pub const QUOTE_LEN_MAX: usize = 576 - 20 - HEADER_LEN;
 
 const ECHO_REPLY: u8 = 0;
-const UNREACHABLE: u8 = 3;
+pub(crate) const UNREACHABLE: u8 = 3;
 const REDIRECT: u8 = 5;
 const ECHO_REQUEST: u8 = 8;
-const TIME_EXCEEDED: u8 = 11;
-const PARAMETER_PROBLEM: u8 = 12;
+pub(crate) const TIME_EXCEEDED: u8 = 11;
+pub(crate) const PARAMETER_PROBLEM: u8 = 12;
 
 /// Whether a message that was not understood may be answered by an ICMP error: only if its type is known to be a query or an
 /// answer, since there must be no error about an error (RFC 1122 §3.2.2).

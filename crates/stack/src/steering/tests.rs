@@ -1,0 +1,166 @@
+use super::udp::UdpClaim;
+use super::*;
+use crate::udp::UdpOptions;
+
+fn steering(me: u8, count: u8) -> Steering {
+    Steering::new(me, count, &NetworkConfig::default())
+}
+
+/// An Ethernet frame that carries `packet`.
+fn frame(ethertype: u16, packet: &[u8]) -> Vec<u8> {
+    let mut frame = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+    frame.extend(ethertype.to_be_bytes());
+    frame.extend(packet);
+    frame
+}
+
+fn ipv4(src: [u8; 4], dst: [u8; 4], protocol: u8, fragment: u16, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x45, 0, 0, 20 + payload.len() as u8, 0, 0];
+    packet.extend(fragment.to_be_bytes());
+    packet.extend([64, protocol, 0, 0]);
+    packet.extend(src);
+    packet.extend(dst);
+    packet.extend(payload);
+    packet
+}
+
+fn ipv6(src: &str, dst: &str, next_header: u8, payload: &[u8]) -> Vec<u8> {
+    let mut packet = vec![0x60, 0, 0, 0, 0, payload.len() as u8, next_header, 255];
+    packet.extend(src.parse::<Ipv6Addr>().unwrap().octets());
+    packet.extend(dst.parse::<Ipv6Addr>().unwrap().octets());
+    packet.extend(payload);
+    packet
+}
+
+fn ports(src: u16, dst: u16) -> Vec<u8> {
+    let mut bytes = [src.to_be_bytes(), dst.to_be_bytes()].concat();
+    bytes.extend([0; 16]);
+    bytes
+}
+
+const PEER: [u8; 4] = [10, 0, 0, 9];
+const OURS: [u8; 4] = [10, 0, 0, 1];
+
+#[test]
+fn every_shard_says_the_same_and_flows_are_spread_over_all() {
+    for count in [1, 2, 3, 4, 64] {
+        let mut flows = vec![0; usize::from(count)];
+        for port in 1000..9000 {
+            let frame = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(port, 80)));
+            let home = steering(0, count).home(&frame);
+            assert_eq!(home, steering(count - 1, count).home(&frame));
+            let Home::Shard(home) = home else { panic!("{home:?}") };
+            flows[usize::from(home)] += 1;
+        }
+        let fair = 8000 / usize::from(count);
+        // 128 entries of the table are dealt out to 64 shards at the most.
+        assert!(flows.iter().all(|&n| n > fair / 2 && n < fair * 2), "{flows:?}");
+    }
+}
+
+#[test]
+fn the_hash_of_a_frame_is_that_of_its_flow_with_and_without_a_vlan_tag_and_in_both_families() {
+    let steering = steering(0, 7);
+    let packet = ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80));
+    let flow = steering.flow_home((PEER, 5000).into(), (OURS, 80).into());
+    assert_eq!(steering.home(&frame(0x0800, &packet)), Home::Shard(flow));
+    let tagged = [&[0, 7, 0x08, 0x00], &packet[..]].concat();
+    assert_eq!(steering.home(&frame(0x8100, &tagged)), Home::Shard(flow));
+    let packet = ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80));
+    let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
+    assert_eq!(steering.home(&frame(0x86dd, &packet)), Home::Shard(steering.flow_home(src, dst)));
+}
+
+#[test]
+fn all_fragments_of_a_packet_meet_whatever_their_ports_would_say() {
+    let steering = steering(0, 16);
+    let first = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x2000, &ports(5000, 53)));
+    let last = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x0003, &[7; 20]));
+    let addresses = steering.toeplitz.hash(PEER.into(), OURS.into(), None);
+    assert_eq!(steering.home(&first), Home::Shard(steering.deal(addresses)));
+    assert_eq!(steering.home(&last), steering.home(&first));
+    let fragment = |offset_more: u16, rest: &[u8]| {
+        let header = [&[protocol::UDP, 0][..], &offset_more.to_be_bytes(), &[0, 0, 0, 9], rest].concat();
+        frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::FRAGMENT, &header))
+    };
+    assert_eq!(steering.home(&fragment(1, &ports(5000, 53))), steering.home(&fragment(24, &[7; 16])));
+}
+
+#[test]
+fn an_error_goes_where_the_flow_is_that_it_quotes() {
+    let steering = steering(0, 16);
+    for (kind, port) in [(3, 5000), (11, 5001), (12, 5002)] {
+        let quote = ipv4(OURS, PEER, protocol::TCP, 0x4000, &ports(80, port));
+        let error = [&[kind, 4, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
+        let from_a_router = frame(0x0800, &ipv4([192, 0, 2, 1], OURS, protocol::ICMP, 0, &error));
+        let flow = steering.flow_home((PEER, port).into(), (OURS, 80).into());
+        assert_eq!(steering.home(&from_a_router), Home::Shard(flow));
+    }
+    let quote = ipv6("fd00::1", "fd00::9", protocol::TCP, &ports(80, 5000));
+    let error = [&[2, 0, 0, 0, 0, 0, 5, 0], &quote[..]].concat();
+    let [src, dst] = ["[fd00::9]:5000", "[fd00::1]:80"].map(|end| end.parse().unwrap());
+    let home = steering.home(&frame(0x86dd, &ipv6("2001:db8::1", "fd00::1", protocol::ICMPV6, &error)));
+    assert_eq!(home, Home::Shard(steering.flow_home(src, dst)));
+}
+
+#[test]
+fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
+    let mut steering = steering(1, 4);
+    let mut homes = UdpHomes::default();
+    let options = UdpOptions::default();
+    homes.add(UdpClaim { id: 1, shard: 2, local: "0.0.0.0:53".parse().unwrap(), remote: None, options });
+    steering.set_udp_homes(Arc::new(homes));
+    for port in 5000..5050 {
+        let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
+        assert_eq!(steering.home(&datagram), Home::Shard(2));
+        let quote = ipv4(OURS, PEER, protocol::UDP, 0, &ports(53, port));
+        let error = [&[3, 3, 0, 0, 0, 0, 0, 0], &quote[..]].concat();
+        assert_eq!(
+            steering.home(&frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &error))),
+            Home::Shard(2)
+        );
+    }
+    assert!(!steering.may_choose_udp(53));
+    let mine = (32_768..=60_999).filter(|&port| steering.may_choose_udp(port)).count();
+    assert_eq!(mine, (60_999 - 32_768 + 1) / 4, "each shard has its part of the ports that are chosen");
+    let chosen = (32_768..).find(|&port| steering.may_choose_udp(port)).unwrap();
+    let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(9, chosen)));
+    assert_eq!(steering.home(&datagram), Home::Shard(1));
+}
+
+#[test]
+fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
+    let steering = steering(3, 4);
+    assert_eq!(steering.home(&frame(0x0806, &[0; 28])), Home::First { told: true });
+    for (kind, home) in [
+        (134, Home::First { told: true }),
+        (135, Home::First { told: true }),
+        (136, Home::First { told: true }),
+        (130, Home::First { told: false }),
+        (128, Home::Shard(3)),
+    ] {
+        let message = [kind, 0, 0, 0, 0, 0, 0, 0];
+        assert_eq!(steering.home(&frame(0x86dd, &ipv6("fe80::9", "fe80::1", 58, &message))), home, "{kind}");
+    }
+    let echo = frame(0x0800, &ipv4(PEER, OURS, protocol::ICMP, 0, &[8, 0, 0, 0, 0, 0, 0, 0]));
+    let whole = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
+    assert_eq!(steering.home(&echo), Home::Shard(3));
+    for len in 0..14 + 20 + 4 {
+        assert_eq!(steering.home(&whole[..len]), Home::Shard(3), "cut off after {len} bytes");
+    }
+}
+
+#[test]
+fn news_reads_back_as_it_was_told_and_other_bytes_are_none() {
+    let address = "fe80::1".parse().unwrap();
+    for news in [
+        News::Address { link: 3, address, valid: true },
+        News::Address { link: 3, address, valid: false },
+        News::PathMtu { destination: "10.0.0.9".parse().unwrap(), mtu: 1400 },
+        News::PathMtu { destination: "fd00::9".parse().unwrap(), mtu: 1400 },
+    ] {
+        assert_eq!(News::decode(&news.encode()), Some(news));
+    }
+    assert_eq!(News::decode(&[9; News::LEN]), None);
+    assert_eq!(News::decode(&[0; 3]), None);
+}
