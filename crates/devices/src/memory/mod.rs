@@ -3,8 +3,12 @@
 //! Each direction is a ring of records (`ring.rs`): frames are written where they are read, without a copy, and indices
 //! cross once per burst. Super-frames and partial checksums pass as they are, so neither side segments or sums.
 
+mod fan;
+pub mod lane;
 mod ring;
 mod sync;
+
+pub use fan::{Spread, fan};
 
 use crate::offload::GSO_BYTES_MAX;
 use crate::switch::Switch;

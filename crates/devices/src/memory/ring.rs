@@ -393,6 +393,12 @@ impl Consumer {
         }
     }
 
+    /// Whether a record is waiting.
+    pub(super) fn is_waiting(&mut self) -> bool {
+        self.tail = self.shared.tail.0.load(Ordering::Acquire);
+        self.position != self.tail
+    }
+
     /// Asks for a wake-up. Returns false, and asks for none, if a record is waiting.
     pub(super) fn arm(&mut self) -> bool {
         self.shared.sleeping.0.store(true, Ordering::Relaxed);

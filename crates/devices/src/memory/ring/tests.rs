@@ -253,7 +253,7 @@ mod sequential {
     }
 }
 
-/// Run with `RUSTFLAGS="--cfg loom" cargo test -p ginnel-devices --lib memory::ring`.
+/// Run with `RUSTFLAGS="--cfg loom" cargo test -p ginnel-devices --lib memory::`.
 #[cfg(loom)]
 mod model {
     use super::*;
