@@ -51,7 +51,8 @@ impl Handler for Echo {
             cx.listen(*address, ListenOptions { socket, v6_only: true, ..ListenOptions::default() })?;
             if self.options.udp {
                 // Each address is a socket of its own, so that [::] and 0.0.0.0 can both be listened on.
-                let options = UdpOptions { only_v6: true, ..UdpOptions::default() };
+                // And each shard has its own.
+                let options = UdpOptions { only_v6: true, reuse_port: true, ..UdpOptions::default() };
                 let failed = |e: UdpError| Error::application(format!("UDP socket on {address}: {e}"));
                 cx.udp_bind(*address, options).map_err(failed)?;
             }

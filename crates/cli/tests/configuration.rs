@@ -2,13 +2,16 @@
 //! After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test configuration`.
 
 use ginnel::Config;
-use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, ShardConfig, TcpConfig};
+use ginnel::config::{
+    DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, ShardConfig, ShardsConfig, TcpConfig,
+};
 use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
 
 /// A table of the file: its name, the struct behind it and where that is.
 const TABLES: &[(&str, &str, &str)] = &[
     ("[shard]", "ShardConfig", "crates/runtime/src/config.rs"),
+    ("[shards]", "ShardsConfig", "crates/runtime/src/config/shards.rs"),
     ("[[device]]", "DeviceConfig", "crates/runtime/src/config.rs"),
     ("[[link]]", "LinkConfig", "crates/runtime/src/config.rs"),
     ("[[link.neighbour]]", "NeighbourConfig", "crates/runtime/src/config.rs"),
@@ -152,6 +155,7 @@ fn the_defaults_stated_are_the_defaults() {
     let link = LinkConfig::new("x", "y", Vec::new());
     let actual = [
         ("ShardConfig", values(&ShardConfig::default())),
+        ("ShardsConfig", values(&ShardsConfig::default())),
         ("DeviceConfig", values(&device)),
         ("LinkConfig", values(&link)),
         ("NetworkConfig", values(&NetworkConfig::default())),

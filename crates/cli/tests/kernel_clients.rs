@@ -3,6 +3,7 @@
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
 use sha2::{Digest, Sha256};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ impl Server {
         command.arg("httpd").arg(folder.join("site")).args(["--device", "tap:web0"]);
         command.args(["--address", "10.9.0.2/24", "--kernel-address", "10.9.0.1/24"]);
         command.args(["--address", "fd09::2/64", "--kernel-address", "fd09::1/64"]).args(options);
-        let child = namespace.run(|| command.stdout(Stdio::null()).spawn()).unwrap();
+        let child = namespace.run(|| command.stdout(Stdio::piped()).spawn()).unwrap();
         let server = Self { namespace, child, folder };
         server.wait_until_it_answers();
         server
@@ -45,6 +46,16 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
+    }
+
+    /// Asks the server to stop, and returns what it says then.
+    fn stop(&mut self) -> String {
+        let asked = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+        assert!(asked.success());
+        let mut text = String::new();
+        self.child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{text}");
+        text
     }
 
     /// Paths of all pages, with the leading slash.
@@ -140,11 +151,43 @@ fn wrk_sees_no_error() {
 }
 
 #[test]
+fn two_shards_serve_the_kernels_clients() {
+    if skipped("two_shards_serve_the_kernels_clients", "curl")
+        || skipped("two_shards_serve_the_kernels_clients", "ab")
+    {
+        return;
+    }
+    let mut server = Server::start("shards", &["--shards", "2"]);
+    server.compare_all_pages("10.9.0.2");
+    server.compare_all_pages("[fd09::2]");
+    ab(&server);
+    let text = server.stop();
+    // A row of the table at the end has a column for each shard.
+    let row = |name: &str| -> Vec<u64> {
+        let line = text
+            .lines()
+            .find(|line| line.starts_with(&format!("| {name} ")))
+            .unwrap_or_else(|| panic!("{text}"));
+        line.split('|').skip(2).filter_map(|cell| cell.trim().replace(',', "").parse().ok()).collect()
+    };
+    for counter in ["frames received", "events"] {
+        let by_shard = row(counter);
+        assert!(by_shard.len() == 2 && by_shard.iter().all(|&n| n > 1000), "{counter}: {by_shard:?}");
+    }
+    let (forwarded, taken) = (row("frames forwarded"), row("frames taken"));
+    assert_eq!((forwarded[0], forwarded[1]), (taken[1], taken[0]), "what one sends on the other takes");
+}
+
+#[test]
 fn ab_sees_no_error() {
     if skipped("ab_sees_no_error", "ab") {
         return;
     }
-    let server = Server::start("ab", &[]);
+    ab(&Server::start("ab", &[]));
+}
+
+/// Many short connections, and fewer long ones.
+fn ab(server: &Server) {
     let page = format!("http://10.9.0.2{}", server.pages()[0]);
     for keep_alive in [&[][..], &["-k"]] {
         let mut arguments = vec!["-q", "-n", "2000", "-c", "32", "-s", "60"];

@@ -1,7 +1,7 @@
 //! From a configuration to a shard.
 
 use crate::clock;
-use crate::command;
+use crate::command::{self, Commander, Mailbox};
 use crate::config::{Config, DeviceConfig, LinkConfig};
 use crate::context::{Core, Lent};
 use crate::devices;
@@ -9,6 +9,8 @@ use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::huge_pages;
+use crate::mailbox::Inbox;
+use crate::peers::Peers;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
@@ -18,6 +20,7 @@ use ginnel_stack::error::ConfigError;
 use ginnel_stack::handle::{LinkId, PortId};
 use ginnel_stack::ip::RouteConfig;
 use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::steering::Steering;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
 
@@ -29,20 +32,32 @@ pub struct ShardBuilder<H> {
     devices: Vec<(String, Device)>,
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
+    member: Option<Member>,
+}
+
+/// What one of several shards is given beside its handler.
+pub(crate) struct Member {
+    pub(crate) index: u8,
+    pub(crate) count: u8,
+    pub(crate) peers: Peers,
+    pub(crate) inboxes: Vec<Inbox>,
+    pub(crate) commander: Commander,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) stats: StatsWriter,
 }
 
 impl Shard<()> {
     /// Starts to build a shard: `Shard::builder(config).handler(application).build()`.
     pub fn builder(config: Config) -> ShardBuilder<()> {
-        ShardBuilder { config, handler: (), devices: Vec::new(), seed: None, now: None }
+        ShardBuilder { config, handler: (), devices: Vec::new(), seed: None, now: None, member: None }
     }
 }
 
 impl<H> ShardBuilder<H> {
     /// The application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self { config, devices, seed, now, .. } = self;
-        ShardBuilder { config, handler, devices, seed, now }
+        let Self { config, devices, seed, now, member, .. } = self;
+        ShardBuilder { config, handler, devices, seed, now, member }
     }
 
     /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
@@ -55,6 +70,12 @@ impl<H> ShardBuilder<H> {
     /// not be predictable.
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// One of several shards.
+    pub(crate) fn member(mut self, member: Option<Member>) -> Self {
+        self.member = member;
         self
     }
 
@@ -72,6 +93,10 @@ impl<H: Handler> ShardBuilder<H> {
     /// The first key of the configuration that cannot be used, or the device that cannot be opened.
     pub fn build(mut self) -> Result<Shard<H>, Error> {
         self.config.validate()?;
+        if self.member.is_none() && self.config.shards.count > 1 {
+            let problem = "is for programs that run several shards: this one runs one";
+            return Err(ConfigError::new("shards.count", problem).into());
+        }
         let now = self.now.unwrap_or_else(clock::now);
         let seed = match self.seed {
             Some(seed) => seed,
@@ -81,6 +106,9 @@ impl<H: Handler> ShardBuilder<H> {
         let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
         let mut stack = Stack::new(stack, seed, now)?;
         huge_pages::ask_for(&stack);
+        if let Some(Member { index, count, .. }) = self.member {
+            stack.network_mut().set_steering(Steering::new(index, count, &config.network));
+        }
         let mut ports = Vec::new();
         for device in &config.devices {
             let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
@@ -92,8 +120,16 @@ impl<H: Handler> ShardBuilder<H> {
         }
         let links = add_links(&mut stack, config, &ports)?;
 
-        let (commander, mailbox) = command::mailbox(config.shard.commands_max as usize)
-            .map_err(|e| Error::io("event descriptor of the mailbox", e))?;
+        let (peers, inboxes, commander, mailbox, stats) = match self.member {
+            Some(member) => {
+                let Member { peers, inboxes, commander, mailbox, stats, .. } = member;
+                (Some(Box::new(peers)), inboxes, commander, mailbox, stats)
+            }
+            None => {
+                let (commander, mailbox) = commands(config)?;
+                (None, Vec::new(), commander, mailbox, StatsWriter::new())
+            }
+        };
         let core = Core {
             now,
             stack,
@@ -104,6 +140,7 @@ impl<H: Handler> ShardBuilder<H> {
             resume: Vec::new(),
             closing: None,
             stopping: false,
+            peers,
         };
         Ok(Shard {
             core: Lent::new(core),
@@ -111,15 +148,22 @@ impl<H: Handler> ShardBuilder<H> {
             dispatch: Dispatch::new(),
             ports,
             links,
+            inboxes,
             mailbox,
             commander,
             config: self.config.shard,
-            stats: StatsWriter::new(),
+            stats,
             started: None,
             published: now,
             idle_since: None,
         })
     }
+}
+
+/// The way in for other threads, and its end.
+pub(crate) fn commands(config: &Config) -> Result<(Commander, Mailbox), Error> {
+    command::mailbox(config.shard.commands_max as usize)
+        .map_err(|e| Error::io("event descriptor of the mailbox", e))
 }
 
 fn take_or_open(supplied: &mut Vec<(String, Device)>, config: &DeviceConfig) -> Result<Device, Error> {
@@ -173,7 +217,7 @@ fn engine_link(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
     }
 }
 
-fn random_seed() -> Result<[u8; 32], Error> {
+pub(crate) fn random_seed() -> Result<[u8; 32], Error> {
     let mut seed = [0; 32];
     let filled = rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| Error::io("random numbers of the kernel", e))?;

@@ -1,9 +1,9 @@
 //! The mailbox of a shard: the only way in from other threads.
 
+use crate::bell::Bell;
 use crate::wait::EventFd;
 use core::any::Any;
 use core::fmt;
-use core::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
@@ -15,13 +15,6 @@ pub type Command = Box<dyn Any + Send>;
 pub struct Commander {
     queue: SyncSender<Command>,
     bell: Arc<Bell>,
-}
-
-/// Wakes the shard, but only if it sleeps.
-#[derive(Debug)]
-struct Bell {
-    asleep: AtomicBool,
-    wake: EventFd,
 }
 
 /// A command was not taken. It comes back.
@@ -56,12 +49,13 @@ impl Commander {
             TrySendError::Full(command) => CommandError::Full(command),
             TrySendError::Disconnected(command) => CommandError::Gone(command),
         })?;
-        // Pairs with the fence in `Mailbox::before_sleep`: either the shard sees the command, or this sees the shard asleep.
-        fence(Ordering::SeqCst);
-        if self.bell.asleep.swap(false, Ordering::Relaxed) {
-            self.bell.wake.signal();
-        }
+        self.bell.ring();
         Ok(())
+    }
+
+    /// What wakes the shard.
+    pub(crate) fn bell(&self) -> &Arc<Bell> {
+        &self.bell
     }
 }
 
@@ -77,7 +71,7 @@ pub(crate) struct Mailbox {
 /// A mailbox for `capacity` commands.
 pub(crate) fn mailbox(capacity: usize) -> std::io::Result<(Commander, Mailbox)> {
     let (sender, receiver) = sync_channel(capacity);
-    let bell = Arc::new(Bell { asleep: AtomicBool::new(false), wake: EventFd::new()? });
+    let bell = Arc::new(Bell::new()?);
     let commander = Commander { queue: sender, bell: Arc::clone(&bell) };
     Ok((commander, Mailbox { queue: receiver, next: None, bell }))
 }
@@ -89,21 +83,18 @@ impl Mailbox {
 
     /// From now on a command rings the bell. False if one is waiting already: do not sleep.
     pub(crate) fn before_sleep(&mut self) -> bool {
-        self.bell.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.bell.before_sleep();
         self.next = self.take();
         self.next.is_none()
     }
 
     /// Commands ring no more.
     pub(crate) fn after_sleep(&mut self) {
-        if !self.bell.asleep.swap(false, Ordering::Relaxed) {
-            self.bell.wake.clear();
-        }
+        self.bell.after_sleep();
     }
 
     pub(crate) fn wake(&self) -> &EventFd {
-        &self.bell.wake
+        self.bell.wake()
     }
 }
 

@@ -1,9 +1,11 @@
 //! Configuration: one TOML file, or the same values built in code. Every key is documented in `docs/configuration.md`.
 
 mod file;
+mod shards;
 mod values;
 
 pub use file::FileError;
+pub use shards::ShardsConfig;
 pub use values::{Mac, Prefix};
 
 use core::net::IpAddr;
@@ -20,8 +22,10 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The thread.
+    /// The thread, or each of them.
     pub shard: ShardConfig,
+    /// How many threads.
+    pub shards: ShardsConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
     pub network: NetworkConfig,
     /// TCP.
@@ -231,6 +235,7 @@ impl Config {
     /// Checks every range and every reference between tables. The error names the key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.shard.validate()?;
+        self.shards.validate(self.shard.cpu)?;
         self.network.validate()?;
         self.tcp.validate()?;
         for (i, device) in self.devices.iter().enumerate() {

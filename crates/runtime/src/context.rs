@@ -2,14 +2,16 @@
 
 use crate::command::Commander;
 use crate::error::Error;
+use crate::peers::Peers;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
 use core::net::SocketAddr;
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use ginnel_devices::random::Random;
-use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
-use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::device::RxBurst;
+use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
+use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
@@ -32,6 +34,66 @@ pub(crate) struct Core {
     /// The connection whose `closed` is running, and its token.
     pub(crate) closing: Option<(Conn, u32)>,
     pub(crate) stopping: bool,
+    /// The other shards, if there are any.
+    pub(crate) peers: Option<Box<Peers>>,
+}
+
+/// What concerns all shards, if there are several.
+impl Core {
+    pub(crate) fn listen(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<Listener, ListenError> {
+        let Self { stack, stats, peers, .. } = self;
+        match peers {
+            None => stack.listen(local, options),
+            Some(peers) => peers.listen(stack, stats, local, options),
+        }
+    }
+
+    /// False if it was closed already.
+    pub(crate) fn unlisten(&mut self, listener: Listener) -> bool {
+        let Self { stack, stats, peers, .. } = self;
+        match peers {
+            None => stack.unlisten(listener),
+            Some(peers) => peers.unlisten(stack, stats, listener),
+        }
+    }
+
+    pub(crate) fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
+        let Self { stack, stats, peers, .. } = self;
+        match peers {
+            None => stack.udp_bind(local, options),
+            Some(peers) => peers.udp_bind(stack, stats, local, options),
+        }
+    }
+
+    pub(crate) fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
+        self.stack.udp_connect(self.now, socket, remote)?;
+        self.with_peers(|peers, stack, stats| peers.udp_connected(stack, stats, socket, remote));
+        Ok(())
+    }
+
+    pub(crate) fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
+        self.stack.udp_close(socket)?;
+        self.with_peers(|peers, stack, stats| peers.udp_closed(stack, stats, socket));
+        Ok(())
+    }
+
+    /// Something about the other shards: what they are is lent beside the engine and the counters.
+    pub(crate) fn with_peers(&mut self, act: impl FnOnce(&mut Peers, &mut Stack, &mut ShardStats)) {
+        if let Some(peers) = &mut self.peers {
+            act(peers, &mut self.stack, &mut self.stats);
+        }
+    }
+
+    /// Leaves in a burst what belongs to this shard, and sends the rest to the others.
+    pub(crate) fn steer(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
+        if let Some(peers) = &mut self.peers {
+            peers.steer(self.stack.network().steering(), port, burst, &mut self.stats);
+        }
+    }
 }
 
 /// Where a shard keeps its core: in a box, so that [`Handler::work`](crate::Handler::work) can take it along for the time of its call.
@@ -97,13 +159,16 @@ impl<'a> Context<'a> {
     }
 
     /// Listens on `local`; an unspecified address stands for all of the stack's. Port 0 is refused.
+    ///
+    /// Of several shards all listen when one does, and each serves the connections that arrive at it. Each may call this for the same address
+    /// once, and so learn its own handle; the options are those of the first.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
-        self.core.stack.listen(local, options).map_err(|e| Error::Listen(local, e))
+        self.core.listen(local, options).map_err(|e| Error::Listen(local, e))
     }
 
-    /// Stops listening. Connections already accepted go on, those still in the queue are reset.
+    /// Stops listening, on all shards. Connections already accepted go on, those still in the queue are reset.
     pub fn unlisten(&mut self, listener: Listener) -> Result<(), Stale> {
-        if self.core.stack.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }
+        if self.core.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }
     }
 
     /// Takes the first connection that waits to be accepted, if one does. For handlers that [pull](crate::Handler::pulls), or left it there
@@ -221,13 +286,15 @@ impl<'a> Context<'a> {
     }
 
     /// Opens a UDP socket. Port 0 chooses one ([`Context::udp_local`] tells which); an unspecified address stands for all of the stack's.
+    ///
+    /// Of several shards the one that binds gets all datagrams of the port. Shards that bind the same port with `reuse_port` share them by sender.
     pub fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
-        self.core.stack.udp_bind(local, options)
+        self.core.udp_bind(local, options)
     }
 
     /// Fixes the other end of a UDP socket: only its datagrams and errors are received from now on.
     pub fn udp_connect(&mut self, socket: UdpHandle, remote: SocketAddr) -> Result<(), UdpError> {
-        self.core.stack.udp_connect(self.core.now, socket, remote)
+        self.core.udp_connect(socket, remote)
     }
 
     /// Sends a datagram, to the connected end if no other is given. An error of an earlier datagram is reported first.
@@ -257,7 +324,12 @@ impl<'a> Context<'a> {
 
     /// Closes a UDP socket.
     pub fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError> {
-        self.core.stack.udp_close(socket)
+        self.core.udp_close(socket)
+    }
+
+    /// Which shard this is, from 0.
+    pub fn shard(&self) -> usize {
+        self.core.stack.network().steering().map_or(0, |steering| steering.me().into())
     }
 
     /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most

@@ -20,15 +20,7 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
             Err(ConfigError::new("device", problem).into())
         }
         DeviceKind::Tap => {
-            let tap = tap::TapConfig {
-                name: Some(config.interface().into()),
-                mtu: config.mtu.map(|mtu| mtu as usize),
-                mac: config.mac.map(|mac| mac.0),
-                kernel_addresses: config.kernel_addresses.iter().map(|p| (p.address, p.len)).collect(),
-                without_offloads: !config.offload,
-                ..tap::TapConfig::default()
-            };
-            tap::open(&tap).map_err(|e| Error::io(format!("device {}", config.name), e))
+            tap::open(&tap_config(config)).map_err(|e| Error::io(format!("device {}", config.name), e))
         }
         DeviceKind::Memif => memif_queues(config, 1).map(|mut queues| queues.remove(0)),
     }
@@ -51,6 +43,40 @@ fn memif_queues(config: &DeviceConfig, queues: u16) -> Result<Vec<Device>, Error
         memif.link.wait_for(true, SERVER_ANSWERS);
     }
     Ok(memif.queues)
+}
+
+/// Opens the device with one queue for each of several shards.
+pub(crate) fn open_queues(config: &DeviceConfig, queues: usize) -> Result<Vec<Device>, Error> {
+    match config.kind {
+        _ if queues == 1 => Ok(vec![open(config)?]),
+        DeviceKind::Memory => Ok(vec![open(config)?]),
+        DeviceKind::Tap => {
+            let tap = tap::open_queues(&tap_config(config), queues).map_err(|e| {
+                let kind = e.kind();
+                // What the kernel says to a second queue of an interface that was made for one.
+                let hint = if kind == std::io::ErrorKind::InvalidInput {
+                    " (several shards need an interface with several queues: ip tuntap add … multi_queue)"
+                } else {
+                    ""
+                };
+                Error::io(format!("device {}", config.name), std::io::Error::new(kind, format!("{e}{hint}")))
+            })?;
+            Ok(tap.queues)
+        }
+        // Cannot truncate: 64 shards at the most.
+        DeviceKind::Memif => memif_queues(config, queues as u16),
+    }
+}
+
+fn tap_config(config: &DeviceConfig) -> tap::TapConfig {
+    tap::TapConfig {
+        name: Some(config.interface().into()),
+        mtu: config.mtu.map(|mtu| mtu as usize),
+        mac: config.mac.map(|mac| mac.0),
+        kernel_addresses: config.kernel_addresses.iter().map(|p| (p.address, p.len)).collect(),
+        without_offloads: !config.offload,
+        ..tap::TapConfig::default()
+    }
 }
 
 /// Puts the configured layers around a device. The capture is the outermost, so it shows what the stack sends and receives: what faults

@@ -18,6 +18,10 @@ pub enum Error {
     Io(String, std::io::Error),
     /// Every device of the shard went away: the names.
     DevicesLost(String),
+    /// One of several shards failed.
+    Shard(usize, Box<Error>),
+    /// The thread of a shard panicked: what it said.
+    Panicked(String),
     /// The application's own reason.
     Application(String),
 }
@@ -43,6 +47,8 @@ impl fmt::Display for Error {
             Self::Send(e) => write!(f, "send: {e}"),
             Self::Io(what, e) => write!(f, "{what}: {e}"),
             Self::DevicesLost(names) => write!(f, "no device is left: {names} went away"),
+            Self::Shard(index, e) => write!(f, "shard {index}: {e}"),
+            Self::Panicked(text) => write!(f, "panicked: {text}"),
             Self::Application(text) => f.write_str(text),
         }
     }
@@ -56,7 +62,8 @@ impl std::error::Error for Error {
             Self::Connect(_, e) => Some(e),
             Self::Send(e) => Some(e),
             Self::Io(_, e) => Some(e),
-            Self::DevicesLost(_) | Self::Application(_) => None,
+            Self::Shard(_, e) => Some(e),
+            Self::DevicesLost(_) | Self::Panicked(_) | Self::Application(_) => None,
         }
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! An application implements [`Handler`]; a shard calls it when something happens, with a [`Context`] to act through.
 
+mod bell;
+mod board;
 pub mod builder;
 pub mod channel;
 pub mod clock;
@@ -14,9 +16,13 @@ pub mod error;
 pub mod executor;
 pub mod handler;
 pub mod huge_pages;
+mod mail;
+mod mailbox;
+mod peers;
 mod pin;
 pub mod raw;
 pub mod shard;
+pub mod shards;
 pub mod stats;
 pub mod stop;
 pub mod timers;
@@ -40,6 +46,7 @@ pub use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 pub use ginnel_stack::wire::checksum::Sum;
 pub use handler::Handler;
 pub use shard::{Shard, Turn};
+pub use shards::Shards;
 pub use stats::{ShardStats, StatsReader};
 pub use stop::StopFlag;
 pub use timers::Timer;

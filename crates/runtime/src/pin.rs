@@ -6,17 +6,23 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// Pins the calling thread to one CPU. Never widens the mask that the user gave the process: a CPU outside it is refused.
 pub(crate) fn pin(cpu: u32) -> Result<(), Error> {
+    check(cpu, "shard.cpu")?;
+    let mut one = CpuSet::new();
+    one.set(cpu as usize);
+    sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
+}
+
+/// Whether the process may use a CPU. `key` is where it was asked for.
+pub(crate) fn check(cpu: u32, key: &str) -> Result<(), Error> {
     let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
     let cpu = cpu as usize;
     if cpu >= CpuSet::MAX_CPU || !allowed.is_set(cpu) {
         let list: Vec<String> =
             (0..CpuSet::MAX_CPU).filter(|&c| allowed.is_set(c)).map(|c| c.to_string()).collect();
         let problem = format!("CPU {cpu} is not among those this process may use: {}", list.join(" "));
-        return Err(ConfigError::new("shard.cpu", problem).into());
+        return Err(ConfigError::new(key, problem).into());
     }
-    let mut one = CpuSet::new();
-    one.set(cpu);
-    sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
+    Ok(())
 }
 
 #[cfg(test)]

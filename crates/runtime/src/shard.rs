@@ -7,6 +7,8 @@ use crate::context::{Context, Core, Lent, WorkContext};
 use crate::dispatch::Dispatch;
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::mail;
+use crate::mailbox::Inbox;
 use crate::stats::{ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{pin, wait};
@@ -51,6 +53,8 @@ pub struct Shard<H> {
     pub(crate) dispatch: Dispatch,
     pub(crate) ports: Vec<Port>,
     pub(crate) links: Vec<LinkId>,
+    /// Mailboxes that other shards write to.
+    pub(crate) inboxes: Vec<Inbox>,
     pub(crate) mailbox: Mailbox,
     pub(crate) commander: Commander,
     pub(crate) config: ShardConfig,
@@ -161,6 +165,10 @@ impl<H: Handler> Shard<H> {
             handler.start(&mut Context::new(core))?;
             work += 1;
         }
+        if self.started.is_some() && core.peers.as_ref().is_some_and(|peers| peers.is_stale()) {
+            core.with_peers(|peers, stack, stats| peers.sync(stack, stats));
+            work += 1;
+        }
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
             if port.rx.is_gone() {
                 port.is_gone = true;
@@ -174,9 +182,13 @@ impl<H: Handler> Shard<H> {
             }
             work += burst.len();
             core.stats.count_burst(burst.len());
+            core.steer(port.id, &mut burst);
             core.stack.receive(now, port.id, &burst);
             dispatch.events(core, handler, Some(&burst));
             core.stack.finish_burst(&burst);
+        }
+        for inbox in &mut self.inboxes {
+            work += mail::take(core, handler, dispatch, inbox);
         }
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
@@ -200,6 +212,7 @@ impl<H: Handler> Shard<H> {
         core.stack.transmit(now);
         // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
         work += dispatch.events(core, handler, None);
+        core.with_peers(|peers, stack, stats| peers.exchange(stack, stats));
 
         if core.stats.devices_lost > 0 && ports.iter().all(|port| port.is_gone) {
             let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
@@ -225,7 +238,9 @@ impl<H: Handler> Shard<H> {
 
     fn next_deadline(&self) -> Option<Instant> {
         let devices = self.devices().filter_map(|p| p.rx.next_deadline()).min();
-        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices]
+        let behind = self.core.peers.as_ref().is_some_and(|peers| peers.is_behind());
+        let again = behind.then(|| self.core.now + LOOK_EVERY);
+        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, again]
             .into_iter()
             .flatten()
             .min()
@@ -240,7 +255,11 @@ impl<H: Handler> Shard<H> {
     /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
         let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
-        let armed = self.mailbox.before_sleep() && self.handler.before_sleep() && devices.all(|p| p.rx.arm());
+        let armed = self.mailbox.before_sleep()
+            && self.handler.before_sleep()
+            && devices.all(|p| p.rx.arm())
+            && !self.inboxes.iter_mut().any(Inbox::is_waiting)
+            && !(self.started.is_some() && self.core.peers.as_ref().is_some_and(|peers| peers.is_stale()));
         let now = clock::now();
         let mut until = [self.next_deadline(), self.wake_for_exact(), leave_by].into_iter().flatten().min();
         if self.devices().any(|p| p.rx.wake_fd().is_none()) {

@@ -68,6 +68,18 @@ counters! {
     timers_refused,
     /// Devices that went away.
     devices_lost,
+    /// Frames received for other shards that went to them.
+    frames_forwarded,
+    /// Frames received for other shards that were dropped because their mailbox was full.
+    forwards_dropped,
+    /// Frames that other shards received for this one.
+    frames_taken,
+    /// Frames and news for all shards that went to another.
+    told,
+    /// Frames for all shards that were not taken from the wire because a mailbox was full.
+    tells_refused,
+    /// Listeners of other shards that could not be opened on this one.
+    listens_refused,
     /// Time since the start, in nanoseconds.
     running_ns,
 }

@@ -5,9 +5,10 @@ use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
 use clap::{Args, Parser};
-use ginnel::{Config, Handler, Shard, ShardStats};
+use ginnel::{Config, Error, Handler, Shard, ShardStats, Shards};
 use ginnel_apps::echo::Echo;
 use ginnel_apps::httpd::Httpd;
+use ginnel_apps::httpd::server::Counters;
 use std::path::Path;
 
 /// Options of `ginnel echo`.
@@ -17,6 +18,8 @@ pub struct EchoOptions {
     echo: ginnel_apps::echo::Options,
     #[command(flatten)]
     stack: StackOptions,
+    #[command(flatten)]
+    shards: ShardsOptions,
 }
 
 /// Options of `ginnel httpd`.
@@ -26,36 +29,55 @@ pub struct HttpdOptions {
     httpd: ginnel_apps::httpd::Options,
     #[command(flatten)]
     stack: StackOptions,
+    #[command(flatten)]
+    shards: ShardsOptions,
+}
+
+/// Options of programs that run on several threads.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Stack")]
+struct ShardsOptions {
+    /// Shards, each a thread with a queue of its own of every device: 1 to 64.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    shards: Option<u32>,
 }
 
 /// Runs the echo server.
 pub fn echo(options: &EchoOptions) -> Result<(), Failure> {
-    let config = server_config(&options.stack)?;
+    let config = server_config(&options.stack, &options.shards)?;
     println!("echo on {}", list(&options.echo.listen));
-    let shard = run(config, Echo::new(&options.echo))?;
-    print_shard(shard.stats());
+    let served = run(config, |_| Ok(Echo::new(&options.echo)), |_, shard| *shard.stats())?;
+    print_shards(&served);
     Ok(())
 }
 
 /// Runs the web server.
 pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
-    let config = server_config(&options.stack)?;
-    let server = Httpd::new(&options.httpd)?;
-    println!("{}", server.describe());
-    let shard = run(config, server)?;
-    let counters = shard.handler().server().counters();
+    let config = server_config(&options.stack, &options.shards)?;
+    // Each shard has the pages in memory of its own.
+    let handler = |index| {
+        let server = Httpd::new(&options.httpd)?;
+        if index == 0 {
+            println!("{}", server.describe());
+        }
+        Ok(server)
+    };
+    let finish = |_, shard: Shard<Httpd>| (*shard.handler().server().counters(), *shard.stats());
+    let (counters, served): (Vec<Counters>, Vec<ShardStats>) =
+        run(config, handler, finish)?.into_iter().unzip();
+    let sum = |counter: fn(&Counters) -> u64| counters.iter().map(counter).sum::<u64>();
     let mut table = Table::new(&["httpd", "count"]);
     for (name, count) in [
-        ("connections", counters.connections),
-        ("responses", counters.responses),
-        ("of these errors", counters.errors),
-        ("connections ended by a time-out", counters.timeouts),
-        ("connections still open", counters.open),
+        ("connections", sum(|c| c.connections)),
+        ("responses", sum(|c| c.responses)),
+        ("of these errors", sum(|c| c.errors)),
+        ("connections ended by a time-out", sum(|c| c.timeouts)),
+        ("connections still open", sum(|c| c.open)),
     ] {
         table.row([name.into(), grouped(count)]);
     }
     print!("\n{table}");
-    print_shard(shard.stats());
+    print_shards(&served);
     Ok(())
 }
 
@@ -72,31 +94,44 @@ pub fn httpd_options(root: &Path, listen: &str) -> Result<ginnel_apps::httpd::Op
 }
 
 /// A server alone at one end of a cable inside its own process would wait for ever.
-fn server_config(options: &StackOptions) -> Result<Config, Failure> {
+fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Config, Failure> {
     if options.device == Some(DeviceName::Memory) {
         let problem =
             "--device memory: nobody is at the other end (see ginnel load http --serve and ginnel demo)";
         return Err(Failure::usage(problem));
     }
-    options.to_config()
+    let mut config = options.to_config()?;
+    config.shards.count = shards.shards.unwrap_or(config.shards.count);
+    config.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    Ok(config)
 }
 
-/// Runs an application until a signal, and returns its shard.
-fn run<H: Handler>(config: Config, handler: H) -> Result<Shard<H>, Failure> {
+/// Runs an application until a signal, on as many shards as are configured, and returns what `finish` makes of each.
+fn run<H: Handler, R: Send>(
+    config: Config,
+    handler: impl Fn(usize) -> Result<H, Error> + Sync,
+    finish: impl Fn(usize, Shard<H>) -> R + Sync,
+) -> Result<Vec<R>, Failure> {
     let stop = signals::stop_on_signal()?;
-    let mut shard = Shard::builder(config).handler(handler).build()?;
-    shard.run(&stop)?;
-    Ok(shard)
+    Ok(Shards::new(config).open()?.run(&stop, handler, finish)?)
 }
 
 fn list(addresses: &[core::net::SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-fn print_shard(stats: &ShardStats) {
-    let mut table = Table::new(&["shard", "count"]);
-    for (name, count) in stats.iter() {
-        table.row([name.replace('_', " "), grouped(count)]);
+/// A column for each shard.
+fn print_shards(shards: &[ShardStats]) {
+    let mut head = vec!["shard".to_string()];
+    match shards {
+        [_] => head.push("count".into()),
+        several => head.extend((0..several.len()).map(|index| index.to_string())),
+    }
+    let mut table = Table::new(&head.iter().map(String::as_str).collect::<Vec<_>>());
+    let names = ShardStats::default();
+    for (at, (name, _)) in names.iter().enumerate() {
+        let counts = shards.iter().filter_map(|stats| stats.iter().nth(at)).map(|(_, count)| grouped(count));
+        table.row(core::iter::once(name.replace('_', " ")).chain(counts));
     }
     print!("\n{table}");
 }

@@ -121,7 +121,7 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
             // Cannot truncate: the remainder is below the number of ports.
             local.set_port(PORTS.start() + ((start + step) % count) as u16);
         }
-        result = a.core.stack.listen(local, options);
+        result = a.core.listen(local, options);
         if result != Err(ListenError::AddressInUse) {
             break;
         }

@@ -141,10 +141,10 @@ impl Dropped {
                 let _ = core.stack.close(conn);
             }
             Self::Listener(listener) => {
-                core.stack.unlisten(listener);
+                core.unlisten(listener);
             }
             Self::Udp(socket) => {
-                let _ = core.stack.udp_close(socket);
+                let _ = core.udp_close(socket);
             }
         }
     }

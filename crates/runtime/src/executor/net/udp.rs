@@ -42,7 +42,7 @@ impl UdpSocket {
         let address = address.to_socket_addr()?;
         let executor = local::current_or_error()?;
         let socket = local::access(executor, |a| {
-            let socket = a.core.stack.udp_bind(address, options).map_err(errors::udp)?;
+            let socket = a.core.udp_bind(address, options).map_err(errors::udp)?;
             let number = a.state.net.udp.insert(UdpState { socket, waiters: Waiters::NONE });
             a.state.net.udp_numbers.insert(socket, number);
             Ok::<_, io::Error>(number)
@@ -66,10 +66,7 @@ impl UdpSocket {
     /// `NetworkUnreachable` and the like.
     pub async fn connect(&self, address: impl ToSocketAddr) -> io::Result<()> {
         let address = address.to_socket_addr()?;
-        self.with(|a, socket| {
-            let now = a.core.now;
-            a.core.stack.udp_connect(now, socket, address).map_err(errors::udp)
-        })?
+        self.with(|a, socket| a.core.udp_connect(socket, address).map_err(errors::udp))?
     }
 
     /// Sends a datagram. Waits if the device is full.

@@ -1,0 +1,55 @@
+//! Keys of the `[shards]` table.
+
+use super::within;
+use ginnel_stack::error::ConfigError;
+use ginnel_stack::steering::SHARDS_MAX;
+use serde::Deserialize;
+
+/// Keys of the `[shards]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ShardsConfig {
+    /// Shards, each a thread with a queue of its own of every device: 1 to 64. What other tables limit, they limit for each shard. Default 1.
+    pub count: u32,
+    /// Pins the shards to the CPUs of these numbers, one for each. Default: not pinned.
+    pub cpus: Vec<u32>,
+    /// Mailbox of one shard for frames that another received and that belong to it, in bytes: 262,144 to 1,073,741,824, rounded up to a power of
+    /// two. When it is full, frames are dropped and counted, as by a full receive queue. There is one for each pair of shards. Default 512 KiB.
+    pub mailbox_bytes: u32,
+    /// The same for what all shards must know (neighbours, routers, path MTUs): 4,096 to 16,777,216. When it is full, such frames are not taken from
+    /// the wire. Default 64 KiB.
+    pub control_bytes: u32,
+}
+
+impl Default for ShardsConfig {
+    fn default() -> Self {
+        Self { count: 1, cpus: Vec::new(), mailbox_bytes: 512 << 10, control_bytes: 64 << 10 }
+    }
+}
+
+impl ShardsConfig {
+    /// Checks the ranges. `shard_cpu`: the key of a single shard.
+    pub(super) fn validate(&self, shard_cpu: Option<u32>) -> Result<(), ConfigError> {
+        within("shards.count", self.count, 1..=SHARDS_MAX.into())?;
+        within("shards.mailbox_bytes", self.mailbox_bytes, 256 << 10..=1 << 30)?;
+        within("shards.control_bytes", self.control_bytes, 4096..=16 << 20)?;
+        for (i, &cpu) in self.cpus.iter().enumerate() {
+            within(format!("shards.cpus[{i}]"), cpu, 0..=1023)?;
+            if self.cpus[..i].contains(&cpu) {
+                return Err(ConfigError::new(
+                    format!("shards.cpus[{i}]"),
+                    format!("CPU {cpu} is there already"),
+                ));
+            }
+        }
+        if !self.cpus.is_empty() && self.cpus.len() != self.count as usize {
+            let problem =
+                format!("{} CPUs for {} shards: each needs one of its own", self.cpus.len(), self.count);
+            return Err(ConfigError::new("shards.cpus", problem));
+        }
+        if shard_cpu.is_some() && (self.count > 1 || !self.cpus.is_empty()) {
+            return Err(ConfigError::new("shard.cpu", "is for a single shard: shards.cpus pins several"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Several shards on one thread in simulated time, with a client at the other end of their cable.
+
+mod control;
+mod datagrams;
+mod limits;
+mod listeners;
+mod streams;
+mod threads;
+
+use super::Shards;
+use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::context::Context;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::shard::Shard;
+use crate::stats::ShardStats;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_devices::memory::{MemoryConfig, Spread, fan};
+use ginnel_stack::device::{Device, RxBurst, TxMeta};
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::time::Instant;
+use ginnel_stack::udp::{Datagram, UdpError};
+
+/// The shards' addresses and the client's.
+const OURS: [&str; 2] = ["10.0.0.1/24", "fd00::1/64"];
+const THEIRS: [&str; 2] = ["10.0.0.2/24", "fd00::2/64"];
+const START: Instant = Instant::from_millis(1000);
+
+/// An application that does nothing but what tests make it do, and remembers what happened.
+#[derive(Default)]
+struct Idle {
+    started: bool,
+    accepted: Vec<Conn>,
+    connected: usize,
+    closed: Vec<CloseReason>,
+    /// Sender and length.
+    datagrams: Vec<(SocketAddr, usize)>,
+    errors: Vec<UdpError>,
+}
+
+impl Handler for Idle {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        self.started = true;
+        Ok(())
+    }
+
+    fn accepted(&mut self, _: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.accepted.push(conn);
+    }
+
+    fn connected(&mut self, _: &mut Context<'_>, _: Conn) {
+        self.connected += 1;
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        self.closed.push(reason);
+    }
+
+    fn datagram(&mut self, _: &mut Context<'_>, _: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        assert_eq!(data.len(), datagram.len);
+        self.datagrams.push((datagram.from, data.len()));
+    }
+
+    fn datagram_error(&mut self, _: &mut Context<'_>, _: UdpHandle, error: UdpError) {
+        self.errors.push(error);
+    }
+}
+
+fn config(addresses: [&str; 2]) -> Config {
+    let addresses = addresses.map(|address| address.parse().unwrap());
+    let mut config = Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &addresses, &[]);
+    config.tcp.connections_max = 1000;
+    config
+}
+
+/// The shards' configuration, for `count` of them.
+fn ours(count: u32) -> Config {
+    let mut config = config(OURS);
+    config.shards.count = count;
+    config
+}
+
+/// Shards whose far end is `Device`.
+fn shards_and_wire<S: Handler>(
+    config: Config,
+    spread: Spread,
+    mut server: impl FnMut(usize) -> S,
+) -> (Vec<Shard<S>>, Device) {
+    let (far, queues) = fan(&MemoryConfig::default(), config.shards.count as usize, spread);
+    let opened = Shards::new(config).device("cable", queues).seed([1; 32]).now(START).open().unwrap();
+    (opened.build(|index| Ok(server(index))).unwrap(), far)
+}
+
+/// Shards and a client.
+struct World<S, C> {
+    shards: Vec<Shard<S>>,
+    client: Shard<C>,
+    now: Instant,
+}
+
+impl<S: Handler, C: Handler> World<S, C> {
+    fn new(config: Config, spread: Spread, server: impl FnMut(usize) -> S, client: C) -> Self {
+        let (shards, far) = shards_and_wire(config, spread, server);
+        let client = Shard::builder(self::config(THEIRS)).handler(client).device("cable", far);
+        Self { shards, client: client.seed([2; 32]).now(START).build().unwrap(), now: START }
+    }
+
+    /// Gives each its turn until `done`, or for `limit` of simulated time. Returns whether it was done.
+    fn until(&mut self, limit: Duration, mut done: impl FnMut(&[Shard<S>], &C) -> bool) -> bool {
+        let end = self.now + limit;
+        while self.now <= end {
+            let mut next = None;
+            let mut work = 0;
+            for shard in &mut self.shards {
+                let turn = shard.poll_once(self.now).unwrap();
+                work += turn.work;
+                next = [next, turn.next_deadline].into_iter().flatten().min();
+            }
+            let turn = self.client.poll_once(self.now).unwrap();
+            next = [next, turn.next_deadline].into_iter().flatten().min();
+            if done(&self.shards, self.client.handler()) {
+                return true;
+            }
+            let soon = self.now + Duration::from_micros(1);
+            self.now = if work + turn.work > 0 { soon } else { next.unwrap_or(end + limit).max(soon) };
+        }
+        false
+    }
+
+    /// Lets this much time pass.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        self.until(time, |_, _| false);
+        self.now = end;
+    }
+
+    /// Lets one shard's application do something.
+    fn on<R>(&mut self, shard: usize, act: impl FnOnce(&mut S, &mut Context<'_>) -> R) -> R {
+        self.shards[shard].with(self.now, act)
+    }
+
+    /// A counter, summed over the shards.
+    fn sum(&self, counter: impl Fn(&ShardStats) -> u64) -> u64 {
+        self.shards.iter().map(|shard| counter(shard.stats())).sum()
+    }
+
+    /// A counter of the network layer, summed over the shards.
+    fn net(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
+        self.shards.iter().map(|shard| counter(shard.core.stack.network().stats())).sum()
+    }
+}
+
+/// Sends a frame from the wire.
+fn send(wire: &mut Device, frame: &[u8]) {
+    wire.tx.reserve(frame.len()).unwrap().copy_from_slice(frame);
+    wire.tx.commit(frame.len(), TxMeta::default());
+    wire.tx.flush(START);
+}
+
+/// What came out to the wire.
+fn receive(wire: &mut Device) -> Vec<Vec<u8>> {
+    let mut frames = Vec::new();
+    loop {
+        let mut burst = RxBurst::new();
+        wire.rx.rx_burst(START, &mut burst);
+        if burst.is_empty() {
+            return frames;
+        }
+        frames.extend(burst.iter().map(|frame| frame.bytes.to_vec()));
+    }
+}

@@ -1,0 +1,302 @@
+//! Neighbours, addresses, routes and path MTUs: learnt by one, known to all; and one speaks for all on the link.
+
+use super::{Idle, START, World, ours, receive, send, shards_and_wire};
+use crate::shard::Shard;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use core::time::Duration;
+use ginnel_devices::memory::Spread;
+use ginnel_stack::handle::LinkId;
+use ginnel_stack::link::AddressState;
+use ginnel_stack::link::neighbour::NeighbourState;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::time::Instant;
+use ginnel_stack::wire::ethernet::{EtherType, Header};
+use ginnel_stack::wire::ndp::{Message, PrefixInfo, RouterAdvertisement};
+use ginnel_stack::wire::{MacAddr, arp, icmpv4, ipv4, ipv6, protocol};
+
+/// MAC addresses of the shards' device and of the wire's end.
+const OUR_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+const WIRE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
+fn world(count: u32, spread: Spread) -> World<Idle, Idle> {
+    let mut world = World::new(ours(count), spread, |_| Idle::default(), Idle::default());
+    world.pass(Duration::from_secs(3));
+    world
+}
+
+fn ethernet(dst: MacAddr, ethertype: EtherType, payload: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0; 14];
+    Header::new(dst, WIRE_MAC, None, ethertype).emit(&mut frame);
+    frame.extend(payload);
+    frame
+}
+
+pub(super) fn arp(operation: arp::Operation, sender: Ipv4Addr, sender_mac: MacAddr, dst: MacAddr) -> Vec<u8> {
+    let packet = arp::Packet {
+        operation,
+        sender_mac,
+        sender_ip: sender,
+        target_mac: MacAddr::ZERO,
+        target_ip: Ipv4Addr::new(10, 0, 0, 1),
+    };
+    let mut bytes = [0; arp::Packet::LEN];
+    packet.emit(&mut bytes);
+    ethernet(dst, EtherType::ARP, &bytes)
+}
+
+/// Gives each shard some turns at `now`.
+pub(super) fn turn(shards: &mut [Shard<Idle>], now: Instant) {
+    for _ in 0..4 {
+        for shard in shards.iter_mut() {
+            shard.poll_once(now).unwrap();
+        }
+    }
+}
+
+/// Lets the shards' time pass until `end`.
+fn pass(shards: &mut [Shard<Idle>], from: Instant, to: Instant) {
+    let mut now = from;
+    while now < to {
+        turn(shards, now);
+        let next = shards.iter_mut().filter_map(|shard| shard.poll_once(now).unwrap().next_deadline).min();
+        now = next.unwrap_or(to).max(now + Duration::from_micros(1)).min(to);
+    }
+    turn(shards, to);
+}
+
+/// What a shard knows of a neighbour.
+pub(super) fn neighbour(shard: &Shard<Idle>, address: &str) -> Option<(MacAddr, NeighbourState)> {
+    let address: IpAddr = address.parse().unwrap();
+    let known = shard.core.stack.network().neighbours().find(|known| known.address == address)?;
+    Some((known.mac?, known.state))
+}
+
+#[test]
+fn a_neighbour_that_one_shard_asked_for_serves_all() {
+    for spread in [Spread::Fixed(0), Spread::Fixed(2), Spread::RoundRobin] {
+        let mut world = world(4, spread);
+        let asked = world.net(|n| n.arp_requests_out);
+        for shard in [3, 1, 2, 0] {
+            let to = "10.0.0.2:9".parse().unwrap();
+            world.on(shard, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ())).unwrap();
+            world.pass(Duration::from_millis(20));
+        }
+        assert_eq!(world.net(|n| n.arp_requests_out) - asked, 1, "{spread:?}");
+        for shard in &world.shards {
+            let known = neighbour(shard, "10.0.0.2").unwrap();
+            assert_eq!(known, (WIRE_MAC, NeighbourState::Reachable), "{spread:?}");
+            assert_eq!(shard.handler().closed.len(), 1, "refused, but by the peer itself");
+        }
+    }
+}
+
+#[test]
+fn one_shard_speaks_for_all_on_the_link() {
+    for count in [1, 4] {
+        let mut world = world(count, Spread::RoundRobin);
+        world.pass(Duration::from_secs(20));
+        // Each address was checked once, routers asked for three times, groups reported as by one host.
+        assert_eq!(world.net(|n| n.ndp_solicitations_out), 2, "{count} shards");
+        assert_eq!(world.net(|n| n.ndp_router_solicitations_out), 3, "{count} shards");
+        let reports = world.net(|n| n.mld_reports_out);
+        assert!((1..=4).contains(&reports), "{count} shards: {reports}");
+        // The client asks for us once in each family, and gets one answer.
+        for to in ["10.0.0.1:9", "[fd00::1]:9"] {
+            let to = to.parse().unwrap();
+            world.client.with(world.now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
+        }
+        world.pass(Duration::from_millis(100));
+        assert_eq!(world.client.handler().closed.len(), 2);
+        assert_eq!(world.net(|n| n.arp_replies_out), 1, "{count} shards");
+        assert_eq!(world.net(|n| n.ndp_advertisements_out), 1, "{count} shards");
+        for shard in &world.shards {
+            assert!(neighbour(shard, "10.0.0.2").is_some() && neighbour(shard, "fd00::2").is_some());
+        }
+    }
+}
+
+#[test]
+fn neighbours_of_the_configuration_never_expire_on_any_shard() {
+    let mut config = ours(3);
+    config.links[0].neighbours = vec![crate::config::NeighbourConfig {
+        address: "10.0.0.66".parse().unwrap(),
+        mac: crate::config::Mac([2; 6]),
+    }];
+    let (mut shards, mut wire) = shards_and_wire(config, Spread::RoundRobin, |_| Idle::default());
+    let day = START + Duration::from_secs(86_400);
+    pass(&mut shards, START, day);
+    receive(&mut wire);
+    // Somebody claims the address: not believed.
+    send(&mut wire, &arp(arp::Operation::Request, Ipv4Addr::new(10, 0, 0, 66), WIRE_MAC, MacAddr::BROADCAST));
+    turn(&mut shards, day);
+    receive(&mut wire);
+    for shard in &mut shards {
+        assert_eq!(neighbour(shard, "10.0.0.66"), Some((MacAddr([2; 6]), NeighbourState::Static)));
+        let to = "10.0.0.66:9".parse().unwrap();
+        shard.with(day, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
+    }
+    turn(&mut shards, day);
+    let sent = receive(&mut wire);
+    assert_eq!(sent.len(), 3, "a SYN each, and no question");
+    assert!(sent.iter().all(|frame| frame[..6] == [2; 6] && frame[23] == protocol::TCP));
+}
+
+/// An IPv6 packet with a neighbour discovery message.
+fn discovery(src: Ipv6Addr, dst: Ipv6Addr, message: &Message) -> Vec<u8> {
+    let mut packet = vec![0; 1280];
+    let len = message.emit(src, dst, &mut packet[40..]);
+    let header = ipv6::Header {
+        dscp: 0,
+        ecn: 0,
+        flow_label: 0,
+        payload_len: len as u16,
+        next_header: protocol::ICMPV6,
+        hop_limit: 255,
+        src,
+        dst,
+    };
+    header.emit(&mut packet);
+    packet.truncate(40 + len);
+    ethernet(MacAddr::from_ipv6_multicast(dst), EtherType::IPV6, &packet)
+}
+
+#[test]
+fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
+    let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(1), |_| Idle::default());
+    let now = START + Duration::from_secs(5);
+    pass(&mut shards, START, now);
+    let router: Ipv6Addr = "fe80::99".parse().unwrap();
+    let prefix = PrefixInfo {
+        prefix: "2001:db8::".parse().unwrap(),
+        prefix_len: 64,
+        on_link: true,
+        autonomous: true,
+        valid_lifetime_s: 3600,
+        preferred_lifetime_s: 3600,
+    };
+    let advertisement = RouterAdvertisement {
+        router_lifetime_s: 1800,
+        source: Some(WIRE_MAC),
+        prefixes: [prefix].into_iter().collect(),
+        ..RouterAdvertisement::default()
+    };
+    let message = Message::RouterAdvertisement(advertisement);
+    send(&mut wire, &discovery(router, "ff02::1".parse().unwrap(), &message));
+    turn(&mut shards, now);
+    let states = |shards: &[Shard<Idle>]| -> Vec<_> {
+        let of = |shard: &Shard<Idle>| {
+            let addresses = shard.core.stack.network().addresses(LinkId(0));
+            addresses.iter().find(|known| known.autoconfigured).map(|known| (known.address, known.state))
+        };
+        shards.iter().map(of).collect()
+    };
+    let formed = states(&shards)[0].unwrap().0;
+    assert_eq!(states(&shards), [Some((formed, AddressState::Tentative { probes: 0 })); 3]);
+    receive(&mut wire);
+    let later = now + Duration::from_secs(3);
+    pass(&mut shards, now, later);
+    assert_eq!(states(&shards), [Some((formed, AddressState::Valid)); 3]);
+    // The way out is known everywhere too, and so is the router.
+    for shard in &mut shards {
+        let route =
+            shard.core.stack.network_mut().route(later, "2001:4860::1".parse().unwrap(), None).unwrap();
+        assert_eq!(route.src, formed);
+        assert_eq!(neighbour(shard, "fe80::99").map(|(mac, _)| mac), Some(WIRE_MAC));
+    }
+}
+
+#[test]
+fn an_address_that_somebody_else_has_is_used_by_no_shard() {
+    let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(2), |_| Idle::default());
+    let ours: Ipv6Addr = "fd00::1".parse().unwrap();
+    let taken = Message::NeighbourAdvertisement {
+        target: ours,
+        router: false,
+        solicited: false,
+        overrides: true,
+        target_mac: Some(WIRE_MAC),
+    };
+    send(&mut wire, &discovery(ours, "ff02::1".parse().unwrap(), &taken));
+    pass(&mut shards, START, START + Duration::from_secs(5));
+    for shard in &shards {
+        let addresses = shard.core.stack.network().addresses(LinkId(0));
+        let known = addresses.iter().find(|known| known.address == IpAddr::V6(ours)).unwrap();
+        assert_eq!(known.state, AddressState::Duplicate);
+        assert!(!shard.core.stack.network().is_local(ours.into()));
+        assert!(shard.handler().started, "the other addresses serve");
+    }
+}
+
+/// ICMP "fragmentation needed" about a packet of ours, from a router.
+fn too_big(quote: &[u8], mtu: u16) -> Vec<u8> {
+    let message =
+        icmpv4::Message::Unreachable { code: icmpv4::unreachable::FRAGMENTATION_NEEDED, mtu, quote };
+    let len = 8 + quote.len();
+    let mut packet = vec![0; 20 + len];
+    message.emit(&mut packet[20..]);
+    let header = ipv4::Header {
+        dscp: 0,
+        ecn: 0,
+        ident: 0,
+        dont_fragment: false,
+        more_fragments: false,
+        fragment_offset: 0,
+        ttl: 64,
+        protocol: protocol::ICMP,
+        src: Ipv4Addr::new(10, 0, 0, 254),
+        dst: Ipv4Addr::new(10, 0, 0, 1),
+        header_len: 20,
+        total_len: (20 + len) as u16,
+    };
+    header.emit(&mut packet);
+    ethernet(OUR_MAC, EtherType::IPV4, &packet)
+}
+
+#[test]
+fn an_error_finds_the_connection_it_is_about_and_the_path_mtu_reaches_all() {
+    for asked in 0..3 {
+        // All frames arrive at the first shard.
+        let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(0), |_| Idle::default());
+        let now = START + Duration::from_secs(5);
+        pass(&mut shards, START, now);
+        let peer = Ipv4Addr::new(10, 0, 0, 9);
+        send(&mut wire, &arp(arp::Operation::Request, peer, WIRE_MAC, MacAddr::BROADCAST));
+        turn(&mut shards, now);
+        receive(&mut wire);
+        let to = SocketAddr::from((peer, 80));
+        shards[asked].with(now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
+        turn(&mut shards, now);
+        let syn = receive(&mut wire).into_iter().find(|frame| frame[12..14] == [8, 0]).unwrap();
+        let before: Vec<u64> = shards.iter().map(|s| s.core.stack.network().stats().icmp_errors_in).collect();
+        send(&mut wire, &too_big(&syn[14..14 + 28], 1000));
+        turn(&mut shards, now);
+        for (index, shard) in shards.iter_mut().enumerate() {
+            let network = shard.core.stack.network_mut();
+            let seen = network.stats().icmp_errors_in - before[index];
+            assert_eq!(seen, u64::from(index == asked), "shard {index}, for one of {asked}");
+            assert_eq!(network.route(now, peer.into(), None).unwrap().mtu, 1000, "shard {index}");
+        }
+    }
+}
+
+#[test]
+fn a_forged_error_about_no_connection_is_told_to_nobody() {
+    let (mut shards, mut wire) = shards_and_wire(ours(2), Spread::Fixed(0), |_| Idle::default());
+    let now = START + Duration::from_secs(5);
+    pass(&mut shards, START, now);
+    shards[0].with(now, |_, cx| cx.listen("10.0.0.1:80".parse().unwrap(), ListenOptions::default())).unwrap();
+    let told: u64 = shards.iter().map(|shard| shard.stats().told).sum();
+    let mut quote = [0; 28];
+    quote[..10].copy_from_slice(&[0x45, 0, 5, 0xdc, 0, 0, 0x40, 0, 64, protocol::TCP]);
+    quote[12..24].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 9, 0, 80, 0x13, 0x88]);
+    for port in 0..20 {
+        quote[23] = port;
+        send(&mut wire, &too_big(&quote, 600));
+    }
+    turn(&mut shards, now);
+    assert_eq!(shards.iter().map(|shard| shard.stats().told).sum::<u64>(), told);
+    for shard in &mut shards {
+        let route = shard.core.stack.network_mut().route(now, "10.0.0.9".parse().unwrap(), None).unwrap();
+        assert_eq!(route.mtu, 1500);
+    }
+}

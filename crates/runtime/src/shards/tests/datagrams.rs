@@ -1,0 +1,215 @@
+//! UDP sockets live on the shard that bound them, and get all that is for them.
+
+use super::{Idle, World, ours};
+use crate::context::Context;
+use crate::error::Error;
+use crate::handler::Handler;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_devices::memory::Spread;
+use ginnel_stack::handle::{Conn, UdpHandle};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use std::collections::BTreeSet;
+
+/// Sends datagrams back.
+struct Reflector;
+
+impl Handler for Reflector {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.udp_bind(at("0.0.0.0:7"), UdpOptions::default())
+            .map(|_| ())
+            .map_err(|e| Error::application(e.to_string()))
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn datagram(&mut self, cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        cx.udp_reply(socket, datagram, data).unwrap();
+    }
+}
+
+fn at(address: &str) -> SocketAddr {
+    address.parse().unwrap()
+}
+
+const SHARED: UdpOptions = UdpOptions {
+    reuse_address: false,
+    reuse_port: true,
+    broadcast: false,
+    only_v6: false,
+    receive_bytes: None,
+    hop_limit: None,
+    tos: 0,
+};
+
+fn world(count: u32, spread: Spread) -> World<Idle, Idle> {
+    let mut world = World::new(ours(count), spread, |_| Idle::default(), Idle::default());
+    world.pass(Duration::from_secs(3));
+    world
+}
+
+fn bind<C: Handler>(
+    world: &mut World<Idle, C>,
+    shard: usize,
+    local: &str,
+    options: UdpOptions,
+) -> Result<UdpHandle, UdpError> {
+    let bound = world.on(shard, |_, cx| cx.udp_bind(at(local), options));
+    world.pass(Duration::from_millis(1));
+    bound
+}
+
+/// Sends `count` datagrams of `len` bytes from as many ports of the client.
+fn send(world: &mut World<Idle, Idle>, to: &str, count: usize, len: usize) {
+    let options = UdpOptions { broadcast: true, ..UdpOptions::default() };
+    for _ in 0..count {
+        let act = |_: &mut Idle, cx: &mut Context<'_>| {
+            let socket = cx.udp_bind(at("0.0.0.0:0"), options)?;
+            cx.udp_send(socket, Some(at(to)), &vec![7; len])
+        };
+        world.client.with(world.now, act).unwrap();
+        world.pass(Duration::from_micros(50));
+    }
+    world.pass(Duration::from_millis(50));
+}
+
+/// Datagrams that each shard's application has got.
+fn got(world: &World<Idle, Idle>) -> Vec<usize> {
+    world.shards.iter().map(|shard| shard.handler().datagrams.len()).collect()
+}
+
+#[test]
+fn a_socket_gets_all_datagrams_of_its_port_wherever_they_arrive() {
+    for spread in [Spread::RoundRobin, Spread::Hash, Spread::Fixed(3)] {
+        let mut world = world(4, spread);
+        bind(&mut world, 2, "0.0.0.0:53", UdpOptions::default()).unwrap();
+        send(&mut world, "10.0.0.1:53", 40, 100);
+        assert_eq!(got(&world), [0, 0, 40, 0], "{spread:?}");
+        assert!(world.client.handler().errors.is_empty());
+    }
+}
+
+#[test]
+fn a_port_is_refused_to_other_shards_until_its_socket_is_closed() {
+    let mut world = world(3, Spread::RoundRobin);
+    let first = bind(&mut world, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
+    assert_eq!(bind(&mut world, 2, "10.0.0.1:53", UdpOptions::default()), Err(UdpError::AddressInUse));
+    assert_eq!(bind(&mut world, 2, "10.0.0.1:53", SHARED), Err(UdpError::AddressInUse));
+    bind(&mut world, 2, "0.0.0.0:54", UdpOptions::default()).unwrap();
+    world.on(1, |_, cx| cx.udp_close(first)).unwrap();
+    bind(&mut world, 2, "10.0.0.1:53", UdpOptions::default()).unwrap();
+    send(&mut world, "10.0.0.1:53", 20, 100);
+    assert_eq!(got(&world), [0, 0, 20]);
+}
+
+#[test]
+fn shards_that_share_a_port_share_its_datagrams_and_a_groups_go_to_all_of_them() {
+    let mut world = world(4, Spread::RoundRobin);
+    for shard in [1, 3] {
+        bind(&mut world, shard, "0.0.0.0:53", SHARED).unwrap();
+    }
+    send(&mut world, "10.0.0.1:53", 60, 100);
+    let unicast = got(&world);
+    assert_eq!((unicast[0], unicast[2], unicast[1] + unicast[3]), (0, 0, 60));
+    assert!(unicast[1] >= 15 && unicast[3] >= 15, "{unicast:?}");
+    send(&mut world, "10.0.0.255:53", 10, 100);
+    assert_eq!(got(&world), [0, unicast[1] + 10, 0, unicast[3] + 10]);
+    // A sender's datagrams stay together, so that each has one shard to talk to.
+    let senders = |shard: usize| -> BTreeSet<SocketAddr> {
+        world.shards[shard].handler().datagrams[..unicast[shard]].iter().map(|(from, _)| *from).collect()
+    };
+    assert!(senders(1).is_disjoint(&senders(3)));
+}
+
+#[test]
+fn each_shard_chooses_ports_of_its_own_and_gets_the_answers() {
+    let mut world = World::new(ours(4), Spread::RoundRobin, |_| Idle::default(), Reflector);
+    world.pass(Duration::from_secs(3));
+    let mut ports = BTreeSet::new();
+    for shard in 0..4 {
+        for _ in 0..25 {
+            let act = |_: &mut Idle, cx: &mut Context<'_>| {
+                let socket = cx.udp_bind(at("0.0.0.0:0"), UdpOptions::default()).unwrap();
+                cx.udp_send(socket, Some(at("10.0.0.2:7")), b"there and back").unwrap();
+                cx.udp_local(socket).unwrap().port()
+            };
+            assert!(ports.insert(world.on(shard, act)), "a port was chosen twice");
+            world.pass(Duration::from_micros(100));
+        }
+    }
+    world.pass(Duration::from_millis(50));
+    for shard in &world.shards {
+        assert_eq!(shard.handler().datagrams.len(), 25);
+    }
+    // What is chosen stands in the way of those who ask for it by name.
+    let taken = format!("0.0.0.0:{}", ports.first().unwrap());
+    let refused = (0..4).filter(|&shard| bind(&mut world, shard, &taken, SHARED).is_err()).count();
+    assert_eq!(refused, 4);
+}
+
+#[test]
+fn fragments_meet_on_one_shard_and_the_datagram_goes_to_the_socket() {
+    let mut strays = 0;
+    for home in 0..4 {
+        let mut world = world(4, Spread::RoundRobin);
+        bind(&mut world, home, "0.0.0.0:53", UdpOptions::default()).unwrap();
+        send(&mut world, "10.0.0.1:53", 10, 4000);
+        let mut expected = vec![0; 4];
+        expected[home] = 10;
+        assert_eq!(got(&world), expected);
+        assert!(world.shards[home].handler().datagrams.iter().all(|(_, len)| *len == 4000));
+        let met = world.shards.iter().filter(|shard| shard.core.stack.network().stats().reassembled > 0);
+        assert_eq!(met.count(), 1, "the shard that the addresses name");
+        let reassembler =
+            world.shards.iter().position(|shard| shard.core.stack.network().stats().reassembled == 10);
+        strays += usize::from(reassembler != Some(home));
+    }
+    assert_eq!(strays, 3, "and that was another one for three homes of four");
+}
+
+#[test]
+fn an_error_about_a_datagram_is_told_to_its_socket() {
+    for shard in 0..3 {
+        let mut world = world(3, Spread::Fixed(0));
+        let act = |_: &mut Idle, cx: &mut Context<'_>| {
+            let socket = cx.udp_bind(at("0.0.0.0:5353"), UdpOptions::default())?;
+            cx.udp_connect(socket, at("10.0.0.2:99"))?;
+            cx.udp_send(socket, None, b"is anybody there?")
+        };
+        world.on(shard, act).unwrap();
+        world.pass(Duration::from_millis(50));
+        for (index, other) in world.shards.iter().enumerate() {
+            let expected: &[UdpError] = if index == shard { &[UdpError::Refused] } else { &[] };
+            assert_eq!(other.handler().errors, expected, "shard {index}");
+        }
+    }
+}
+
+/// The socket moves to another shard while a datagram is on its way to the first: it makes no second hop.
+#[test]
+fn a_frame_makes_one_hop_whatever_has_changed_meanwhile() {
+    let mut world = world(3, Spread::Fixed(0));
+    let socket = bind(&mut world, 1, "0.0.0.0:53", UdpOptions::default()).unwrap();
+    send(&mut world, "10.0.0.1:53", 1, 100);
+    assert_eq!(got(&world), [0, 1, 0]);
+    let act = |_: &mut Idle, cx: &mut Context<'_>| {
+        let socket = cx.udp_bind(at("0.0.0.0:0"), UdpOptions::default())?;
+        cx.udp_send(socket, Some(at("10.0.0.1:53")), b"late")
+    };
+    world.client.with(world.now, act).unwrap();
+    world.client.poll_once(world.now).unwrap();
+    let forwarded = world.sum(|s| s.frames_forwarded);
+    world.shards[0].poll_once(world.now).unwrap();
+    assert_eq!(world.sum(|s| s.frames_forwarded), forwarded + 1, "it lies in the second shard's mailbox");
+    world.on(1, |_, cx| cx.udp_close(socket)).unwrap();
+    world.on(2, |_, cx| cx.udp_bind(at("0.0.0.0:53"), UdpOptions::default()).map(|_| ())).unwrap();
+    for shard in &mut world.shards[1..] {
+        shard.poll_once(world.now).unwrap();
+    }
+    assert_eq!(world.sum(|s| s.frames_forwarded), forwarded + 1);
+    assert_eq!(world.shards[1].core.stack.udp_stats().no_port, 1, "refused where it came");
+    send(&mut world, "10.0.0.1:53", 1, 100);
+    assert_eq!(got(&world), [0, 1, 1], "the next goes to the new home");
+}

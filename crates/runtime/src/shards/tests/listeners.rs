@@ -1,0 +1,93 @@
+//! A listener is on every shard or on none.
+
+use super::{Idle, World, ours};
+use crate::error::Error;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_devices::memory::Spread;
+use ginnel_stack::error::ListenError;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+
+fn world(count: u32) -> World<Idle, Idle> {
+    let mut world = World::new(ours(count), Spread::RoundRobin, |_| Idle::default(), Idle::default());
+    world.pass(Duration::from_secs(3));
+    world
+}
+
+fn address() -> SocketAddr {
+    "10.0.0.1:80".parse().unwrap()
+}
+
+/// Opens connections from the client and returns how many were refused.
+fn refused(world: &mut World<Idle, Idle>, connections: usize) -> usize {
+    let before = world.client.handler().closed.len();
+    for _ in 0..connections {
+        let open =
+            |_: &mut Idle, cx: &mut crate::Context<'_>| cx.connect(address(), ConnectOptions::default());
+        world.client.with(world.now, open).unwrap();
+    }
+    world.pass(Duration::from_millis(100));
+    let closed = &world.client.handler().closed[before..];
+    assert!(closed.iter().all(|reason| *reason == CloseReason::Refused), "{closed:?}");
+    closed.len()
+}
+
+fn accepted(world: &World<Idle, Idle>) -> Vec<usize> {
+    world.shards.iter().map(|shard| shard.handler().accepted.len()).collect()
+}
+
+#[test]
+fn what_one_shard_listens_on_all_serve_and_what_another_closes_all_close() {
+    let mut world = world(4);
+    world.on(2, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
+    assert_eq!(refused(&mut world, 80), 0);
+    let by_shard = accepted(&world);
+    assert_eq!(by_shard.iter().sum::<usize>(), 80);
+    assert!(by_shard.iter().all(|&n| n >= 5), "served where they arrive: {by_shard:?}");
+
+    // Another shard joins, and so has a handle of its own.
+    let joined = world.on(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
+    let again = world.on(0, |_, cx| cx.listen(address(), ListenOptions::default()));
+    assert!(matches!(again, Err(Error::Listen(_, ListenError::AddressInUse))), "twice on one shard");
+    world.on(0, |_, cx| cx.unlisten(joined)).unwrap();
+    world.pass(Duration::from_millis(1));
+    assert_eq!(refused(&mut world, 40), 40);
+    assert_eq!(accepted(&world), by_shard, "connections that were accepted go on, and there are no new ones");
+    assert!(world.on(0, |_, cx| cx.unlisten(joined)).is_err());
+}
+
+#[test]
+fn a_handle_is_stale_on_the_shard_that_has_not_closed_it_itself() {
+    let mut world = world(2);
+    let handles =
+        [0, 1].map(|shard| world.on(shard, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap());
+    // Before the second shard has a turn: it learns at once, because it asks.
+    world.on(0, |_, cx| cx.unlisten(handles[0])).unwrap();
+    assert!(world.on(1, |_, cx| cx.unlisten(handles[1])).is_err());
+    // The same address again is another listener.
+    world.on(1, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
+    assert_eq!(refused(&mut world, 20), 0);
+}
+
+#[test]
+fn a_shard_that_starts_late_serves_what_the_others_listen_on() {
+    // IPv6 addresses are checked for a second before anybody may listen; all shards begin only then.
+    let mut world = World::new(ours(3), Spread::RoundRobin, |_| Idle::default(), Idle::default());
+    world.until(Duration::from_secs(10), |shards, _| shards.iter().any(|shard| shard.handler().started));
+    let first = world.shards.iter().position(|shard| shard.handler().started).unwrap();
+    world.on(first, |_, cx| cx.listen(address(), ListenOptions::default()).map(|_| ())).unwrap();
+    world.pass(Duration::from_secs(3));
+    assert!(world.shards.iter().all(|shard| shard.handler().started));
+    assert_eq!(refused(&mut world, 30), 0);
+}
+
+#[test]
+fn an_address_that_is_another_shards_but_no_address_of_ours_is_refused() {
+    let mut world = world(2);
+    let foreign = "10.0.0.77:80".parse().unwrap();
+    let refused = world.on(0, |_, cx| cx.listen(foreign, ListenOptions::default()));
+    assert!(matches!(refused, Err(Error::Listen(_, ListenError::AddressNotAvailable))));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.sum(|s| s.listens_refused), 0, "nothing of it was told");
+}

@@ -1,0 +1,260 @@
+//! Connections: the application sees the same with any number of shards, and their work does not grow with it.
+
+use super::{Idle, World, ours};
+use crate::context::Context;
+use crate::error::Error;
+use crate::handler::Handler;
+use core::net::SocketAddr;
+use core::time::Duration;
+use ginnel_devices::memory::Spread;
+use ginnel_devices::random::Random;
+use ginnel_stack::error::ConnectError;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use std::collections::BTreeMap;
+
+/// Answers each request, which is a length, with as many bytes.
+#[derive(Default)]
+struct Server {
+    /// Bytes received by client port.
+    transcript: BTreeMap<u16, Vec<u8>>,
+    closed: Vec<(u16, CloseReason)>,
+    ports: BTreeMap<Conn, u16>,
+    owed: BTreeMap<Conn, usize>,
+}
+
+impl Server {
+    fn pay(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let Some(owed) = self.owed.get_mut(&conn) else { return };
+        while *owed > 0 {
+            let chunk = [b'x'; 4096];
+            let Ok(sent) = cx.send(conn, &chunk[..chunk.len().min(*owed)]) else { return };
+            if sent == 0 {
+                return;
+            }
+            *owed -= sent;
+        }
+    }
+}
+
+impl Handler for Server {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("[::]:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.ports.insert(conn, cx.info(conn).unwrap().remote.port());
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        let port = self.ports[&conn];
+        self.transcript.entry(port).or_default().extend(data);
+        let lines = data.iter().filter(|&&byte| byte == b'\n').count();
+        *self.owed.entry(conn).or_default() += lines * (500 + 40 * usize::from(port % 97));
+        self.pay(cx, conn);
+        data.len()
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.pay(cx, conn);
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        self.closed.push((self.ports.remove(&conn).unwrap_or(0), reason));
+        self.owed.remove(&conn);
+    }
+}
+
+/// Opens connections of which each makes some requests, one after the other.
+struct Client {
+    rng: Random,
+    total: usize,
+    opened: usize,
+    /// Number, requests left and bytes of the answer still to come, by connection.
+    open: BTreeMap<Conn, (usize, u32, usize)>,
+    /// What came, by number of the connection.
+    transcript: BTreeMap<usize, Vec<u8>>,
+    ended: usize,
+}
+
+impl Client {
+    fn new(seed: u64, total: usize) -> Self {
+        Self {
+            rng: Random::new(seed),
+            total,
+            opened: 0,
+            open: BTreeMap::new(),
+            transcript: BTreeMap::new(),
+            ended: 0,
+        }
+    }
+
+    fn open_one(&mut self, cx: &mut Context<'_>) {
+        if self.opened == self.total {
+            return;
+        }
+        let to: SocketAddr =
+            if self.opened % 3 == 2 { "[fd00::1]:80" } else { "10.0.0.1:80" }.parse().unwrap();
+        let conn = cx.connect(to, ConnectOptions::default()).unwrap();
+        let requests = 1 + (self.rng.next_u64() % 4) as u32;
+        self.open.insert(conn, (self.opened, requests, 0));
+        self.opened += 1;
+    }
+
+    fn request(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let port = cx.info(conn).unwrap().local.port();
+        let (number, requests, expected) = self.open.get_mut(&conn).unwrap();
+        if *requests == 0 {
+            cx.close(conn).unwrap();
+            return;
+        }
+        *requests -= 1;
+        *expected = 500 + 40 * usize::from(port % 97);
+        let text = format!("request {requests} of {number}\n");
+        assert_eq!(cx.send(conn, text.as_bytes()).unwrap(), text.len());
+    }
+}
+
+impl Handler for Client {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        (0..16).for_each(|_| self.open_one(cx));
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.request(cx, conn);
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        let (number, _, expected) = self.open.get_mut(&conn).unwrap();
+        self.transcript.entry(*number).or_default().extend(data);
+        *expected -= data.len();
+        if *expected == 0 {
+            self.request(cx, conn);
+        }
+        data.len()
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        assert_eq!(reason, CloseReason::Normal, "{:?}", self.open.get(&conn));
+        self.open.remove(&conn);
+        self.ended += 1;
+        self.open_one(cx);
+    }
+}
+
+/// What the application at both ends has seen, and what it cost.
+struct Outcome {
+    client: BTreeMap<usize, Vec<u8>>,
+    server: BTreeMap<u16, Vec<u8>>,
+    closed: Vec<(u16, CloseReason)>,
+    forwarded: u64,
+    received: u64,
+    told: u64,
+    served_by: usize,
+}
+
+const CONNECTIONS: usize = 120;
+
+fn run(count: u32, spread: Spread, seed: u64) -> Outcome {
+    let mut world = World::new(ours(count), spread, |_| Server::default(), Client::new(seed, CONNECTIONS));
+    // The client begins once its IPv6 address is known to be its own; the server's takes about as long.
+    let done = world.until(Duration::from_secs(60), |_, client| client.ended == CONNECTIONS);
+    assert!(done, "{count} shards, {spread:?}: {} of {CONNECTIONS}", world.client.handler().ended);
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.sum(|s| s.forwards_dropped), 0);
+    assert_eq!(world.sum(|s| s.frames_taken), world.sum(|s| s.frames_forwarded), "none is lost on the way");
+    let (mut server, mut closed) = (BTreeMap::new(), Vec::new());
+    for shard in &world.shards {
+        for (port, bytes) in &shard.handler().transcript {
+            assert!(server.insert(*port, bytes.clone()).is_none(), "port {port} was served twice");
+        }
+        closed.extend(&shard.handler().closed);
+        shard.core.stack.check_invariants();
+    }
+    closed.sort_by_key(|(port, _)| *port);
+    let served_by = world.shards.iter().filter(|shard| !shard.handler().closed.is_empty()).count();
+    Outcome {
+        client: world.client.handler().transcript.clone(),
+        server,
+        closed,
+        forwarded: world.sum(|s| s.frames_forwarded),
+        received: world.sum(|s| s.frames_received),
+        told: world.sum(|s| s.told),
+        served_by,
+    }
+}
+
+#[test]
+fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() {
+    for seed in 1..=3 {
+        let alone = run(1, Spread::Hash, seed);
+        assert_eq!((alone.forwarded, alone.told), (0, 0));
+        for count in [2, 4] {
+            for spread in [Spread::Hash, Spread::Fixed(0), Spread::RoundRobin] {
+                let many = run(count, spread, seed);
+                assert_eq!(many.client, alone.client, "{count} shards, {spread:?}, seed {seed}");
+                assert_eq!(many.server, alone.server, "{count} shards, {spread:?}, seed {seed}");
+                assert_eq!(many.closed, alone.closed, "{count} shards, {spread:?}, seed {seed}");
+                assert_eq!(many.served_by, count as usize);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_crosses_between_shards_does_not_grow_with_their_number() {
+    let alone = run(1, Spread::Hash, 1);
+    for count in [2, 4] {
+        let hashed = run(count, Spread::Hash, 1);
+        assert_eq!(hashed.forwarded, 0, "frames that come home make no hop");
+        let astray = run(count, Spread::RoundRobin, 1);
+        // As many frames come for the same connections, and each makes one hop at the most.
+        assert!(astray.received <= alone.received * 11 / 10, "{} and {}", astray.received, alone.received);
+        assert!(astray.forwarded <= astray.received);
+        // ARP and neighbour discovery of one client: a few frames, and each other shard sees them.
+        assert!(astray.told <= 16 * u64::from(count - 1), "{} told", astray.told);
+    }
+}
+
+#[test]
+fn a_connection_is_opened_where_its_packets_come_home() {
+    let mut world = World::new(ours(4), Spread::Hash, |_| Idle::default(), Server::default());
+    world.pass(Duration::from_secs(3));
+    for shard in 0..4 {
+        for to in ["10.0.0.2:80", "[fd00::2]:80"] {
+            for _ in 0..20 {
+                let to = to.parse().unwrap();
+                world.on(shard, |_, cx| cx.connect(to, ConnectOptions::default()).map(|_| ())).unwrap();
+            }
+        }
+    }
+    world.pass(Duration::from_secs(1));
+    for shard in &world.shards {
+        assert_eq!(shard.core.stack.usage().connections, 40);
+        assert_eq!(shard.handler().connected, 40, "all were answered");
+    }
+    assert_eq!(world.sum(|s| s.frames_forwarded), 0);
+}
+
+#[test]
+fn a_local_port_whose_packets_would_come_elsewhere_is_refused() {
+    let mut world = World::new(ours(2), Spread::Hash, |_| Idle::default(), Server::default());
+    world.pass(Duration::from_secs(3));
+    let to: SocketAddr = "10.0.0.2:80".parse().unwrap();
+    let mut opened = [0; 2];
+    for port in 5000..5050 {
+        for (shard, opened) in opened.iter_mut().enumerate() {
+            let local = Some(SocketAddr::from(([0, 0, 0, 0], port)));
+            let options = ConnectOptions { local, ..ConnectOptions::default() };
+            match world.on(shard, |_, cx| cx.connect(to, options)) {
+                Ok(_) => *opened += 1,
+                Err(Error::Connect(_, ConnectError::AddressNotAvailable)) => {}
+                Err(other) => panic!("{other}"),
+            }
+        }
+    }
+    assert_eq!(opened[0] + opened[1], 50, "each port is one shard's: {opened:?}");
+    assert!(opened[0] > 10 && opened[1] > 10, "{opened:?}");
+}

@@ -1,0 +1,245 @@
+//! Shards on threads of their own: beginning, ending and failing together.
+
+use super::{Idle, THEIRS, config, ours};
+use crate::config::{Config, DeviceConfig, DeviceKind};
+use crate::context::Context;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::shard::Shard;
+use crate::shards::Shards;
+use crate::stop::StopFlag;
+use core::time::Duration;
+use ginnel_devices::memory::{MemoryConfig, Spread, fan};
+use ginnel_stack::device::Device;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::Conn;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use std::sync::mpsc;
+use std::thread;
+
+/// Sends back what it receives.
+struct Echo;
+
+impl Handler for Echo {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("10.0.0.1:7".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        cx.send(conn, data).unwrap()
+    }
+}
+
+/// Opens connections, one after the other with a rest between, and ends its shard when all were echoed.
+struct Pinger {
+    left: u32,
+}
+
+impl Pinger {
+    fn next(&mut self, cx: &mut Context<'_>) {
+        if self.left == 0 {
+            return cx.stop();
+        }
+        self.left -= 1;
+        cx.connect("10.0.0.1:7".parse().unwrap(), ConnectOptions::default()).unwrap();
+    }
+}
+
+impl Handler for Pinger {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        self.next(cx);
+        Ok(())
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        cx.send(conn, b"ping").unwrap();
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        assert_eq!(data, b"ping");
+        cx.close(conn).unwrap();
+        4
+    }
+
+    fn closed(&mut self, cx: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        assert_eq!(reason, CloseReason::Normal);
+        // Long enough for the others to fall asleep.
+        cx.set_timer(Duration::from_millis(2), 0).unwrap();
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
+        self.next(cx);
+    }
+}
+
+fn only_v4(mut config: Config) -> Config {
+    config.links[0].addresses.truncate(1);
+    config
+}
+
+fn open(config: Config, spread: Spread) -> (super::super::Opened, Device) {
+    let (far, queues) = fan(&MemoryConfig::default(), config.shards.count as usize, spread);
+    (Shards::new(config).device("cable", queues).open().unwrap(), far)
+}
+
+#[test]
+fn shards_on_threads_serve_what_arrives_anywhere_and_sleep_meanwhile() {
+    let (opened, far) = open(only_v4(ours(2)), Spread::Fixed(0));
+    let (stop, readers) = (StopFlag::new().unwrap(), opened.stats_readers());
+    let flag = stop.clone();
+    let server = thread::spawn(move || {
+        let finish = |index, shard: Shard<Echo>| {
+            let name = thread::current().name().unwrap().to_string();
+            (index, name, *shard.stats(), shard.core.stack.tcp_stats().passive_opens)
+        };
+        opened.run(&flag, |_| Ok(Echo), finish)
+    });
+    let client = only_v4(config(THEIRS));
+    let mut client =
+        Shard::builder(client).handler(Pinger { left: 60 }).device("cable", far).build().unwrap();
+    client.run(&StopFlag::new().unwrap()).unwrap();
+    assert_eq!(readers.len(), 2);
+    stop.stop();
+    let ends = server.join().unwrap().unwrap();
+    let served: Vec<u64> = ends.iter().map(|end| end.3).collect();
+    assert_eq!(served.iter().sum::<u64>(), 60);
+    assert!(served.iter().all(|&n| n >= 10), "{served:?}");
+    for (index, (number, name, stats, _)) in ends.iter().enumerate() {
+        assert_eq!((index, name.as_str()), (*number, format!("shard-{index}").as_str()));
+        assert!(stats.sleeps > 20, "shard {index} sleeps and is woken: {stats:?}");
+    }
+    // Everything arrives at the first; the second has only what was sent on to it.
+    assert_eq!((ends[1].2.frames_received, ends[1].2.frames_taken), (0, ends[0].2.frames_forwarded));
+}
+
+/// Fails in a way of its own when its time has come.
+struct Failing {
+    fails: bool,
+}
+
+impl Handler for Failing {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        if self.fails {
+            cx.set_timer(Duration::from_millis(20), 0);
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn timer(&mut self, _: &mut Context<'_>, _: u64) {
+        panic!("out of ideas");
+    }
+}
+
+#[test]
+fn a_panic_of_one_ends_all_and_is_told() {
+    let (opened, _far) = open(only_v4(ours(3)), Spread::Hash);
+    let stop = StopFlag::new().unwrap();
+    let ended = opened.run(&stop, |index| Ok(Failing { fails: index == 1 }), |_, _| ());
+    assert_eq!(ended.unwrap_err().to_string(), "shard 1: panicked: out of ideas");
+    assert!(stop.is_set());
+}
+
+#[test]
+fn a_shard_that_cannot_be_built_keeps_the_others_from_beginning() {
+    let (started, starts) = mpsc::channel();
+    struct Telling(mpsc::Sender<()>);
+    impl Handler for Telling {
+        fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+            self.0.send(()).map_err(|e| Error::application(e.to_string()))
+        }
+        fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+            data.len()
+        }
+    }
+    for panics in [false, true] {
+        let (opened, _far) = open(only_v4(ours(3)), Spread::Hash);
+        let started = started.clone();
+        let handler = move |index| match index {
+            2 if panics => panic!("no page found"),
+            2 => Err(Error::application("no page found")),
+            _ => Ok(Telling(started.clone())),
+        };
+        let ended = opened.run(&StopFlag::new().unwrap(), handler, |_, _| ()).unwrap_err().to_string();
+        assert_eq!(ended, format!("shard 2: {}no page found", if panics { "panicked: " } else { "" }));
+        assert!(starts.try_recv().is_err(), "nobody has started");
+    }
+}
+
+#[test]
+fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
+    let refused = |config: Config, queues: usize| {
+        let (_, queues) = fan(&MemoryConfig::default(), queues, Spread::Hash);
+        Shards::new(config).device("cable", queues).open().err().map(|e| e.to_string())
+    };
+    assert_eq!(refused(ours(2), 2), None);
+    assert_eq!(
+        refused(ours(4), 2).as_deref(),
+        Some("shards.count: device \"cable\" has 2 queue(s), and 4 shard(s) need one each")
+    );
+    let mut config = ours(2);
+    config.shards.cpus = vec![0];
+    assert_eq!(
+        refused(config, 2).as_deref(),
+        Some("shards.cpus: 1 CPUs for 2 shards: each needs one of its own")
+    );
+    let mut config = ours(2);
+    config.shards.cpus = vec![0, 0];
+    assert_eq!(refused(config, 2).as_deref(), Some("shards.cpus[1]: CPU 0 is there already"));
+    let mut config = ours(2);
+    config.shards.cpus = vec![0, 1023];
+    assert!(refused(config, 2).unwrap().starts_with("shards.cpus[1]: CPU 1023 is not among those"));
+    let mut config = ours(2);
+    config.shard.cpu = Some(0);
+    assert_eq!(
+        refused(config, 2).as_deref(),
+        Some("shard.cpu: is for a single shard: shards.cpus pins several")
+    );
+    let alone = Shard::builder(ours(2)).handler(Idle::default()).build().err().unwrap().to_string();
+    assert_eq!(alone, "shards.count: is for programs that run several shards: this one runs one");
+    let unopened = Shards::new(ours(2)).open().err().unwrap().to_string();
+    assert!(unopened.contains("memory device \"cable\" has no other end"), "{unopened}");
+}
+
+#[test]
+fn each_shard_is_pinned_to_its_cpu() {
+    let mut config = only_v4(ours(2));
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let cpus: Vec<u32> = (0..1024).filter(|&cpu| allowed.is_set(cpu as usize)).take(2).collect();
+    config.shards.cpus = cpus.clone();
+    if cpus.len() < 2 {
+        // A machine with one CPU cannot pin two shards, and says so.
+        let (_, queues) = fan(&MemoryConfig::default(), 2, Spread::Hash);
+        assert!(Shards::new(config).device("cable", queues).open().is_err());
+        return;
+    }
+    let (opened, _far) = open(config, Spread::Hash);
+    let stop = StopFlag::new().unwrap();
+    stop.stop();
+    let pinned = opened.run(
+        &stop,
+        |_| Ok(Idle::default()),
+        |_, _| {
+            let mask = rustix::thread::sched_getaffinity(None).unwrap();
+            (0..1024).filter(|&cpu| mask.is_set(cpu as usize)).map(|cpu| cpu as u32).collect::<Vec<_>>()
+        },
+    );
+    assert_eq!(pinned.unwrap(), [vec![cpus[0]], vec![cpus[1]]]);
+}
+
+#[test]
+fn queues_of_one_device_do_not_share_a_capture_or_a_seed_of_faults() {
+    let mut config = ours(3);
+    let cable = DeviceConfig {
+        capture: Some("frames.pcapng".into()),
+        ..DeviceConfig::new("cable", DeviceKind::Memory)
+    };
+    config.devices = vec![cable];
+    let of = |index| super::super::config_of(&config, index).devices.remove(0);
+    let paths: Vec<_> = (0..3).map(|index| of(index).capture.unwrap()).collect();
+    assert_eq!(paths, ["frames.pcapng", "frames.pcapng.1", "frames.pcapng.2"].map(std::path::PathBuf::from));
+    assert_eq!([0, 1, 2].map(|index| of(index).faults_seed), [1, 2, 3]);
+}
