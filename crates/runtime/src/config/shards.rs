@@ -44,7 +44,7 @@ impl ShardsConfig {
         }
         if !self.cpus.is_empty() && self.cpus.len() != self.count as usize {
             let problem =
-                format!("{} CPUs for {} shards: each needs one of its own", self.cpus.len(), self.count);
+                format!("{} CPU(s) for {} shard(s): each needs one of its own", self.cpus.len(), self.count);
             return Err(ConfigError::new("shards.cpus", problem));
         }
         if shard_cpu.is_some() && (self.count > 1 || !self.cpus.is_empty()) {

@@ -63,8 +63,37 @@ fn an_empty_file_is_the_default() {
 fn an_unknown_key_is_named_with_file_and_line() {
     let e = error("[shard]\nspin_ms = 5\n");
     assert!(e.starts_with("x.toml:2: shard.spin_ms: unknown field"), "{e}");
-    let e = error("[shards]\n");
-    assert!(e.starts_with("x.toml:1: shards: unknown field"), "{e}");
+    let e = error("[shardes]\n");
+    assert!(e.starts_with("x.toml:1: shardes: unknown field"), "{e}");
+}
+
+#[test]
+fn the_keys_of_several_shards_are_taken_up_to_their_limits_and_not_beyond() {
+    let shards = |lines: &str| Config::from_toml("x.toml", &format!("[shards]\n{lines}\n")).map(|c| c.shards);
+    for (key, least, most) in
+        [("count", 1, 64), ("mailbox_bytes", 262_144, 1 << 30), ("control_bytes", 4096, 16 << 20)]
+    {
+        for within in [least, most] {
+            assert!(shards(&format!("{key} = {within}")).is_ok(), "{key} = {within}");
+        }
+        for outside in [least - 1, most + 1] {
+            let e = shards(&format!("{key} = {outside}")).unwrap_err().to_string();
+            assert_eq!(e, format!("x.toml:2: shards.{key}: {outside} is outside {least} to {most}"));
+        }
+    }
+    assert_eq!(shards("count = 2\ncpus = [3, 1]").unwrap().cpus, [3, 1]);
+    for (lines, problem) in [
+        (
+            "count = 2\ncpus = [3]",
+            "x.toml:3: shards.cpus: 1 CPU(s) for 2 shard(s): each needs one of its own",
+        ),
+        ("count = 2\ncpus = [3, 3]", "x.toml:3: shards.cpus[1]: CPU 3 is there already"),
+        ("count = 1\ncpus = [1024]", "x.toml:3: shards.cpus[0]: 1024 is outside 0 to 1023"),
+    ] {
+        assert_eq!(shards(lines).unwrap_err().to_string(), problem);
+    }
+    let e = error("[shard]\ncpu = 1\n[shards]\ncount = 2\n");
+    assert_eq!(e, "x.toml:2: shard.cpu: is for a single shard: shards.cpus pins several");
 }
 
 #[test]

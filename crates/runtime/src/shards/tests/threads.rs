@@ -184,7 +184,7 @@ fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
     config.shards.cpus = vec![0];
     assert_eq!(
         refused(config, 2).as_deref(),
-        Some("shards.cpus: 1 CPUs for 2 shards: each needs one of its own")
+        Some("shards.cpus: 1 CPU(s) for 2 shard(s): each needs one of its own")
     );
     let mut config = ours(2);
     config.shards.cpus = vec![0, 0];
