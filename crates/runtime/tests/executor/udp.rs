@@ -6,7 +6,7 @@ use core::time::Duration;
 use futures_util::future::join;
 use ginnel::Executor;
 use ginnel::net::UdpSocket;
-use ginnel::time::{sleep, timeout};
+use ginnel::time::{now, sleep, timeout};
 use std::io::ErrorKind;
 
 const HERE: &str = "10.0.0.1:53";
@@ -87,4 +87,35 @@ fn a_receiver_that_gives_up_loses_nothing_and_two_may_wait() {
     pair.pass(Duration::from_secs(1));
     let stats = pair.client.handler().stats();
     assert_eq!((stats.tasks, stats.sleeps, stats.wait_lists), (1, 0, 0));
+}
+
+#[test]
+fn a_sender_waits_for_a_device_that_is_full() {
+    const COUNT: u32 = 3000;
+    let server = async || {
+        let socket = UdpSocket::bind(HERE).await.unwrap();
+        let mut buffer = [0; 1400];
+        for expected in 0..COUNT {
+            let (n, from) = socket.recv_from(&mut buffer).await.unwrap();
+            assert_eq!((n, &buffer[..4]), (1400, &expected.to_be_bytes()[..]));
+            if expected + 1 == COUNT {
+                socket.send_to(b"all", from).await.unwrap();
+            }
+        }
+        pending::<()>().await;
+    };
+    run(server, async || {
+        let socket = UdpSocket::bind("0.0.0.0:0").await.unwrap();
+        // The neighbour's address is found out first: until then only a few datagrams may wait.
+        let mut datagram = [0; 1400];
+        socket.send_to(b"", "10.0.0.1:54").await.unwrap();
+        sleep(Duration::from_millis(10)).await;
+        let start = now();
+        for i in 0..COUNT {
+            datagram[..4].copy_from_slice(&i.to_be_bytes());
+            socket.send_to(&datagram, HERE).await.unwrap();
+        }
+        assert!(now() > start, "the device took them all at once, so nothing was tried");
+        assert_eq!(socket.recv(&mut datagram).await.unwrap(), 3);
+    });
 }
