@@ -7,6 +7,7 @@ use super::handshake::{ClientHandshake, Link, Offered, ServerHandshake, Step};
 use super::message::Message;
 use super::port::{Complaint, Port, Waker};
 use super::rx::RxRing;
+use super::signal::Signaller;
 use super::socket::{Listener, connect_to};
 use super::tx::TxRing;
 use super::{Shared, count};
@@ -33,6 +34,7 @@ pub(super) struct QueuePorts {
     pub(super) rx: Arc<Port<RxRing>>,
     pub(super) tx: Arc<Port<TxRing>>,
     pub(super) waker: Arc<Waker>,
+    pub(super) signaller: Arc<Signaller>,
 }
 
 /// What the thread works with.
@@ -271,7 +273,7 @@ impl Control {
                 regions.clone(),
                 buffers,
                 header_bytes,
-                bell,
+                (bell, queue.signaller.clone()),
                 complaint.clone(),
             )));
         }

@@ -17,6 +17,7 @@ mod port;
 mod region;
 mod ring;
 mod rx;
+mod signal;
 mod socket;
 mod tx;
 
@@ -28,6 +29,7 @@ use extension::HEADER_BYTES;
 use ginnel_stack::device::{Capabilities, Device};
 use port::{EventFd, Port, Waker};
 use rx::MemifRx;
+use signal::Signaller;
 use socket::Listener;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -147,7 +149,10 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
         stats: stats.clone(),
     });
     let ports = (0..config.queues)
-        .map(|_| Ok(QueuePorts { rx: Port::new(), tx: Port::new(), waker: Arc::new(Waker::new()?) }))
+        .map(|_| {
+            let (waker, signaller) = (Arc::new(Waker::new()?), Arc::new(Signaller::new()?));
+            Ok(QueuePorts { rx: Port::new(), tx: Port::new(), waker, signaller })
+        })
         .collect::<io::Result<Vec<_>>>()?;
     let guard = Arc::new(Guard { shared: shared.clone(), thread: Mutex::new(None) });
     let capabilities = capabilities(config);

@@ -3,7 +3,7 @@
 //! A half looks at one word per call, which changes only when a connection comes or goes; then it takes what lies in the slot.
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::io;
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ impl EventFd {
 }
 
 /// The eventfd of a ring. The peer has it too, and can do with it what it likes: fill the counter, or make the descriptor block. So it is
-/// never read (the wake-up is the edge that an epoll sees), and only written when it is known to be writable.
+/// never read (the wake-up is the edge that an epoll sees), and rung by a [`Signaller`](super::signal::Signaller), which does not wait.
 #[derive(Debug)]
 pub(super) struct Bell(OwnedFd);
 
@@ -52,16 +52,6 @@ impl Bell {
 
     pub(super) fn fd(&self) -> &OwnedFd {
         &self.0
-    }
-
-    /// Wakes the peer. If the counter is full the peer has not looked at it for ever, and a write could block.
-    #[cold]
-    pub(super) fn ring(&self) {
-        let mut fds = [PollFd::new(&self.0, PollFlags::OUT)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::OUT) {
-            let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-        }
     }
 }
 
@@ -201,6 +191,8 @@ impl<T> Attached<T> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::memif::signal::Signaller;
+    use rustix::event::{PollFd, PollFlags, poll};
 
     fn is_readable(waker: &Waker) -> bool {
         let mut fds = [PollFd::new(&waker.epoll, PollFlags::IN)];
@@ -213,28 +205,21 @@ mod tests {
         let bell = Bell::new().expect("an eventfd");
         let peer = Bell(bell.fd().try_clone().expect("a descriptor"));
         let attached = waker.attach(bell).expect("an eventfd can be waited for");
+        let signaller = Signaller::new().expect("a descriptor");
         assert!(!is_readable(&waker));
         for _ in 0..3 {
-            peer.ring();
+            signaller.signal(peer.fd());
             assert!(is_readable(&waker));
             waker.clear();
             assert!(!is_readable(&waker));
         }
         drop(attached);
-        peer.ring();
+        signaller.signal(peer.fd());
         assert!(!is_readable(&waker), "the peer keeps the counter, but it hangs there no more");
         waker.wake();
         assert!(is_readable(&waker));
         waker.clear();
         assert!(!is_readable(&waker));
-    }
-
-    #[test]
-    fn a_full_bell_that_blocks_holds_nobody_up() {
-        let bell = Bell::new().expect("an eventfd");
-        rustix::io::ioctl_fionbio(bell.fd(), false).expect("made to block");
-        rustix::io::write(bell.fd(), &(u64::MAX - 1).to_ne_bytes()).expect("filled");
-        bell.ring();
     }
 
     #[test]

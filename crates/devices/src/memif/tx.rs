@@ -5,6 +5,7 @@ use super::port::{Attached, Bell, Complaint, Port};
 use super::region::Region;
 use super::ring::{Descriptor, Ring};
 use super::rx::{Buffers, Violation};
+use super::signal::Signaller;
 use super::{FRAME_BYTES_MAX, Guard, MemifStats, count};
 use crate::offload::WireFrames;
 use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
@@ -32,6 +33,7 @@ pub(super) struct TxRing {
     /// What the peer has seen of `position`.
     published: u16,
     bell: Bell,
+    signaller: Arc<Signaller>,
     complaint: Arc<Complaint>,
 }
 
@@ -42,10 +44,21 @@ impl TxRing {
         regions: Arc<[Arc<Region>]>,
         buffers: Buffers,
         header_bytes: usize,
-        bell: Bell,
+        (bell, signaller): (Bell, Arc<Signaller>),
         complaint: Arc<Complaint>,
     ) -> Self {
-        Self { ring, regions, buffers, header_bytes, position: 0, free: 0, published: 0, bell, complaint }
+        Self {
+            ring,
+            regions,
+            buffers,
+            header_bytes,
+            position: 0,
+            free: 0,
+            published: 0,
+            bell,
+            signaller,
+            complaint,
+        }
     }
 
     /// Looks how many descriptors are free by now.
@@ -146,7 +159,7 @@ impl TxRing {
         // Pairs with the fence of whoever goes to sleep: either it sees the new index, or this side sees its wish.
         fence(Ordering::SeqCst);
         if self.ring.wants_interrupts() {
-            self.bell.ring();
+            self.signaller.signal(self.bell.fd());
         }
     }
 }

@@ -228,7 +228,7 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         assert!(!sends.ring.wants_interrupts());
         assert!(device.rx.arm());
         assert!(sends.ring.wants_interrupts());
-        sends.bell.ring();
+        Signaller::new().expect("a descriptor").signal(sends.bell.fd());
         assert!(sleep(device.rx.wake_fd(), PATIENCE));
         assert_eq!(received(device), []);
         assert!(!sends.ring.wants_interrupts());

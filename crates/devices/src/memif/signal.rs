@@ -1,0 +1,156 @@
+//! Signals an eventfd that somebody else holds too, without ever waiting.
+//!
+//! `write` waits while the counter is full, unless the descriptor does not block; but that is a property of what both hold, and the other can change it
+//! at any moment. The kernel itself signals eventfds without waiting: here a read of nothing from an empty file, submitted as asynchronous I/O, that
+//! reports its completion by an eventfd (io_submit(2), `IOCB_FLAG_RESFD`).
+#![allow(unsafe_code)] // system calls that rustix does not have
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::io;
+
+const READ: u16 = 0;
+const REPORT_BY_EVENTFD: u32 = 1;
+/// Requests at a time: each is over when its submission returns.
+const REQUESTS_MAX: libc::c_long = 4;
+
+/// `struct iocb` of the kernel. What stands in pairs of 32 bits in the order of the machine is zero here.
+#[repr(C)]
+#[derive(Default)]
+struct Request {
+    data: u64,
+    key_and_flags: u64,
+    operation: u16,
+    priority: i16,
+    file: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    flags: u32,
+    report_to: u32,
+}
+
+/// `struct io_event` of the kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Completion([u64; 4]);
+
+const _: () = assert!(size_of::<Request>() == 64 && size_of::<Completion>() == 32);
+
+/// A context of asynchronous I/O, and an empty file to read from. Without them (a kernel without, or its limit is reached) signals are written, when
+/// the eventfd says that there is room.
+#[derive(Debug)]
+pub(super) struct Signaller(Option<(libc::c_ulong, OwnedFd)>);
+
+impl Signaller {
+    pub(super) fn new() -> io::Result<Self> {
+        let file = memfd_create("ginnel-nothing", MemfdFlags::CLOEXEC)?;
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: io_setup writes the number of the new context there.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, REQUESTS_MAX, &raw mut context) };
+        Ok(Self((made == 0).then_some((context, file))))
+    }
+
+    /// Adds one to the counter. If it is full it stays so.
+    #[cold]
+    pub(super) fn signal(&self, eventfd: &OwnedFd) {
+        if !self.submit(eventfd) {
+            write_if_there_is_room(eventfd);
+        }
+    }
+
+    fn submit(&self, eventfd: &OwnedFd) -> bool {
+        let Some((context, file)) = &self.0 else { return false };
+        let mut request = Request {
+            operation: READ,
+            file: file.as_raw_fd() as u32,
+            flags: REPORT_BY_EVENTFD,
+            report_to: eventfd.as_raw_fd() as u32,
+            ..Request::default()
+        };
+        let mut requests = [&raw mut request];
+        // SAFETY: io_submit reads one pointer to a request and writes to that request's key. It reads no bytes from the file, so nothing is
+        // written anywhere later.
+        let submitted =
+            unsafe { libc::syscall(libc::SYS_io_submit, *context, 1 as libc::c_long, requests.as_mut_ptr()) };
+        let mut completions = [Completion::default(); REQUESTS_MAX as usize];
+        // SAFETY: io_getevents writes so many completions at the most, and with a minimum of zero it does not wait. They are taken so that there
+        // is room for the next.
+        unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                *context,
+                0 as libc::c_long,
+                REQUESTS_MAX,
+                completions.as_mut_ptr(),
+                std::ptr::null_mut::<libc::timespec>(),
+            )
+        };
+        submitted == 1
+    }
+}
+
+impl Drop for Signaller {
+    fn drop(&mut self) {
+        if let Some((context, _)) = &self.0 {
+            // SAFETY: the context is ours, and nothing is under way in it.
+            unsafe { libc::syscall(libc::SYS_io_destroy, *context) };
+        }
+    }
+}
+
+fn write_if_there_is_room(eventfd: &OwnedFd) {
+    let mut fds = [PollFd::new(eventfd, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::OUT) {
+        let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    fn counter(eventfd: &OwnedFd) -> u64 {
+        let mut bytes = [0; 8];
+        rustix::io::read(eventfd, &mut bytes).map_or(0, |_| u64::from_ne_bytes(bytes))
+    }
+
+    #[test]
+    fn each_signal_counts_as_often_as_it_is_given() {
+        let eventfd = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        for signaller in [Signaller::new().expect("a descriptor"), Signaller(None)] {
+            assert_eq!(counter(&eventfd), 0);
+            (0..1000).for_each(|_| signaller.signal(&eventfd));
+            assert_eq!(counter(&eventfd), 1000);
+        }
+    }
+
+    /// The other side fills and empties the counter all the time, and made the descriptor block: a plain `write` would soon wait for ever.
+    #[test]
+    fn a_counter_that_is_full_between_two_looks_holds_nobody_up() {
+        let signaller = Signaller::new().expect("a descriptor");
+        if signaller.0.is_none() {
+            // The kernel has no asynchronous I/O: what is promised then is what the test before shows.
+            return;
+        }
+        let eventfd = eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = rustix::io::ioctl_fionbio(&eventfd, true);
+                    let _ = rustix::io::read(&eventfd, &mut [0; 8]);
+                    let _ = rustix::io::write(&eventfd, &(u64::MAX - 1).to_ne_bytes());
+                    let _ = rustix::io::ioctl_fionbio(&eventfd, false);
+                }
+                let _ = rustix::io::ioctl_fionbio(&eventfd, true);
+            });
+            (0..50_000).for_each(|_| signaller.signal(&eventfd));
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+}
