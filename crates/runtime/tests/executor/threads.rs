@@ -2,6 +2,7 @@
 
 use super::common::config;
 use core::future::poll_fn;
+use core::pin::pin;
 use core::task::{Poll, Waker};
 use core::time::Duration;
 use ginnel::task::{self, SpawnError, spawn};
@@ -79,6 +80,10 @@ fn a_task_is_woken_from_another_thread_while_its_shard_sleeps() {
     });
     // This thread is an executor of the simplest kind.
     for value in 0..2000 {
+        if value % 500 == 499 {
+            // The shard falls asleep.
+            thread::sleep(Duration::from_millis(20));
+        }
         there.give(value);
         while back.value.lock().unwrap().0.take() != Some(value) {
             thread::yield_now();
@@ -194,15 +199,19 @@ fn a_shard_whose_tasks_do_not_listen_stops_at_once() {
 fn a_task_that_listens_takes_its_leave() {
     let left = Arc::new(AtomicBool::new(false));
     let leaves = Arc::clone(&left);
+    let (listening, listens) = mpsc::channel();
     let mut shard = shard(async move || {
-        signal::stop().await;
+        let mut stop = pin!(signal::stop());
+        assert!(futures_util::poll!(&mut stop).is_pending());
+        listening.send(()).unwrap();
+        stop.await;
         ginnel::time::sleep(Duration::from_millis(20)).await;
         leaves.store(true, Ordering::Relaxed);
     });
     let stop = StopFlag::new().unwrap();
     let flag = stop.clone();
     let thread = thread::spawn(move || shard.run(&flag).unwrap());
-    thread::sleep(Duration::from_millis(20));
+    listens.recv().unwrap();
     stop.stop();
     thread.join().unwrap();
     assert!(left.load(Ordering::Relaxed));
