@@ -178,6 +178,22 @@ fn two_shards_serve_the_kernels_clients() {
     assert_eq!((forwarded[0], forwarded[1]), (taken[1], taken[0]), "what one sends on the other takes");
 }
 
+/// Two shards need two queues, and an interface that somebody made for one has no second.
+#[test]
+fn an_interface_with_one_queue_is_refused_to_two_shards_with_the_reason() {
+    if let Some(reason) = unavailable() {
+        return skip("an_interface_with_one_queue_is_refused_to_two_shards_with_the_reason", &reason);
+    }
+    let namespace = Namespace::new().unwrap();
+    namespace.ip("tuntap add one0 mode tap").unwrap();
+    let arguments = ["echo", "--device", "tap:one0", "--address", "10.9.0.2/24", "--shards", "2"];
+    let output =
+        namespace.run(|| Command::new(env!("CARGO_BIN_EXE_ginnel")).args(arguments).output()).unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.lines().count() == 1, "{text}");
+    assert!(text.contains("one0") && text.contains("multi_queue"), "{text}");
+}
+
 #[test]
 fn ab_sees_no_error() {
     if skipped("ab_sees_no_error", "ab") {

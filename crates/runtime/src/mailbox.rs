@@ -136,6 +136,43 @@ mod tests {
         assert!(out.can_tell(60));
     }
 
+    /// How often the bell was rung: what its counter in the kernel says.
+    fn rings(bell: &Bell) -> u64 {
+        let mut count = [0; 8];
+        rustix::io::read(bell.wake().as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_once_for_all_that_waits_and_nobody_who_is_awake() {
+        let bell = Arc::new(Bell::new().unwrap());
+        let ((mut one, mut from_one), (mut other, _from_other)) =
+            (mailbox(4096, 4096, bell.clone()), mailbox(4096, 4096, bell.clone()));
+        let frame = RxFrame { bytes: &[7; 60], checksum: RxChecksum::Unverified, gso: None };
+        let send = |out: &mut Outbox| {
+            assert!(out.send(PortId(0), &frame));
+            out.publish();
+        };
+        send(&mut one);
+        assert_eq!(rings(&bell), 0, "it is awake");
+        bell.before_sleep();
+        assert!(from_one.is_waiting(), "so it does not sleep");
+        bell.after_sleep();
+        from_one.frames.burst();
+        from_one.frames.release();
+        bell.before_sleep();
+        assert!(!from_one.is_waiting());
+        one.publish();
+        assert_eq!(rings(&bell), 0, "there is nothing new");
+        (0..10).for_each(|_| send(&mut one));
+        send(&mut other);
+        one.tell_news(path_mtu(1, 1400));
+        one.publish();
+        assert_eq!(rings(&bell), 1);
+        bell.after_sleep();
+        send(&mut one);
+        assert_eq!(rings(&bell), 0, "it is awake again");
+    }
+
     #[test]
     fn news_that_wait_have_a_bound() {
         let (mut out, _inbox) = mailbox(4096, 4096, Arc::new(Bell::new().unwrap()));
