@@ -45,10 +45,28 @@ impl Core {
         local: SocketAddr,
         options: ListenOptions,
     ) -> Result<Listener, ListenError> {
+        self.listen_as(local, options, false)
+    }
+
+    /// The same, but what another shard listens on is in use: for a port that was chosen.
+    pub(crate) fn listen_alone(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<Listener, ListenError> {
+        self.listen_as(local, options, true)
+    }
+
+    fn listen_as(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+        alone: bool,
+    ) -> Result<Listener, ListenError> {
         let Self { stack, stats, peers, .. } = self;
         match peers {
             None => stack.listen(local, options),
-            Some(peers) => peers.listen(stack, stats, local, options),
+            Some(peers) => peers.listen(stack, stats, local, options, alone),
         }
     }
 

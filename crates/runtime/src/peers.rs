@@ -205,19 +205,20 @@ impl Peers {
     }
 
     /// Listens here and everywhere. What another shard listens on already is shared with it, as it is: whose handler gets a connection depends on
-    /// where it arrives.
+    /// where it arrives. Not so if `alone`: then it is in use.
     pub(crate) fn listen(
         &mut self,
         stack: &mut Stack,
         stats: &mut ShardStats,
         address: SocketAddr,
         options: ListenOptions,
+        alone: bool,
     ) -> Result<Listener, ListenError> {
         let board = Arc::clone(&self.board);
         let mut state = board.lock();
         self.take_over(&state, stack, stats);
         if let Some(known) = self.listeners.get_mut(&address) {
-            if core::mem::replace(&mut known.is_used, true) {
+            if alone || core::mem::replace(&mut known.is_used, true) {
                 return Err(ListenError::AddressInUse);
             }
             return Ok(known.listener);

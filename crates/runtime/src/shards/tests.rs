@@ -5,6 +5,7 @@ mod datagrams;
 mod limits;
 mod listeners;
 mod streams;
+mod tasks;
 mod threads;
 
 use super::Shards;

@@ -121,7 +121,11 @@ fn listen(a: &mut Access<'_>, address: SocketAddr, options: ListenOptions) -> io
             // Cannot truncate: the remainder is below the number of ports.
             local.set_port(PORTS.start() + ((start + step) % count) as u16);
         }
-        result = a.core.listen(local, options);
+        // One that was chosen is not shared with other shards.
+        result = match address.port() {
+            0 => a.core.listen_alone(local, options),
+            _ => a.core.listen(local, options),
+        };
         if result != Err(ListenError::AddressInUse) {
             break;
         }

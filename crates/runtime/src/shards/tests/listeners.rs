@@ -91,3 +91,35 @@ fn an_address_that_is_another_shards_but_no_address_of_ours_is_refused() {
     world.pass(Duration::from_secs(1));
     assert_eq!(world.sum(|s| s.listens_refused), 0, "nothing of it was told");
 }
+
+/// A shard that sleeps has to reset what waits in its accept queue when another closes the listener, so it is woken; for a connection or datagram
+/// it would find out by itself.
+#[test]
+fn a_sleeper_is_woken_when_the_board_changes() {
+    let mut world = world(3);
+    let rings = |world: &World<Idle, Idle>, shard: usize| {
+        let mut count = [0; 8];
+        let wake = world.shards[shard].mailbox.wake();
+        rustix::io::read(wake.as_fd(), &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    };
+    assert!(world.shards[1].mailbox.before_sleep());
+    let listener = world.on(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
+    assert_eq!((rings(&world, 1), rings(&world, 2)), (1, 0), "one sleeps and one does not");
+    world.shards[1].mailbox.after_sleep();
+    world.pass(Duration::from_millis(1));
+    for shard in [1, 2] {
+        assert!(world.shards[shard].mailbox.before_sleep());
+    }
+    world.on(0, |_, cx| cx.unlisten(listener)).unwrap();
+    assert_eq!((rings(&world, 1), rings(&world, 2)), (1, 1));
+}
+
+/// A listener on a port that was chosen must not become another shard's that has chosen it before.
+#[test]
+fn a_chosen_port_is_not_shared() {
+    let mut world = world(2);
+    world.shards[0].core.listen_alone(address(), ListenOptions::default()).unwrap();
+    let again = world.shards[1].core.listen_alone(address(), ListenOptions::default());
+    assert_eq!(again, Err(ListenError::AddressInUse));
+    assert!(world.shards[1].core.listen(address(), ListenOptions::default()).is_ok(), "but by name");
+}

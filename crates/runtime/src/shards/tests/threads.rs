@@ -31,8 +31,8 @@ impl Handler for Echo {
 }
 
 /// Opens connections, one after the other with a rest between, and ends its shard when all were echoed.
-struct Pinger {
-    left: u32,
+pub(super) struct Pinger {
+    pub(super) left: u32,
 }
 
 impl Pinger {
@@ -72,7 +72,7 @@ impl Handler for Pinger {
     }
 }
 
-fn only_v4(mut config: Config) -> Config {
+pub(super) fn only_v4(mut config: Config) -> Config {
     config.links[0].addresses.truncate(1);
     config
 }
