@@ -183,3 +183,35 @@ fn a_client_goes_on_when_its_server_was_killed_and_started_again() {
     let responses = responses.map(|rest| rest.replace([' ', '|', ','], "").parse::<u64>());
     assert!(matches!(responses, Some(Ok(10..))), "{report}");
 }
+
+#[test]
+fn a_server_of_two_shards_has_a_queue_for_each() {
+    let folder = Folder::new("memif-shards");
+    let memif = |role| format!("{},queues=2", folder.memif(role));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    command.arg("httpd").arg(folder.site()).args(["--shards", "2", "--memif", &memif("server")]);
+    command.args(["--address", "10.7.0.1/24"]);
+    let _server = Server(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut client = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+    client.args([
+        "load",
+        "http",
+        "--json",
+        "--quiet",
+        "--memif",
+        &memif("client"),
+        "--address",
+        "10.7.0.2/24",
+    ]);
+    client.args(["-n", "500", "-c", "10", "http://10.7.0.1/index.html"]);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let output = client.output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        // Both shards answer, or half of the connections would time out. Too early, none is answered.
+        if text.contains("\"failures\":{}") && text.contains("\"statuses\":{\"2xx\":500}") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{text} {}", String::from_utf8_lossy(&output.stderr));
+    }
+}

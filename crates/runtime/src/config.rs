@@ -95,7 +95,7 @@ pub struct DeviceConfig {
     pub mtu: Option<u32>,
     /// Where a `memif` meets its peer: `"socket=/run/lan,role=server"`. `socket` is a path, or `@` and an abstract name; `role` is `server`, which listens, or
     /// `client`, which connects and supplies the memory. May go on with `id=N` (the same at both ends, 0), `secret=WORD` (1 to 24 bytes, none),
-    /// `queues=N` (one for each shard, 1; the other end needs as many, for what a shard sends on a queue that is not there is dropped), and as client `ring=N` (descriptors of a ring, a power of two up to 16,384; 1,024) and `buffer=N`
+    /// `queues=N` (one for each shard, or with a single shard as many as the other end has, 1; both ends need as many, for what a shard sends on a queue that is not there is dropped), and as client `ring=N` (descriptors of a ring, a power of two up to 16,384; 1,024) and `buffer=N`
     /// (bytes, a multiple of 64 up to 65,536; 2,048). Default: none; a `memif` needs it.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub memif: Option<MemifConfig>,

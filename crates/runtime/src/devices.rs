@@ -22,16 +22,20 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
         DeviceKind::Tap => {
             tap::open(&tap_config(config)).map_err(|e| Error::io(format!("device {}", config.name), e))
         }
-        DeviceKind::Memif => memif_queues(config, 1).map(|mut queues| queues.remove(0)),
+        // One shard may have a peer with several queues.
+        DeviceKind::Memif => {
+            open_memif(config, None)?.into_one().map_err(|e| Error::io(format!("device {}", config.name), e))
+        }
     }
 }
 
-/// Opens a memif with one queue for each of several shards.
-fn memif_queues(config: &DeviceConfig, queues: u16) -> Result<Vec<Device>, Error> {
-    let Some(spec) = config.memif.clone().filter(|spec| spec.queues == queues) else {
-        let problem = format!("memif \"{}\" needs queues={queues}, one for each shard", config.name);
-        return Err(ConfigError::new("device.memif", problem).into());
-    };
+/// Opens a memif, with one queue for each of several shards.
+fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Memif, Error> {
+    let wrong = |problem: &str| ConfigError::new("device.memif", format!("of \"{}\" {problem}", config.name));
+    let spec = config.memif.clone().ok_or_else(|| wrong("is missing"))?;
+    if let Some(shards) = shards.filter(|&shards| shards != usize::from(spec.queues)) {
+        return Err(wrong(&format!("needs queues={shards}, one for each shard")).into());
+    }
     let spec = MemifConfig {
         mtu: config.mtu.map_or(spec.mtu, |mtu| mtu as usize),
         mac: config.mac.map(|mac| mac.0),
@@ -42,7 +46,7 @@ fn memif_queues(config: &DeviceConfig, queues: u16) -> Result<Vec<Device>, Error
     if spec.role == Role::Client {
         memif.link.wait_for(true, SERVER_ANSWERS);
     }
-    Ok(memif.queues)
+    Ok(memif)
 }
 
 /// Opens the device with one queue for each of several shards.
@@ -63,8 +67,7 @@ pub(crate) fn open_queues(config: &DeviceConfig, queues: usize) -> Result<Vec<De
             })?;
             Ok(tap.queues)
         }
-        // Cannot truncate: 64 shards at the most.
-        DeviceKind::Memif => memif_queues(config, queues as u16),
+        DeviceKind::Memif => Ok(open_memif(config, Some(queues))?.queues),
     }
 }
 

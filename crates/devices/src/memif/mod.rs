@@ -12,6 +12,7 @@ mod config;
 mod control;
 mod extension;
 mod handshake;
+mod joined;
 mod message;
 mod port;
 mod region;
@@ -72,6 +73,17 @@ pub struct Memif {
     pub stats: Arc<MemifStats>,
     /// Whether somebody is connected.
     pub link: LinkState,
+    wakers: Vec<Arc<Waker>>,
+}
+
+impl Memif {
+    /// All queues as one device, which sends on the first: for a shard that is alone with a peer that has several.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn into_one(self) -> io::Result<Device> {
+        joined::join(self.queues, &self.wakers)
+    }
 }
 
 /// Tells whether a peer is connected.
@@ -164,6 +176,7 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
             Device { rx: Box::new(rx), tx: Box::new(tx) }
         })
         .collect();
+    let wakers = ports.iter().map(|queue| queue.waker.clone()).collect();
     let control = Control { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports };
     let thread =
         thread::Builder::new().name(format!("memif{}", config.id)).spawn(move || match listener {
@@ -171,7 +184,7 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
             None => control.connect(),
         })?;
     *guard.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-    Ok(Memif { queues, stats, link: LinkState(shared) })
+    Ok(Memif { queues, stats, link: LinkState(shared), wakers })
 }
 
 /// They stay the same whoever is connected: what a peer cannot take is done here.

@@ -71,6 +71,10 @@ impl Waker {
         Ok(Self { epoll, own })
     }
 
+    pub(super) fn fd(&self) -> &OwnedFd {
+        &self.epoll
+    }
+
     pub(super) fn raw_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }

@@ -46,3 +46,12 @@ fn small_buffers_and_small_rings_conform() {
     run("memif with large buffers", WHOLE, |config| (config.buffer_bytes, config.ring) = (65_536, 128));
     run("memif with a ring of 64", WHOLE, |config| (config.ring, config.offload) = (64, false));
 }
+
+#[test]
+fn several_queues_as_one_device_conform() {
+    conformance::run("memif with three queues as one", WHOLE, &mut || {
+        let folder = Folder::new();
+        let (server, client) = connected(&folder, |config| config.queues = 3);
+        (server.into_one().expect("a descriptor"), client.into_one().expect("a descriptor"))
+    });
+}

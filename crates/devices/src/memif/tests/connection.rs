@@ -235,3 +235,24 @@ fn the_peer_is_woken_only_if_it_asked_for_it() {
         assert!(!sleep(device.rx.wake_fd(), Duration::from_millis(1)), "the bell was heard");
     }
 }
+
+#[test]
+fn one_device_hears_every_queue_of_its_peer() {
+    let folder = Folder::new();
+    let mut server = device(&folder, Role::Server, |config| config.queues = 3);
+    let client = device(&folder, Role::Client, |config| config.queues = 3);
+    assert!(client.link.wait_for(true, PATIENCE) && server.link.wait_for(true, PATIENCE));
+    let mut one = client.into_one().expect("a descriptor");
+    for (number, queue) in (0u8..).zip(&mut server.queues) {
+        // The connection itself is news that may end the first sleep.
+        while one.rx.arm() && sleep(one.rx.wake_fd(), Duration::from_millis(1)) {
+            assert_eq!(received(&mut one), []);
+        }
+        send(queue, number);
+        assert!(sleep(one.rx.wake_fd(), PATIENCE), "queue {number} wakes it");
+        assert_eq!(received(&mut one), [number]);
+    }
+    send(&mut one, 9);
+    let all: Vec<_> = server.queues.iter_mut().map(received).collect();
+    assert_eq!(all, [vec![9], vec![], vec![]]);
+}

@@ -1,0 +1,53 @@
+//! Several queues as one device, for a shard that is alone with a peer that has several.
+
+use ginnel_stack::device::{Device, RxBurst, RxQueue};
+use ginnel_stack::time::Instant;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use std::io;
+
+use super::port::Waker;
+use std::sync::Arc;
+
+/// Receives from all queues, and sends on the first.
+pub(super) fn join(mut queues: Vec<Device>, wakers: &[Arc<Waker>]) -> io::Result<Device> {
+    if queues.len() == 1 {
+        return Ok(queues.remove(0));
+    }
+    let any = epoll::create(CreateFlags::CLOEXEC)?;
+    for waker in wakers {
+        // Readable as long as the queue's own descriptor is.
+        epoll::add(&any, waker.fd(), EventData::new_u64(0), EventFlags::IN)?;
+    }
+    let tx = queues.remove(0);
+    let mut rx = vec![tx.rx];
+    rx.extend(queues.into_iter().map(|queue| queue.rx));
+    Ok(Device { rx: Box::new(JoinedRx { queues: rx, next: 0, any }), tx: tx.tx })
+}
+
+struct JoinedRx {
+    queues: Vec<Box<dyn RxQueue + Send>>,
+    /// Whose turn it is to be first.
+    next: usize,
+    any: OwnedFd,
+}
+
+impl RxQueue for JoinedRx {
+    fn rx_burst<'a>(&'a mut self, now: Instant, burst: &mut RxBurst<'a>) {
+        let (later, first) = self.queues.split_at_mut(self.next);
+        self.next = (self.next + 1) % (later.len() + first.len());
+        for queue in first.iter_mut().chain(later) {
+            if !burst.is_full() {
+                queue.rx_burst(now, burst);
+            }
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        self.queues.iter_mut().all(|queue| queue.arm())
+    }
+
+    fn wake_fd(&self) -> Option<RawFd> {
+        Some(self.any.as_raw_fd())
+    }
+}
