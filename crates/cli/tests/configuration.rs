@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 const TABLES: &[(&str, &str, &str)] = &[
     ("[shard]", "ShardConfig", "crates/runtime/src/config.rs"),
     ("[shards]", "ShardsConfig", "crates/runtime/src/config/shards.rs"),
+    ("[channel]", "ChannelConfig", "crates/runtime/src/channel/mod.rs"),
     ("[[device]]", "DeviceConfig", "crates/runtime/src/config.rs"),
     ("[[link]]", "LinkConfig", "crates/runtime/src/config.rs"),
     ("[[link.neighbour]]", "NeighbourConfig", "crates/runtime/src/config.rs"),

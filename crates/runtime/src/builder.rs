@@ -1,16 +1,21 @@
 //! From a configuration to a shard.
 
+use crate::channel::control::SameThread;
+use crate::channel::remote::Remote;
+use crate::channel::{ChannelServer, Client};
 use crate::clock;
 use crate::command::{self, Commander, Mailbox};
-use crate::config::{Config, DeviceConfig, LinkConfig};
+use crate::config::{Config, DeviceConfig, LinkConfig, Placement};
 use crate::context::{Core, Lent};
 use crate::devices;
 use crate::dispatch::Dispatch;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::huge_pages;
 use crate::mailbox::Inbox;
 use crate::peers::Peers;
+use crate::placement::Beside;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
@@ -23,6 +28,7 @@ use ginnel_stack::stack::{Stack, StackConfig};
 use ginnel_stack::steering::Steering;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::MacAddr;
+use std::sync::{Arc, Mutex};
 
 /// Collects what a shard is made of.
 #[must_use]
@@ -33,6 +39,8 @@ pub struct ShardBuilder<H> {
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
     member: Option<Member>,
+    channel: Option<Client>,
+    beside: Option<Beside>,
 }
 
 /// What one of several shards is given beside its handler.
@@ -49,20 +57,36 @@ pub(crate) struct Member {
 impl Shard<()> {
     /// Starts to build a shard: `Shard::builder(config).handler(application).build()`.
     pub fn builder(config: Config) -> ShardBuilder<()> {
-        ShardBuilder { config, handler: (), devices: Vec::new(), seed: None, now: None, member: None }
+        ShardBuilder {
+            config,
+            handler: (),
+            devices: Vec::new(),
+            seed: None,
+            now: None,
+            member: None,
+            channel: None,
+            beside: None,
+        }
     }
 }
 
 impl<H> ShardBuilder<H> {
     /// The application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self { config, devices, seed, now, member, .. } = self;
-        ShardBuilder { config, handler, devices, seed, now, member }
+        let Self { config, devices, seed, now, member, channel, beside, .. } = self;
+        ShardBuilder { config, handler, devices, seed, now, member, channel, beside }
     }
 
     /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
     pub fn device(mut self, name: impl Into<String>, device: Device) -> Self {
         self.devices.push((name.into(), device));
+        self
+    }
+
+    /// The application's engine is the one at the other end of this channel, in another thread. Such a shard has no devices, links and routes of
+    /// its own: those of the configuration are left alone.
+    pub fn channel(mut self, client: Client) -> Self {
+        self.channel = Some(client);
         self
     }
 
@@ -97,28 +121,41 @@ impl<H: Handler> ShardBuilder<H> {
             let problem = "is for programs that run several shards: this one runs one";
             return Err(ConfigError::new("shards.count", problem).into());
         }
+        if self.config.shard.placement != Placement::Inline && self.channel.is_none() {
+            self.place_beside()?;
+        }
+        self.build_here()
+    }
+
+    /// A shard for the stack, which this one reaches through a channel.
+    fn place_beside(&mut self) -> Result<(), Error> {
+        let stack = ShardBuilder {
+            config: self.config.clone(),
+            handler: ChannelServer::new(&self.config.channel)?,
+            devices: core::mem::take(&mut self.devices),
+            seed: self.seed,
+            now: self.now,
+            member: None,
+            channel: None,
+            beside: None,
+        };
+        let stack = SameThread(Arc::new(Mutex::new(stack.build_here()?)));
+        let beside = Beside::new(stack.clone());
+        self.channel = Some(beside.shard().handler_mut().attach(Box::new(stack))?);
+        self.beside = Some(beside);
+        Ok(())
+    }
+
+    fn build_here(mut self) -> Result<Shard<H>, Error> {
         let now = self.now.unwrap_or_else(clock::now);
         let seed = match self.seed {
             Some(seed) => seed,
             None => random_seed()?,
         };
-        let config = &self.config;
-        let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
-        let mut stack = Stack::new(stack, seed, now)?;
-        huge_pages::ask_for(&stack);
-        if let Some(Member { index, count, .. }) = self.member {
-            stack.network_mut().set_steering(Steering::new(index, count, &config.network));
-        }
-        let mut ports = Vec::new();
-        for device in &config.devices {
-            let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
-            ports.push(Port { id: stack.add_port(tx), name: device.name.clone(), rx, is_gone: false });
-        }
-        if let Some((name, _)) = self.devices.first() {
-            let problem = format!("the configuration has no device named \"{name}\"");
-            return Err(ConfigError::new("device", problem).into());
-        }
-        let links = add_links(&mut stack, config, &ports)?;
+        let (stack, ports, links) = match self.channel.take() {
+            Some(client) => (Engine::Channel(Box::new(Remote::new(client, now))), Vec::new(), Vec::new()),
+            None => self.engine(&seed, now)?,
+        };
 
         let (peers, inboxes, commander, mailbox, stats) = match self.member {
             Some(member) => {
@@ -126,14 +163,14 @@ impl<H: Handler> ShardBuilder<H> {
                 (Some(Box::new(peers)), inboxes, commander, mailbox, stats)
             }
             None => {
-                let (commander, mailbox) = commands(config)?;
+                let (commander, mailbox) = commands(&self.config)?;
                 (None, Vec::new(), commander, mailbox, StatsWriter::new())
             }
         };
         let core = Core {
             now,
             stack,
-            timers: Timers::new(now, config.shard.timers_max),
+            timers: Timers::new(now, self.config.shard.timers_max),
             commander: commander.clone(),
             rng: Random::new(u64::from_le_bytes(first_eight(&seed))),
             stats: ShardStats::default(),
@@ -156,7 +193,32 @@ impl<H: Handler> ShardBuilder<H> {
             started: None,
             published: now,
             idle_since: None,
+            beside: self.beside,
         })
+    }
+}
+
+impl<H> ShardBuilder<H> {
+    /// An engine with its devices, links and routes.
+    fn engine(&mut self, seed: &[u8; 32], now: Instant) -> Result<(Engine, Vec<Port>, Vec<LinkId>), Error> {
+        let config = &self.config;
+        let stack = StackConfig { network: config.network.clone(), tcp: config.tcp.clone() };
+        let mut stack = Stack::new(stack, *seed, now)?;
+        huge_pages::ask_for(&stack);
+        if let Some(Member { index, count, .. }) = self.member {
+            stack.network_mut().set_steering(Steering::new(index, count, &config.network));
+        }
+        let mut ports = Vec::new();
+        for device in &config.devices {
+            let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
+            ports.push(Port { id: stack.add_port(tx), name: device.name.clone(), rx, is_gone: false });
+        }
+        if let Some((name, _)) = self.devices.first() {
+            let problem = format!("the configuration has no device named \"{name}\"");
+            return Err(ConfigError::new("device", problem).into());
+        }
+        let links = add_links(&mut stack, config, &ports)?;
+        Ok((Engine::Here(stack), ports, links))
     }
 }
 

@@ -4,6 +4,7 @@ use crate::bell::Bell;
 use crate::wait::EventFd;
 use core::any::Any;
 use core::fmt;
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 
@@ -15,6 +16,8 @@ pub type Command = Box<dyn Any + Send>;
 pub struct Commander {
     queue: SyncSender<Command>,
     bell: Arc<Bell>,
+    /// The shard has ended, and nobody looks into the mailbox any more.
+    ended: Arc<AtomicBool>,
 }
 
 /// A command was not taken. It comes back.
@@ -53,6 +56,11 @@ impl Commander {
         Ok(())
     }
 
+    /// Whether the shard has ended: what is sent now stays in the mailbox.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
     /// What wakes the shard.
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
@@ -66,14 +74,16 @@ pub(crate) struct Mailbox {
     /// Taken out while looking whether it is safe to sleep.
     next: Option<Command>,
     bell: Arc<Bell>,
+    ended: Arc<AtomicBool>,
 }
 
 /// A mailbox for `capacity` commands.
 pub(crate) fn mailbox(capacity: usize) -> std::io::Result<(Commander, Mailbox)> {
     let (sender, receiver) = sync_channel(capacity);
     let bell = Arc::new(Bell::new()?);
-    let commander = Commander { queue: sender, bell: Arc::clone(&bell) };
-    Ok((commander, Mailbox { queue: receiver, next: None, bell }))
+    let ended = Arc::new(AtomicBool::new(false));
+    let commander = Commander { queue: sender, bell: Arc::clone(&bell), ended: Arc::clone(&ended) };
+    Ok((commander, Mailbox { queue: receiver, next: None, bell, ended }))
 }
 
 impl Mailbox {
@@ -91,6 +101,11 @@ impl Mailbox {
     /// Commands ring no more.
     pub(crate) fn after_sleep(&mut self) {
         self.bell.after_sleep();
+    }
+
+    /// The shard runs, or runs no more.
+    pub(crate) fn set_running(&self, runs: bool) {
+        self.ended.store(!runs, Ordering::Release);
     }
 
     pub(crate) fn wake(&self) -> &EventFd {

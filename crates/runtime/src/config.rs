@@ -8,6 +8,7 @@ pub use file::FileError;
 pub use shards::ShardsConfig;
 pub use values::{Mac, Prefix};
 
+pub use crate::channel::ChannelConfig;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 pub use ginnel_devices::faults::LinkSpec;
@@ -26,6 +27,8 @@ pub struct Config {
     pub shard: ShardConfig,
     /// How many threads.
     pub shards: ShardsConfig,
+    /// Between an application that has a thread of its own and its shard.
+    pub channel: ChannelConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
     pub network: NetworkConfig,
     /// TCP.
@@ -41,12 +44,31 @@ pub struct Config {
     pub routes: Vec<RouteConfig>,
 }
 
+/// Where an application runs, seen from its shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Placement {
+    /// In the shard's thread: the fastest, as long as the application is quick.
+    #[default]
+    Inline,
+    /// In a thread of its own on the shard's CPU. Neither polls while the other could work.
+    Paired,
+    /// In a thread of its own on another CPU.
+    Split,
+}
+
 /// Keys of the `[shard]` table.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardConfig {
     /// Pins the shard to the CPU of this number, which the process must be allowed to use. Default: not pinned.
     pub cpu: Option<u32>,
+    /// Where the application runs. `inline`: in the shard's thread, the fastest as long as the application is quick. `paired`: in a thread of its
+    /// own on the shard's CPU; neither polls while the other could work. `split`: in a thread of its own on another CPU. Several shards need
+    /// `inline`. Default `inline`.
+    pub placement: Placement,
+    /// Pins the application to this CPU, if it has a thread of its own. Default: with `paired` that of the shard, with `split` not pinned.
+    pub application_cpu: Option<u32>,
     /// How long an idle shard polls before it sleeps in the kernel, in microseconds; 0 sleeps at once. Default 50.
     pub spin_us: u32,
     /// Commands from other threads that may wait. Default 1,024.
@@ -59,7 +81,15 @@ pub struct ShardConfig {
 
 impl Default for ShardConfig {
     fn default() -> Self {
-        Self { cpu: None, spin_us: 50, commands_max: 1024, timers_max: 1_000_000, stop_grace_ms: 2000 }
+        Self {
+            cpu: None,
+            placement: Placement::Inline,
+            application_cpu: None,
+            spin_us: 50,
+            commands_max: 1024,
+            timers_max: 1_000_000,
+            stop_grace_ms: 2000,
+        }
     }
 }
 
@@ -236,6 +266,11 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.shard.validate()?;
         self.shards.validate(self.shard.cpu)?;
+        self.channel.validate()?;
+        if self.shards.count > 1 && self.shard.placement != Placement::Inline {
+            let problem = "must be \"inline\" with several shards";
+            return Err(ConfigError::new("shard.placement", problem));
+        }
         self.network.validate()?;
         self.tcp.validate()?;
         for (i, device) in self.devices.iter().enumerate() {
@@ -326,6 +361,14 @@ impl ShardConfig {
     fn validate(&self) -> Result<(), ConfigError> {
         if let Some(cpu) = self.cpu {
             within("shard.cpu", cpu, 0..=1023)?;
+        }
+        if let Some(cpu) = self.application_cpu {
+            within("shard.application_cpu", cpu, 0..=1023)?;
+            if self.placement == Placement::Inline {
+                let problem =
+                    "is for an application with a thread of its own: shard.placement \"paired\" or \"split\"";
+                return Err(ConfigError::new("shard.application_cpu", problem));
+            }
         }
         within("shard.spin_us", self.spin_us, 0..=1_000_000)?;
         within("shard.commands_max", self.commands_max, 1..=1 << 20)?;

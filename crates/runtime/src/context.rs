@@ -1,6 +1,7 @@
 //! What a handler can do.
 
 use crate::command::Commander;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::peers::Peers;
 use crate::stats::ShardStats;
@@ -24,7 +25,7 @@ use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 /// Everything of a shard but its devices and its handler.
 pub(crate) struct Core {
     pub(crate) now: Instant,
-    pub(crate) stack: Stack,
+    pub(crate) stack: Engine,
     pub(crate) timers: Timers,
     pub(crate) rng: Random,
     pub(crate) commander: Commander,
@@ -64,26 +65,26 @@ impl Core {
         alone: bool,
     ) -> Result<Listener, ListenError> {
         let Self { stack, stats, peers, .. } = self;
-        match peers {
-            None => stack.listen(local, options),
-            Some(peers) => peers.listen(stack, stats, local, options, alone),
+        match (peers, stack) {
+            (Some(peers), Engine::Here(stack)) => peers.listen(stack, stats, local, options, alone),
+            (_, engine) => engine.listen(local, options),
         }
     }
 
     /// False if it was closed already.
     pub(crate) fn unlisten(&mut self, listener: Listener) -> bool {
         let Self { stack, stats, peers, .. } = self;
-        match peers {
-            None => stack.unlisten(listener),
-            Some(peers) => peers.unlisten(stack, stats, listener),
+        match (peers, stack) {
+            (Some(peers), Engine::Here(stack)) => peers.unlisten(stack, stats, listener),
+            (_, engine) => engine.unlisten(listener),
         }
     }
 
     pub(crate) fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError> {
         let Self { stack, stats, peers, .. } = self;
-        match peers {
-            None => stack.udp_bind(local, options),
-            Some(peers) => peers.udp_bind(stack, stats, local, options),
+        match (peers, stack) {
+            (Some(peers), Engine::Here(stack)) => peers.udp_bind(stack, stats, local, options),
+            (_, engine) => engine.udp_bind(local, options),
         }
     }
 
@@ -101,15 +102,15 @@ impl Core {
 
     /// Something about the other shards: what they are is lent beside the engine and the counters.
     pub(crate) fn with_peers(&mut self, act: impl FnOnce(&mut Peers, &mut Stack, &mut ShardStats)) {
-        if let Some(peers) = &mut self.peers {
-            act(peers, &mut self.stack, &mut self.stats);
+        if let (Some(peers), Engine::Here(stack)) = (&mut self.peers, &mut self.stack) {
+            act(peers, stack, &mut self.stats);
         }
     }
 
     /// Leaves in a burst what belongs to this shard, and sends the rest to the others.
     pub(crate) fn steer(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
-        if let Some(peers) = &mut self.peers {
-            peers.steer(self.stack.network().steering(), port, burst, &mut self.stats);
+        if let (Some(peers), Engine::Here(stack)) = (&mut self.peers, &self.stack) {
+            peers.steer(stack.network().steering(), port, burst, &mut self.stats);
         }
     }
 }
@@ -280,6 +281,11 @@ impl<'a> Context<'a> {
         self.core.stack.info(conn).ok_or(Stale::Handle)
     }
 
+    /// Both ends of a connection: ours, the peer's.
+    pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
+        self.core.stack.ends(conn).ok_or(Stale::Handle)
+    }
+
     /// The state of a connection.
     pub fn state(&self, conn: Conn) -> Result<State, Stale> {
         self.core.stack.state(conn).ok_or(Stale::Handle)
@@ -328,11 +334,8 @@ impl<'a> Context<'a> {
     /// Answers a datagram from the address it was sent to, be the socket bound to all of the stack's; what was sent to a group is answered from
     /// the address that is best for the way back.
     pub fn udp_reply(&mut self, socket: UdpHandle, to: &Datagram, data: &[u8]) -> Result<(), UdpError> {
-        let Core { stack, now, .. } = &mut *self.core;
-        match stack.network().is_local(to.to) {
-            true => stack.udp_send_from(*now, socket, to.to, to.from, data),
-            false => stack.udp_send_to(*now, socket, Some(to.from), data),
-        }
+        let now = self.core.now;
+        self.core.stack.udp_reply(now, socket, to, data)
     }
 
     /// Our end of a UDP socket.
@@ -347,7 +350,8 @@ impl<'a> Context<'a> {
 
     /// Which shard this is, from 0.
     pub fn shard(&self) -> usize {
-        self.core.stack.network().steering().map_or(0, |steering| steering.me().into())
+        let steering = self.core.stack.here().and_then(|stack| stack.network().steering());
+        steering.map_or(0, |steering| steering.me().into())
     }
 
     /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most
@@ -379,12 +383,12 @@ impl<'a> Context<'a> {
 
     /// What the network layer has counted.
     pub fn network_stats(&self) -> &NetworkStats {
-        self.core.stack.network().stats()
+        self.core.stack.network_stats()
     }
 
     /// Received frames that the network layer dropped, by reason.
     pub fn network_drops(&self) -> &DropStats {
-        self.core.stack.network().drops()
+        self.core.stack.network_drops()
     }
 
     /// A random number: not predictable from outside, reproducible in a simulation.

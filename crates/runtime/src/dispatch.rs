@@ -69,21 +69,23 @@ impl Dispatch {
             }
             Event::Connected { conn } => handler.connected(&mut Context::new(core), conn),
             Event::Data { conn, data } => {
-                let Some(burst) = burst else { return };
-                if handler.pulls() {
-                    // They move to the receive buffer, which is an event of its own.
-                    core.stack.consume(conn, data, 0, burst);
+                // Only an engine in this thread has bursts.
+                let (Some(burst), Some(stack)) = (burst, core.stack.here_mut()) else { return };
+                let pulls = handler.pulls();
+                if pulls || stack.buffered(conn) > 0 {
+                    // They move to the receive buffer, which is an event of its own if nothing lies there.
+                    stack.consume(conn, data, 0, burst);
+                    if !pulls {
+                        // What was left over comes first.
+                        self.show(core, handler, conn);
+                    }
                     return;
                 }
-                if core.stack.buffered(conn) > 0 {
-                    // What was left over comes first.
-                    core.stack.consume(conn, data, 0, burst);
-                    self.show(core, handler, conn);
-                    return;
-                }
-                let bytes = core.stack.inline_data(burst, &data);
+                let bytes = stack.inline_data(burst, &data);
                 let consumed = handler.data(&mut Context::new(core), conn, bytes).min(bytes.len());
-                core.stack.consume(conn, data, consumed, burst);
+                if let Some(stack) = core.stack.here_mut() {
+                    stack.consume(conn, data, consumed, burst);
+                }
             }
             Event::Readable { conn } if handler.pulls() => handler.readable(&mut Context::new(core), conn),
             Event::Readable { conn } => self.show(core, handler, conn),

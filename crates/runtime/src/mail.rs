@@ -42,7 +42,10 @@ fn receive<H: Handler>(
     for run in crossed.chunk_by(|a, b| a.tag == b.tag) {
         if run[0].tag == NEWS {
             for news in run.iter().filter_map(|crossed| News::decode(crossed.frame.bytes)) {
-                core.stack.hear(core.now, &news);
+                let now = core.now;
+                if let Some(stack) = core.stack.here_mut() {
+                    stack.hear(now, &news);
+                }
                 core.with_peers(|peers, stack, stats| peers.retry(stack, stats));
             }
             continue;
@@ -51,14 +54,19 @@ fn receive<H: Handler>(
         let port = PortId(run[0].tag as u16);
         let mut burst = RxBurst::new();
         for crossed in run {
-            let Some(peers) = &mut core.peers else { continue };
-            let steering = core.stack.network().steering();
+            let (Some(peers), Some(stack)) = (&mut core.peers, core.stack.here()) else { continue };
+            let steering = stack.network().steering();
             if peers.admits(steering, port, &crossed.frame, &mut core.stats) {
                 burst.push(crossed.frame);
             }
         }
-        core.stack.receive(core.now, port, &burst);
+        let now = core.now;
+        if let Some(stack) = core.stack.here_mut() {
+            stack.receive(now, port, &burst);
+        }
         dispatch.events(core, handler, Some(&burst));
-        core.stack.finish_burst(&burst);
+        if let Some(stack) = core.stack.here_mut() {
+            stack.finish_burst(&burst);
+        }
     }
 }

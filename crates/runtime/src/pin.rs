@@ -4,9 +4,9 @@ use crate::error::Error;
 use ginnel_stack::error::ConfigError;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Pins the calling thread to one CPU. Never widens the mask that the user gave the process: a CPU outside it is refused.
-pub(crate) fn pin(cpu: u32) -> Result<(), Error> {
-    check(cpu, "shard.cpu")?;
+/// Pins the calling thread to one CPU, as the configuration's `key` says. Never widens the mask that the user gave the process: a CPU outside it is refused.
+pub(crate) fn pin(key: &str, cpu: u32) -> Result<(), Error> {
+    check(cpu, key)?;
     let mut one = CpuSet::new();
     one.set(cpu as usize);
     sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
@@ -35,11 +35,11 @@ mod tests {
         std::thread::spawn(|| {
             let allowed = sched_getaffinity(None).unwrap();
             let first = (0..1024).find(|&c| allowed.is_set(c)).unwrap();
-            pin(first as u32).unwrap();
+            pin("shard.cpu", first as u32).unwrap();
             let now = sched_getaffinity(None).unwrap();
             assert_eq!((now.count(), now.is_set(first)), (1, true));
             let other = if first == 0 { 1 } else { 0 };
-            let refused = pin(other).unwrap_err().to_string();
+            let refused = pin("shard.cpu", other).unwrap_err().to_string();
             assert!(refused.starts_with("shard.cpu: CPU "), "{refused}");
         })
         .join()

@@ -26,7 +26,7 @@ pub fn open(config: &DeviceConfig, supplied: Option<Device>) -> Result<Device, E
 /// # Errors
 /// It may not use this one.
 pub fn pin(cpu: u32) -> Result<(), Error> {
-    pin::pin(cpu)
+    pin::pin("shard.cpu", cpu)
 }
 
 /// Sleeps in the kernel until a frame comes, it is `until`, or `stop` is set. Returns at once if frames are waiting.

@@ -2,13 +2,15 @@
 
 use crate::clock;
 use crate::command::{Commander, Mailbox};
-use crate::config::ShardConfig;
+use crate::config::{Placement, ShardConfig};
 use crate::context::{Context, Core, Lent, WorkContext};
 use crate::dispatch::Dispatch;
+use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::mail;
 use crate::mailbox::Inbox;
+use crate::placement::Beside;
 use crate::stats::{ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{pin, wait};
@@ -63,6 +65,8 @@ pub struct Shard<H> {
     pub(crate) published: Instant,
     /// When the last turn began, if it found nothing to do.
     pub(crate) idle_since: Option<Instant>,
+    /// The stack's shard, if the application is not in it.
+    pub(crate) beside: Option<Beside>,
 }
 
 /// What one turn did.
@@ -85,10 +89,51 @@ impl<H: Handler> Shard<H> {
     /// # Errors
     /// The handler's, when it starts; a failed system call; [`Error::DevicesLost`] if the last device went away.
     pub fn run(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        if let Some(cpu) = self.config.cpu {
-            pin::pin(cpu)?;
+        let (Some(beside), Engine::Channel(remote)) = (&mut self.beside, &mut self.core.stack) else {
+            return self.run_here(stop);
+        };
+        let stack_stop = StopFlag::new().map_err(|e| Error::io("stop flag of the shard", e))?;
+        let commander = beside.shard().commander();
+        beside.set_running(true);
+        let (direct, runner) = (beside.control(), beside.runner(stack_stop.clone(), remote.wake()));
+        remote.set_control(Box::new(commander));
+        let ended = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("shard".into()).spawn_scoped(scope, runner);
+            let thread = thread.map_err(|e| Error::io("thread of the shard", e))?;
+            let mine = self.run_here(stop);
+            stack_stop.stop();
+            let panicked = |_| Err(Error::application("the shard's thread panicked"));
+            // If the stack failed, the application ended because of that.
+            thread.join().unwrap_or_else(panicked).and(mine)
+        });
+        if let (Some(beside), Engine::Channel(remote)) = (&mut self.beside, &mut self.core.stack) {
+            beside.set_running(false);
+            remote.set_control(Box::new(direct));
         }
-        let spin = Duration::from_micros(self.config.spin_us.into());
+        ended
+    }
+
+    /// Runs what is on this thread.
+    fn run_here(&mut self, stop: &StopFlag) -> Result<(), Error> {
+        self.mailbox.set_running(true);
+        let result = self.turns(stop);
+        self.mailbox.set_running(false);
+        result
+    }
+
+    fn turns(&mut self, stop: &StopFlag) -> Result<(), Error> {
+        let application = matches!(self.core.stack, Engine::Channel(_));
+        let paired = self.config.placement == Placement::Paired;
+        let (key, cpu) = match (application, paired) {
+            (false, _) => ("shard.cpu", self.config.cpu),
+            (true, true) => ("shard.application_cpu", self.config.application_cpu.or(self.config.cpu)),
+            (true, false) => ("shard.application_cpu", self.config.application_cpu),
+        };
+        if let Some(cpu) = cpu {
+            pin::pin(key, cpu)?;
+        }
+        // Two on one CPU: whoever polls takes the other's time.
+        let spin = if paired { Duration::ZERO } else { Duration::from_micros(self.config.spin_us.into()) };
         let mut worked = clock::now();
         let mut leave_by: Option<Instant> = None;
         loop {
@@ -102,8 +147,14 @@ impl<H: Handler> Shard<H> {
                 self.handler.stopping(&mut Context::new(&mut self.core));
                 continue;
             }
+            if self.beside.as_ref().is_some_and(Beside::has_ended) {
+                break;
+            }
             if work > 0 {
                 worked = now;
+                if paired {
+                    std::thread::yield_now();
+                }
             } else if now - worked < spin || self.wake_for_exact().is_some_and(|at| at <= now) {
                 core::hint::spin_loop();
             } else {
@@ -136,6 +187,11 @@ impl<H: Handler> Shard<H> {
         act(&mut self.handler, &mut Context::new(&mut self.core))
     }
 
+    /// The time of the last turn.
+    pub fn now(&self) -> Instant {
+        self.core.now
+    }
+
     /// The way in for other threads.
     pub fn commander(&self) -> Commander {
         self.commander.clone()
@@ -151,15 +207,24 @@ impl<H: Handler> Shard<H> {
         &self.core.stats
     }
 
+    /// The counters of the shard that has the devices: this one's, or those of the stack's shard that this one's application stands beside
+    /// (`shard.placement`), while it runs as of a few milliseconds ago.
+    pub fn stack_stats(&self) -> ShardStats {
+        self.beside.as_ref().map_or(self.core.stats, Beside::stats)
+    }
+
     /// Receive, deliver, let time pass, send: in this order, so that what a handler answers leaves with the acknowledgement of what it
     /// answers. Each part is bounded.
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
-        let Self { core, handler, dispatch, ports, mailbox, .. } = self;
+        let Self { core, handler, dispatch, ports, mailbox, beside, .. } = self;
         core.now = now;
         if let Some(since) = self.idle_since.take() {
             core.stats.idle_ns += (now - since).as_nanos() as u64;
         }
-        let mut work = 0;
+        let mut work = match beside {
+            Some(beside) => beside.turn(now)?,
+            None => 0,
+        };
         if self.started.is_none() && addresses_are_ready(core, &self.links) {
             self.started = Some(now);
             handler.start(&mut Context::new(core))?;
@@ -183,9 +248,13 @@ impl<H: Handler> Shard<H> {
             work += burst.len();
             core.stats.count_burst(burst.len());
             core.steer(port.id, &mut burst);
-            core.stack.receive(now, port.id, &burst);
+            if let Some(stack) = core.stack.here_mut() {
+                stack.receive(now, port.id, &burst);
+            }
             dispatch.events(core, handler, Some(&burst));
-            core.stack.finish_burst(&burst);
+            if let Some(stack) = core.stack.here_mut() {
+                stack.finish_burst(&burst);
+            }
         }
         for inbox in &mut self.inboxes {
             work += mail::take(core, handler, dispatch, inbox);
@@ -214,6 +283,12 @@ impl<H: Handler> Shard<H> {
         work += dispatch.events(core, handler, None);
         core.with_peers(|peers, stack, stats| peers.exchange(stack, stats));
 
+        if let Some(beside) = beside
+            && core.stopping
+        {
+            // What the application did at last still leaves.
+            work += beside.turn(now)?;
+        }
         if core.stats.devices_lost > 0 && ports.iter().all(|port| port.is_gone) {
             let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();
             return Err(Error::DevicesLost(names.join(", ")));
@@ -236,11 +311,12 @@ impl<H: Handler> Shard<H> {
         self.ports.iter().filter(|port| !port.is_gone)
     }
 
-    fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let beside = self.beside.as_ref().and_then(Beside::next_deadline);
         let devices = self.devices().filter_map(|p| p.rx.next_deadline()).min();
         let behind = self.core.peers.as_ref().is_some_and(|peers| peers.is_behind());
         let again = behind.then(|| self.core.now + LOOK_EVERY);
-        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, again]
+        [self.core.stack.next_deadline(), self.core.timers.next_deadline(), devices, beside, again]
             .into_iter()
             .flatten()
             .min()
@@ -256,6 +332,7 @@ impl<H: Handler> Shard<H> {
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
         let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
         let armed = self.mailbox.before_sleep()
+            && self.core.stack.before_sleep()
             && self.handler.before_sleep()
             && devices.all(|p| p.rx.arm())
             && !self.inboxes.iter_mut().any(Inbox::is_waiting)
@@ -269,14 +346,16 @@ impl<H: Handler> Shard<H> {
         if armed && until.is_none_or(|at| at > now) {
             self.publish(now);
             let devices = self.devices().filter_map(|p| p.rx.wake_fd());
+            let others = self.handler.wake_fd().into_iter().chain(self.core.stack.wake_fd());
             let devices: ArrayVec<RawFd, { wait::WATCHED_MAX }> =
-                self.handler.wake_fd().into_iter().chain(devices).take(wait::WATCHED_MAX).collect();
+                others.chain(devices).take(wait::WATCHED_MAX).collect();
             let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
             wait::sleep(&devices, own, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
             self.core.stats.sleeps += 1;
             self.core.stats.slept_ns += (clock::now() - now).as_nanos() as u64;
         }
         self.mailbox.after_sleep();
+        self.core.stack.after_sleep();
         self.handler.after_sleep();
         Ok(())
     }
@@ -292,7 +371,11 @@ impl<H: Handler> Shard<H> {
 /// Whether duplicate address detection (RFC 4862 §5.4) has come to an end for all configured addresses: until then IPv6 addresses cannot be
 /// listened on or connected from, so the handler is not started yet. That is a second with the default configuration, and no time for IPv4.
 fn addresses_are_ready(core: &Core, links: &[LinkId]) -> bool {
-    let addresses = links.iter().flat_map(|link| core.stack.network().addresses(*link));
+    let stack = match &core.stack {
+        Engine::Here(stack) => stack,
+        Engine::Channel(remote) => return remote.is_ready(),
+    };
+    let addresses = links.iter().flat_map(|link| stack.network().addresses(*link));
     let mut configured = addresses.filter(|a| !a.autoconfigured && !is_link_local(a.address));
     !configured.any(|a| matches!(a.state, AddressState::Tentative { .. }))
 }

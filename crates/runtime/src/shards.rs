@@ -343,7 +343,7 @@ impl Together<'_> {
         // Pinned before it is built: memory is taken near the CPU that first touches it.
         let cpu = part.config.shard.cpu;
         let built = caught(|| {
-            cpu.map_or(Ok(()), pin::pin)?;
+            cpu.map_or(Ok(()), |cpu| pin::pin("shards.cpus", cpu))?;
             part.build(handler(index)?)
         });
         let begins = self.wait_for_all(built.is_ok());

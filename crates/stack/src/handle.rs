@@ -65,3 +65,20 @@ pub struct UdpHandle {
     /// Its generation.
     pub(crate) generation: u32,
 }
+
+impl UdpHandle {
+    /// A handle for a slot and its tenant.
+    pub const fn new(index: u32, generation: u32) -> Self {
+        Self { index, generation }
+    }
+
+    /// Number of the slot, below `udp_sockets_max`.
+    pub const fn index(self) -> u32 {
+        self.index
+    }
+
+    /// How often the slot had a tenant before this one (wraps).
+    pub const fn generation(self) -> u32 {
+        self.generation
+    }
+}

@@ -43,6 +43,23 @@ pub enum ClientEvent {
         /// Which connection.
         conn: Conn,
     },
+    /// The peer acknowledged bytes. Only with ack events switched on.
+    Acked {
+        /// Which connection.
+        conn: Conn,
+        /// How many, since the last such event.
+        bytes: u32,
+    },
+    /// The peer announced urgent data.
+    Urgent {
+        /// Which connection.
+        conn: Conn,
+    },
+    /// There are datagrams, or an error, on a UDP socket.
+    Datagrams {
+        /// Which socket.
+        conn: Conn,
+    },
     /// The peer's FIN follows what there is to read.
     PeerClosed {
         /// Which connection.
@@ -81,6 +98,9 @@ struct Held {
     shown: u64,
     read: u64,
     written: u64,
+    /// Bytes that were acknowledged, and notices, when they were last reported.
+    acked: u64,
+    notices: u32,
     /// A write was cut short.
     blocked: bool,
 }
@@ -138,8 +158,13 @@ impl Client {
         Ok(Self::new(region, parts.number as usize, event(parts.stack), event(parts.wake), control))
     }
 
-    fn ask(&mut self, request: Request) -> Result<Reply, Error> {
+    pub(super) fn ask(&mut self, request: Request) -> Result<Reply, Error> {
         self.control.ask(self.number, request)
+    }
+
+    /// Whether the stack can be used: before that its IPv6 addresses may not have been checked (RFC 4862 §5.4), and cannot be listened on.
+    pub fn is_ready(&self) -> bool {
+        self.region.is_ready()
     }
 
     /// Listens, and takes up to `credits` connections at a time from now on. Returns the listener's number.
@@ -200,10 +225,7 @@ impl Client {
     pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
         match self.ask(Request::Connect(remote, options))? {
             Reply::Connect(Ok((socket, generation))) => {
-                let held = self.sockets.get_mut(socket as usize).ok_or_else(mismatch)?;
-                *held = Held { generation: Some(generation), ..Held::default() };
-                // What happened meanwhile was rung before it was held.
-                self.look(socket);
+                self.hold(socket, generation);
                 Ok(Conn::new(socket, generation))
             }
             Reply::Connect(Err(error)) => Err(error),
@@ -232,6 +254,30 @@ impl Client {
         match self.ask(Request::Info(conn.index())) {
             Ok(Reply::Info(result)) => result,
             _ => Err(Stale::Handle),
+        }
+    }
+
+    /// Asks in another way from now on.
+    pub(super) fn set_control(&mut self, control: Box<dyn Control>) {
+        self.control = control;
+    }
+
+    /// Sockets of the channel.
+    pub(super) fn sockets_max(&self) -> usize {
+        self.sockets.len()
+    }
+
+    /// What wakes the client.
+    pub(super) fn wake(&self) -> Arc<EventFd> {
+        self.wake.clone()
+    }
+
+    /// The client holds this socket from now on, as the stack has answered.
+    pub(super) fn hold(&mut self, socket: u32, generation: u32) {
+        if let Some(held) = self.sockets.get_mut(socket as usize) {
+            *held = Held { generation: Some(generation), ..Held::default() };
+            // What happened meanwhile was rung before it was held.
+            self.look(socket);
         }
     }
 
@@ -420,6 +466,21 @@ impl Client {
         if held.blocked && room.is_ok_and(|room| room > 0) {
             held.blocked = false;
             self.events.push_back(ClientEvent::Writable { conn });
+        }
+        let acked = words.acked.load(Ordering::Relaxed);
+        if acked != held.acked {
+            let bytes = u32::try_from(acked.wrapping_sub(held.acked)).unwrap_or(u32::MAX);
+            held.acked = acked;
+            self.events.push_back(ClientEvent::Acked { conn, bytes });
+        }
+        let notices = words.notices.load(Ordering::Relaxed);
+        if notices != held.notices {
+            held.notices = notices;
+            let datagrams = now & state::UDP != 0;
+            self.events.push_back(match datagrams {
+                true => ClientEvent::Datagrams { conn },
+                false => ClientEvent::Urgent { conn },
+            });
         }
         if new & state::FIN != 0 {
             self.events.push_back(ClientEvent::PeerClosed { conn });

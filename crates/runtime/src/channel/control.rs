@@ -1,11 +1,22 @@
 //! What is rare and needs an answer: it goes through the shard's mailbox.
 
+use super::server::ChannelServer;
 use crate::command::{CommandError, Commander};
 use crate::error::Error;
+use crate::shard::Shard;
 use core::net::SocketAddr;
-use ginnel_stack::error::{OptionError, Stale};
+use core::time::Duration;
+use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::ip::{DropStats, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use ginnel_stack::tcp::TcpStats;
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+
+/// Whoever waits for an answer looks so often whether the shard still runs.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// A question to the stack's side of a channel. `client` is the number of who asks.
 #[derive(Clone, Debug)]
@@ -22,8 +33,46 @@ pub enum Request {
     SetOption(u32, TcpOption),
     /// What is known of a socket.
     Info(u32),
+    /// Send bytes of which the last is urgent, on a socket.
+    SendUrgent(u32, Vec<u8>),
+    /// Take the urgent byte of a socket.
+    RecvUrgent(u32),
+    /// About UDP sockets.
+    Udp(UdpRequest),
+    /// What the stack has counted.
+    Counters,
     /// The client is gone, or wants to be: what it alone holds is closed.
     Detach,
+}
+
+/// What is asked about UDP sockets. Datagrams take this way too: each costs a question and an answer.
+#[derive(Clone, Debug)]
+pub enum UdpRequest {
+    /// Open one.
+    Bind(SocketAddr, UdpOptions),
+    /// Fix the other end.
+    Connect(UdpHandle, SocketAddr),
+    /// Send a datagram.
+    Send(UdpHandle, Option<SocketAddr>, Vec<u8>),
+    /// Answer a datagram.
+    Reply(UdpHandle, Datagram, Vec<u8>),
+    /// Receive one.
+    Recv(UdpHandle),
+    /// Our end.
+    Local(UdpHandle),
+    /// Close it.
+    Close(UdpHandle),
+}
+
+/// What the stack has counted.
+#[derive(Clone, Debug, Default)]
+pub struct Counters {
+    /// TCP.
+    pub tcp: TcpStats,
+    /// The network layer.
+    pub network: NetworkStats,
+    /// Frames that it dropped.
+    pub drops: DropStats,
 }
 
 /// The answer.
@@ -39,6 +88,20 @@ pub enum Reply {
     SetOption(Result<(), OptionError>),
     /// To [`Request::Info`].
     Info(Result<Box<TcpInfo>, Stale>),
+    /// To [`Request::SendUrgent`].
+    SendUrgent(Result<usize, SendError>),
+    /// To [`Request::RecvUrgent`].
+    RecvUrgent(Result<u8, RecvError>),
+    /// To [`UdpRequest::Bind`]: the socket's number and generation.
+    UdpBind(Result<(u32, u32), UdpError>),
+    /// To [`UdpRequest::Recv`].
+    UdpRecv(Result<(Datagram, Vec<u8>), UdpError>),
+    /// To [`UdpRequest::Local`].
+    UdpLocal(Result<SocketAddr, UdpError>),
+    /// To the other questions about UDP sockets.
+    Udp(Result<(), UdpError>),
+    /// To [`Request::Counters`].
+    Counters(Box<Counters>),
     /// To what cannot fail.
     Done,
 }
@@ -59,6 +122,18 @@ pub trait Control: Send {
     fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error>;
 }
 
+/// The way for simulations and other programs that turn both shards on one thread: the stack's shard is asked directly.
+#[derive(Clone)]
+pub struct SameThread(pub Arc<Mutex<Shard<ChannelServer>>>);
+
+impl Control for SameThread {
+    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
+        let mut shard = self.0.lock().map_err(|_| Error::application("channel: the shard is gone"))?;
+        let now = shard.now();
+        Ok(shard.with(now, |server, cx| server.serve(cx, client, request)))
+    }
+}
+
 /// The way from a thread that is not the shard's.
 impl Control for Commander {
     fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
@@ -67,12 +142,19 @@ impl Control for Commander {
         let mut command: crate::Command = Box::new(Envelope { client, request, reply });
         loop {
             match self.send(command) {
-                Ok(()) => return answer.recv().map_err(|_| gone()),
-                Err(CommandError::Full(back)) => {
+                Ok(()) => break,
+                Err(CommandError::Full(back)) if !self.has_ended() => {
                     command = back;
                     std::thread::yield_now();
                 }
-                Err(CommandError::Gone(_)) => return Err(gone()),
+                Err(_) => return Err(gone()),
+            }
+        }
+        loop {
+            match answer.recv_timeout(LOOK_EVERY) {
+                Ok(reply) => return Ok(reply),
+                Err(RecvTimeoutError::Timeout) if !self.has_ended() => {}
+                Err(_) => return Err(gone()),
             }
         }
     }

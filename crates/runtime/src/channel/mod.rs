@@ -23,6 +23,8 @@ pub mod control;
 #[cfg(not(loom))]
 mod region;
 #[cfg(not(loom))]
+pub(crate) mod remote;
+#[cfg(not(loom))]
 pub mod server;
 #[cfg(not(loom))]
 mod socket;

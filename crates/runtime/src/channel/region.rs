@@ -40,6 +40,8 @@ struct Header {
     sockets: AtomicU32,
     clients: AtomicU32,
     buffer_bytes: AtomicU32,
+    /// The stack can be used: its addresses are checked.
+    ready: AtomicU32,
 }
 
 /// Of each client.
@@ -65,6 +67,10 @@ pub(super) struct SocketWords {
     pub state: AtomicU32,
     /// The stack holds bytes back and wants to hear that there is room.
     pub wants_room: AtomicU32,
+    /// Bytes that the peer acknowledged, if that is to be told.
+    pub acked: AtomicU64,
+    /// How often urgent data were announced, or datagrams came.
+    pub notices: AtomicU32,
     /// Port and address of both ends: ours, the peer's. IPv4 addresses are mapped ones (RFC 4291 §2.5.5.2).
     ends: [[AtomicU32; 5]; 2],
     // Written by clients.
@@ -200,6 +206,16 @@ impl Region {
         self.file.as_fd()
     }
 
+    /// Whether the stack can be used.
+    pub fn is_ready(&self) -> bool {
+        self.header().ready.load(Ordering::Acquire) != 0
+    }
+
+    /// The stack can be used from now on.
+    pub fn set_ready(&self) {
+        self.header().ready.store(1, Ordering::Release);
+    }
+
     pub fn sockets(&self) -> usize {
         self.layout.sockets
     }
@@ -316,6 +332,8 @@ impl SocketWords {
         self.wants_room.store(0, Ordering::Relaxed);
         self.requests.store(0, Ordering::Relaxed);
         self.wants_space.store(0, Ordering::Relaxed);
+        self.acked.store(0, Ordering::Relaxed);
+        self.notices.store(0, Ordering::Relaxed);
         self.incoming.clear();
         self.outgoing.clear();
         self.generation.store(generation, Ordering::Relaxed);

@@ -4,7 +4,7 @@
 use super::ChannelConfig;
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
 use super::client::{Client, ClientParts};
-use super::control::{Control, Envelope, Reply, Request};
+use super::control::{Control, Counters, Envelope, Reply, Request, UdpRequest};
 use super::region::{Direction, LISTENERS_MAX, OFFERS_MAX, Region};
 use super::socket::{Offer, ended, request, state};
 use super::sync::{Ordering, fence};
@@ -16,16 +16,19 @@ use crate::wait::EventFd;
 use core::any::Any;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_stack::error::{ListenError, OptionError, Stale};
+use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::CloseReason;
-use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::options::ListenOptions;
+use ginnel_stack::udp::{Datagram, UdpError};
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Bells of one client answered in a turn, so that one that rings without end does not keep frames waiting.
 const BELLS_PER_TURN_MAX: usize = 256;
+/// Datagrams that wait on a UDP socket.
+const DATAGRAMS_MAX: usize = 256;
 /// Bytes copied from a client to the engine at a time.
 const COPY_BYTES: usize = 16 << 10;
 
@@ -34,6 +37,8 @@ const COPY_BYTES: usize = 16 << 10;
 pub struct ChannelStats {
     /// Bells answered.
     pub bells: u64,
+    /// Datagrams that nobody took in time.
+    pub datagrams_dropped: u64,
     /// Connections that clients accepted.
     pub accepted: u64,
     /// Offers that were not taken in time and went to another client.
@@ -94,7 +99,12 @@ struct Socket {
     closing: bool,
     /// FIN was asked of the engine.
     shut: bool,
+    /// It is a UDP socket.
+    udp: Option<UdpHandle>,
 }
+
+/// What came on a UDP socket and was not taken yet.
+type Datagrams = VecDeque<Result<(Datagram, Vec<u8>), UdpError>>;
 
 /// A handler that serves the clients of one domain.
 pub struct ChannelServer {
@@ -105,6 +115,8 @@ pub struct ChannelServer {
     free: Vec<u32>,
     listeners: Vec<Option<Listening>>,
     offer_time: Duration,
+    /// UDP sockets by the engine's handles: their numbers here, and what waits on them.
+    udp: HashMap<UdpHandle, (u32, Datagrams)>,
     /// A timer is set for offers that are out.
     timer_runs: bool,
     /// Some listener could not take all that came.
@@ -130,6 +142,7 @@ impl ChannelServer {
             free: (0..count).rev().collect(),
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
             offer_time: Duration::from_millis(config.offer_ms.into()),
+            udp: HashMap::new(),
             timer_runs: false,
             starved: false,
             scratch: Box::new([0; COPY_BYTES]),
@@ -262,6 +275,10 @@ impl ChannelServer {
             let _ = cx.abort(conn);
             return;
         }
+        // First, for it must not depend on the other direction: an application that writes back what it reads has both full.
+        if core::mem::take(&mut self.socket(socket).held_back) {
+            cx.resume_reading(conn);
+        }
         if !self.forward(cx, socket, conn) {
             return;
         }
@@ -270,11 +287,6 @@ impl ChannelServer {
         } else if requests & request::SHUTDOWN != 0 && !self.socket(socket).shut {
             self.socket(socket).shut = true;
             let _ = cx.shutdown_write(conn);
-        }
-        let known = self.socket(socket);
-        if known.held_back && !close {
-            known.held_back = false;
-            cx.resume_reading(conn);
         }
     }
 
@@ -326,6 +338,12 @@ impl ChannelServer {
         if known.holders != 0 || known.waits || known.offered.is_some() || !known.in_use {
             return;
         }
+        if let Some(udp) = known.udp.take() {
+            self.udp.remove(&udp);
+            // Only a stale handle can be refused.
+            let _ = cx.udp_close(udp);
+        }
+        let known = self.socket(socket);
         if known.conn.is_some() {
             known.closing = true;
             self.go_on(cx, socket);
@@ -620,11 +638,93 @@ impl ChannelServer {
                 Some(conn) => cx.info(conn).map(Box::new),
                 None => Err(Stale::Handle),
             }),
+            Request::SendUrgent(socket, bytes) => Reply::SendUrgent(match held(self, socket) {
+                // It stands behind what was written before.
+                Some(conn) if self.forward(cx, socket, conn) => cx.send_urgent(conn, &bytes),
+                Some(_) => Err(SendError::Full),
+                None => Err(SendError::Stale),
+            }),
+            Request::RecvUrgent(socket) => Reply::RecvUrgent(match held(self, socket) {
+                Some(conn) => cx.recv_urgent(conn),
+                None => Err(RecvError::Stale),
+            }),
+            Request::Udp(request) => self.serve_udp(cx, number, request),
+            Request::Counters => Reply::Counters(Box::new(Counters {
+                tcp: *cx.tcp_stats(),
+                network: cx.network_stats().clone(),
+                drops: cx.network_drops().clone(),
+            })),
             Request::Detach => {
                 self.detach(cx, number);
                 Reply::Done
             }
         }
+    }
+
+    fn serve_udp(&mut self, cx: &mut Context<'_>, client: usize, asked: UdpRequest) -> Reply {
+        let known = |server: &Self, socket: UdpHandle| {
+            let known = server.sockets.get(socket.index() as usize)?;
+            let held = known.holders & 1 << client != 0 && known.generation == socket.generation();
+            known.udp.filter(|_| held)
+        };
+        let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
+        match asked {
+            UdpRequest::Bind(local, options) => {
+                let Some(socket) = self.free.last().copied() else {
+                    return Reply::UdpBind(Err(UdpError::TooMany));
+                };
+                Reply::UdpBind(cx.udp_bind(local, options).map(|udp| {
+                    self.free.pop();
+                    let generation = self.socket(socket).generation;
+                    let (bits, holders) = (state::UDP, 1 << client);
+                    self.udp.insert(udp, (socket, VecDeque::new()));
+                    let udp = Some(udp);
+                    *self.socket(socket) =
+                        Socket { in_use: true, generation, holders, bits, udp, ..Socket::default() };
+                    self.region.socket(socket).begin(generation);
+                    self.region.socket(socket).state.store(bits, Ordering::Release);
+                    (socket, generation)
+                }))
+            }
+            UdpRequest::Connect(socket, remote) => {
+                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_connect(udp, remote)))
+            }
+            UdpRequest::Send(socket, remote, data) => {
+                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data)))
+            }
+            UdpRequest::Reply(socket, datagram, data) => {
+                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_reply(udp, &datagram, &data)))
+            }
+            UdpRequest::Recv(socket) => Reply::UdpRecv(to(self, socket).and_then(|udp| {
+                let waiting = self.udp.get_mut(&udp).and_then(|(_, waiting)| waiting.pop_front());
+                waiting.unwrap_or(Err(UdpError::WouldBlock))
+            })),
+            UdpRequest::Local(socket) => Reply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp))),
+            // The client releases its number afterwards.
+            UdpRequest::Close(socket) => Reply::Udp(to(self, socket).and_then(|udp| {
+                self.socket(socket.index()).udp = None;
+                self.udp.remove(&udp);
+                cx.udp_close(udp)
+            })),
+        }
+    }
+
+    /// Tells of something that is no byte of a stream.
+    fn notice(&mut self, socket: u32) {
+        self.region.socket(socket).notices.fetch_add(1, Ordering::Relaxed);
+        self.ring(socket);
+    }
+
+    /// A datagram or an error came.
+    fn came(&mut self, udp: UdpHandle, what: Result<(Datagram, Vec<u8>), UdpError>) {
+        let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return };
+        if waiting.len() == DATAGRAMS_MAX {
+            self.stats.datagrams_dropped += 1;
+            return;
+        }
+        waiting.push_back(what);
+        let socket = *socket;
+        self.notice(socket);
     }
 
     /// Wakes the clients that sleep and were rung.
@@ -641,6 +741,13 @@ impl ChannelServer {
 
 impl Handler for ChannelServer {
     fn start(&mut self, _cx: &mut Context<'_>) -> Result<(), Error> {
+        self.region.set_ready();
+        for (number, client) in self.clients.iter_mut().enumerate() {
+            if let Some(client) = client {
+                // For no socket in particular: whoever waits looks again.
+                client.down.ring(self.region.down(number), 0, RUNG);
+            }
+        }
         Ok(())
     }
 
@@ -761,6 +868,27 @@ impl Handler for ChannelServer {
         let answer = self.serve(cx, client, request);
         // Whoever asked may be gone.
         let _ = reply.send(answer);
+    }
+
+    fn acked(&mut self, cx: &mut Context<'_>, conn: Conn, bytes: u32) {
+        if let Some(socket) = self.of(cx, conn) {
+            self.region.socket(socket).acked.fetch_add(bytes.into(), Ordering::Relaxed);
+            self.ring(socket);
+        }
+    }
+
+    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some(socket) = self.of(cx, conn) {
+            self.notice(socket);
+        }
+    }
+
+    fn datagram(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        self.came(socket, Ok((*datagram, data.to_vec())));
+    }
+
+    fn datagram_error(&mut self, _cx: &mut Context<'_>, socket: UdpHandle, error: UdpError) {
+        self.came(socket, Err(error));
     }
 
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {

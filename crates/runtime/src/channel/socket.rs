@@ -10,6 +10,8 @@ pub(super) mod state {
     pub const FIN: u32 = 1 << 1;
     /// It is over. Why stands in the bits above.
     pub const ENDED: u32 = 1 << 2;
+    /// It is a UDP socket.
+    pub const UDP: u32 = 1 << 3;
     /// Where the reason begins.
     pub const REASON_SHIFT: u32 = 8;
 }

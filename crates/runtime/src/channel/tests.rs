@@ -1,6 +1,6 @@
 //! The channel between a shard and clients, in simulated time and on threads. The peer is an ordinary handler across a cable of memory.
 
-use super::control::{Control, Reply, Request};
+use super::control::SameThread;
 use super::{ChannelConfig, ChannelServer, Client, ClientEvent};
 use crate::clock;
 use crate::config::{Config, DeviceConfig, DeviceKind};
@@ -98,17 +98,6 @@ impl Handler for Peer {
 
 type Server = Arc<Mutex<Shard<ChannelServer>>>;
 
-/// Asks a shard on the same thread.
-struct Direct(Server);
-
-impl Control for Direct {
-    fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
-        let mut shard = self.0.lock().unwrap();
-        let now = shard.core.now;
-        Ok(shard.with(now, |server, cx| server.serve(cx, client, request)))
-    }
-}
-
 /// A shard with a channel at 10.0.0.1 and a peer at 10.0.0.2, in simulated time.
 struct Rig {
     server: Server,
@@ -145,7 +134,7 @@ impl Rig {
     }
 
     fn client(&self) -> Client {
-        let control = Box::new(Direct(self.server.clone()));
+        let control = Box::new(SameThread(self.server.clone()));
         self.server.lock().unwrap().handler_mut().attach(control).unwrap()
     }
 
@@ -422,7 +411,7 @@ fn clients_are_limited_and_numbers_are_used_again() {
     let rig = Rig::new(&small(), Peer::default());
     let mut clients: Vec<Client> = (0..3).map(|_| rig.client()).collect();
     let attach = || {
-        let control = Box::new(Direct(rig.server.clone()));
+        let control = Box::new(SameThread(rig.server.clone()));
         rig.server.lock().unwrap().handler_mut().attach(control)
     };
     assert!(attach().err().unwrap().to_string().contains("channel.clients_max"));
@@ -439,7 +428,7 @@ fn a_hostile_client_hurts_nobody_but_its_domain() {
         let mut rig = Rig::new(&small(), Peer { listens: true, echoes: true, ..Peer::default() });
         let parts = rig.server.lock().unwrap().handler_mut().attach_process().unwrap();
         let memory = parts.region.try_clone().unwrap();
-        let mut hostile = Client::open(parts, Box::new(Direct(rig.server.clone()))).unwrap();
+        let mut hostile = Client::open(parts, Box::new(SameThread(rig.server.clone()))).unwrap();
         listen(&mut hostile, 3);
         let size = rustix::fs::fstat(&memory).unwrap().st_size as u64;
         for _ in 0..60 {
@@ -454,7 +443,7 @@ fn a_hostile_client_hurts_nobody_but_its_domain() {
                 rustix::io::pwrite(&memory, &few.to_ne_bytes(), at).unwrap();
             }
             rig.run(Duration::from_millis(20));
-            rig.server.lock().unwrap().core.stack.check_invariants();
+            rig.server.lock().unwrap().core.stack.here().unwrap().check_invariants();
         }
         let violations = rig.stats().violations;
         noticed += violations;

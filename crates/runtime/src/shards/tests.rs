@@ -153,7 +153,7 @@ impl<S: Handler, C: Handler> World<S, C> {
 
     /// A counter of the network layer, summed over the shards.
     fn net(&self, counter: impl Fn(&ginnel_stack::ip::NetworkStats) -> u64) -> u64 {
-        self.shards.iter().map(|shard| counter(shard.core.stack.network().stats())).sum()
+        self.shards.iter().map(|shard| counter(shard.core.stack.here().unwrap().network().stats())).sum()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Two shards joined by a cable of memory, driven on one thread in simulated time.
 
 use core::time::Duration;
-use ginnel::config::{DeviceConfig, DeviceKind};
+use ginnel::config::{DeviceConfig, DeviceKind, Placement};
 use ginnel::{Config, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
 
@@ -17,14 +17,14 @@ pub fn config(address: &str) -> Config {
     config
 }
 
-/// A shard for each of two applications, joined.
-pub struct Two<S, C> {
+/// A shard for each of two applications, joined. If `SPLIT`, each application stands beside its shard.
+pub struct Two<S, C, const SPLIT: bool> {
     pub server: Shard<S>,
     pub client: Shard<C>,
     pub now: Instant,
 }
 
-impl<S: Handler, C: Handler> Two<S, C> {
+impl<S: Handler, C: Handler, const SPLIT: bool> Two<S, C, SPLIT> {
     pub fn new(server: S, client: C) -> Self {
         Self::with(server, client, |_| {})
     }
@@ -34,8 +34,10 @@ impl<S: Handler, C: Handler> Two<S, C> {
         let now = Instant::from_millis(1000);
         let (a, b) = pair(MemoryConfig::default());
         let (mut ca, mut cb) = (config(A), config(B));
-        change(&mut ca);
-        change(&mut cb);
+        for config in [&mut ca, &mut cb] {
+            config.shard.placement = if SPLIT { Placement::Split } else { Placement::Inline };
+            change(config);
+        }
         let server = Shard::builder(ca).handler(server).device("cable", a).seed([1; 32]).now(now).build();
         let client = Shard::builder(cb).handler(client).device("cable", b).seed([2; 32]).now(now).build();
         Self { server: server.unwrap(), client: client.unwrap(), now }

@@ -205,7 +205,8 @@ impl Handler for Acceptor {
 fn idle_connections_cost_no_processor_time() {
     const CONNECTIONS: u32 = 10_000;
     let opener = Opener { wanted: CONNECTIONS, begun: 0, open: 0 };
-    let mut two = Two::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
+    let mut two =
+        Two::<_, _, false>::with(Acceptor(0), opener, |config| config.tcp.connections_max = CONNECTIONS);
     let all = |s: &Acceptor, c: &Opener| (s.0, c.open) == (CONNECTIONS, CONNECTIONS);
     assert!(two.until(Duration::from_secs(60), all));
     // From simulated time into the machine's, which is later.

@@ -103,20 +103,20 @@ impl SourceTable {
         self.len() == 0
     }
 
-    /// A slice of the source was queued. The id must be valid.
-    pub(super) fn begin_use(&mut self, id: SourceId) {
+    /// A slice of the source was queued. The id must be valid. Until [`SourceTable::end_use`] the source stays, released or not.
+    pub fn begin_use(&mut self, id: SourceId) {
         let entry = &mut self.entries[id.index as usize];
         entry.uses = entry.uses.checked_add(1).expect("more slices than memory can hold");
     }
 
     /// A slice is not queued any more.
-    pub(super) fn end_use(&mut self, id: SourceId) {
+    pub fn end_use(&mut self, id: SourceId) {
         self.entries[id.index as usize].uses -= 1;
         self.drop_if_unused(id.index);
     }
 
     /// The source of a queued slice, released or not.
-    pub(super) fn in_use(&self, id: SourceId) -> &dyn Source {
+    pub fn in_use(&self, id: SourceId) -> &dyn Source {
         let entry = &self.entries[id.index as usize];
         debug_assert!(entry.generation == id.generation && entry.uses > 0);
         entry.source.as_deref().expect("a source lives as long as it is in use")

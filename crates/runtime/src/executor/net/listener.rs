@@ -141,7 +141,7 @@ fn accept(a: &mut Access<'_>, listener: u32) -> Option<io::Result<(TcpStream, So
     let listener = a.state.net.listeners[listener].listener;
     let conn = a.core.stack.accept(listener)?;
     // A connection that was accepted just now is known, were it over already.
-    let peer = a.core.stack.info(conn)?.remote;
+    let [_, peer] = a.core.stack.ends(conn)?;
     let socket = a.state.net.add(a.core, conn, Phase::Open);
     Some(Ok((TcpStream::new(socket, a.executor), peer)))
 }

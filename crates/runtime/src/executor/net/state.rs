@@ -200,8 +200,8 @@ impl State {
         let s = &mut self.net.sockets[socket];
         s.phase = Phase::Over;
         s.fault = Fault::of(reason, s.fin && !s.shut);
-        if let Ok(info) = cx.info(conn) {
-            self.net.remains.insert(socket, Remains { local: info.local, unread, read: 0 });
+        if let Ok([local, _]) = cx.ends(conn) {
+            self.net.remains.insert(socket, Remains { local, unread, read: 0 });
         }
         self.wake(Wait::Read(socket));
         self.wake(Wait::Write(socket));

@@ -193,8 +193,8 @@ impl TcpStream {
         local::access(self.executor, |a| match a.state.net.remains.get(&self.socket) {
             Some(remains) => Ok(remains.local),
             None => {
-                let info = a.core.stack.info(a.state.net.sockets[self.socket].conn);
-                info.map(|info| info.local).ok_or_else(errors::not_connected)
+                let ends = a.core.stack.ends(a.state.net.sockets[self.socket].conn);
+                ends.map(|[local, _]| local).ok_or_else(errors::not_connected)
             }
         })?
     }

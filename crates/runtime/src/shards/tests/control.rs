@@ -67,7 +67,8 @@ fn pass(shards: &mut [Shard<Idle>], from: Instant, to: Instant) {
 /// What a shard knows of a neighbour.
 pub(super) fn neighbour(shard: &Shard<Idle>, address: &str) -> Option<(MacAddr, NeighbourState)> {
     let address: IpAddr = address.parse().unwrap();
-    let known = shard.core.stack.network().neighbours().find(|known| known.address == address)?;
+    let known =
+        shard.core.stack.here().unwrap().network().neighbours().find(|known| known.address == address)?;
     Some((known.mac?, known.state))
 }
 
@@ -185,7 +186,7 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
     turn(&mut shards, now);
     let states = |shards: &[Shard<Idle>]| -> Vec<_> {
         let of = |shard: &Shard<Idle>| {
-            let addresses = shard.core.stack.network().addresses(LinkId(0));
+            let addresses = shard.core.stack.here().unwrap().network().addresses(LinkId(0));
             addresses.iter().find(|known| known.autoconfigured).map(|known| (known.address, known.state))
         };
         shards.iter().map(of).collect()
@@ -198,8 +199,14 @@ fn what_a_router_advertises_all_shards_have_once_one_has_checked_it() {
     assert_eq!(states(&shards), [Some((formed, AddressState::Valid)); 3]);
     // The way out is known everywhere too, and so is the router.
     for shard in &mut shards {
-        let route =
-            shard.core.stack.network_mut().route(later, "2001:4860::1".parse().unwrap(), None).unwrap();
+        let route = shard
+            .core
+            .stack
+            .here_mut()
+            .unwrap()
+            .network_mut()
+            .route(later, "2001:4860::1".parse().unwrap(), None)
+            .unwrap();
         assert_eq!(route.src, formed);
         assert_eq!(neighbour(shard, "fe80::99").map(|(mac, _)| mac), Some(WIRE_MAC));
     }
@@ -219,10 +226,10 @@ fn an_address_that_somebody_else_has_is_used_by_no_shard() {
     send(&mut wire, &discovery(ours, "ff02::1".parse().unwrap(), &taken));
     pass(&mut shards, START, START + Duration::from_secs(5));
     for shard in &shards {
-        let addresses = shard.core.stack.network().addresses(LinkId(0));
+        let addresses = shard.core.stack.here().unwrap().network().addresses(LinkId(0));
         let known = addresses.iter().find(|known| known.address == IpAddr::V6(ours)).unwrap();
         assert_eq!(known.state, AddressState::Duplicate);
-        assert!(!shard.core.stack.network().is_local(ours.into()));
+        assert!(!shard.core.stack.here().unwrap().network().is_local(ours.into()));
         assert!(shard.handler().started, "the other addresses serve");
     }
 }
@@ -267,11 +274,12 @@ fn an_error_finds_the_connection_it_is_about_and_the_path_mtu_reaches_all() {
         shards[asked].with(now, |_, cx| cx.connect(to, ConnectOptions::default())).unwrap();
         turn(&mut shards, now);
         let syn = receive(&mut wire).into_iter().find(|frame| frame[12..14] == [8, 0]).unwrap();
-        let before: Vec<u64> = shards.iter().map(|s| s.core.stack.network().stats().icmp_errors_in).collect();
+        let before: Vec<u64> =
+            shards.iter().map(|s| s.core.stack.here().unwrap().network().stats().icmp_errors_in).collect();
         send(&mut wire, &too_big(&syn[14..14 + 28], 1000));
         turn(&mut shards, now);
         for (index, shard) in shards.iter_mut().enumerate() {
-            let network = shard.core.stack.network_mut();
+            let network = shard.core.stack.here_mut().unwrap().network_mut();
             let seen = network.stats().icmp_errors_in - before[index];
             assert_eq!(seen, u64::from(index == asked), "shard {index}, for one of {asked}");
             assert_eq!(network.route(now, peer.into(), None).unwrap().mtu, 1000, "shard {index}");
@@ -296,7 +304,14 @@ fn a_forged_error_about_no_connection_is_told_to_nobody() {
     turn(&mut shards, now);
     assert_eq!(shards.iter().map(|shard| shard.stats().told).sum::<u64>(), told);
     for shard in &mut shards {
-        let route = shard.core.stack.network_mut().route(now, "10.0.0.9".parse().unwrap(), None).unwrap();
+        let route = shard
+            .core
+            .stack
+            .here_mut()
+            .unwrap()
+            .network_mut()
+            .route(now, "10.0.0.9".parse().unwrap(), None)
+            .unwrap();
         assert_eq!(route.mtu, 1500);
     }
 }

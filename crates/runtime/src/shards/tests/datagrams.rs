@@ -160,10 +160,15 @@ fn fragments_meet_on_one_shard_and_the_datagram_goes_to_the_socket() {
         expected[home] = 10;
         assert_eq!(got(&world), expected);
         assert!(world.shards[home].handler().datagrams.iter().all(|(_, len)| *len == 4000));
-        let met = world.shards.iter().filter(|shard| shard.core.stack.network().stats().reassembled > 0);
+        let met = world
+            .shards
+            .iter()
+            .filter(|shard| shard.core.stack.here().unwrap().network().stats().reassembled > 0);
         assert_eq!(met.count(), 1, "the shard that the addresses name");
-        let reassembler =
-            world.shards.iter().position(|shard| shard.core.stack.network().stats().reassembled == 10);
+        let reassembler = world
+            .shards
+            .iter()
+            .position(|shard| shard.core.stack.here().unwrap().network().stats().reassembled == 10);
         strays += usize::from(reassembler != Some(home));
     }
     assert_eq!(strays, 3, "and that was another one for three homes of four");
@@ -209,7 +214,7 @@ fn a_frame_makes_one_hop_whatever_has_changed_meanwhile() {
         shard.poll_once(world.now).unwrap();
     }
     assert_eq!(world.sum(|s| s.frames_forwarded), forwarded + 1);
-    assert_eq!(world.shards[1].core.stack.udp_stats().no_port, 1, "refused where it came");
+    assert_eq!(world.shards[1].core.stack.here().unwrap().udp_stats().no_port, 1, "refused where it came");
     send(&mut world, "10.0.0.1:53", 1, 100);
     assert_eq!(got(&world), [0, 1, 1], "the next goes to the new home");
 }

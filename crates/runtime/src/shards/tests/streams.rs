@@ -171,7 +171,7 @@ fn run(count: u32, spread: Spread, seed: u64) -> Outcome {
             assert!(server.insert(*port, bytes.clone()).is_none(), "port {port} was served twice");
         }
         closed.extend(&shard.handler().closed);
-        shard.core.stack.check_invariants();
+        shard.core.stack.here().unwrap().check_invariants();
     }
     closed.sort_by_key(|(port, _)| *port);
     let served_by = world.shards.iter().filter(|shard| !shard.handler().closed.is_empty()).count();
@@ -232,7 +232,7 @@ fn a_connection_is_opened_where_its_packets_come_home() {
     }
     world.pass(Duration::from_secs(1));
     for shard in &world.shards {
-        assert_eq!(shard.core.stack.usage().connections, 40);
+        assert_eq!(shard.core.stack.here().unwrap().usage().connections, 40);
         assert_eq!(shard.handler().connected, 40, "all were answered");
     }
     assert_eq!(world.sum(|s| s.frames_forwarded), 0);

@@ -1,0 +1,187 @@
+//! What a shard's application acts on: an engine in the same thread, or one that is reached through a channel.
+
+use crate::channel::remote::Remote;
+use core::net::SocketAddr;
+use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::ip::{DropStats, NetworkStats};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::stack::Stack;
+use ginnel_stack::tcp::TcpStats;
+use ginnel_stack::tcp::source::{Source, SourceId};
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::time::Instant;
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use rustix::fd::{AsRawFd, RawFd};
+
+/// Where the engine is.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one in each shard, and a pointer more would stand in the way of every packet"
+)]
+pub(crate) enum Engine {
+    /// In this thread.
+    Here(Stack),
+    /// In another one.
+    Channel(Box<Remote>),
+}
+
+/// What both can do, and in the same way.
+macro_rules! both {
+    ($($(#[$doc:meta])* fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
+        impl Engine {
+            $($(#[$doc])*
+            #[inline]
+            pub fn $name(&mut self $(, $argument: $type)*) $(-> $result)? {
+                match self {
+                    Self::Here(stack) => stack.$name($($argument),*),
+                    Self::Channel(remote) => remote.$name($($argument),*),
+                }
+            })*
+        }
+    };
+}
+
+both! {
+    fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError>;
+    fn unlisten(&mut self, listener: Listener) -> bool;
+    fn accept(&mut self, listener: Listener) -> Option<Conn>;
+    fn connect(&mut self, now: Instant, remote: SocketAddr, options: &ConnectOptions) -> Result<Conn, ConnectError>;
+    fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError>;
+    fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError>;
+    fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError>;
+    fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError>;
+    fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError>;
+    fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale>;
+    fn add_source(&mut self, source: Box<dyn Source>) -> SourceId;
+    fn release_source(&mut self, id: SourceId) -> bool;
+    fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale>;
+    fn close(&mut self, conn: Conn) -> Result<(), Stale>;
+    fn abort(&mut self, conn: Conn) -> Result<(), Stale>;
+    fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError>;
+    fn set_token(&mut self, conn: Conn, token: u32) -> bool;
+    fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError>;
+    fn udp_connect(&mut self, now: Instant, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError>;
+    fn udp_send_to(&mut self, now: Instant, socket: UdpHandle, to: Option<SocketAddr>, data: &[u8]) -> Result<(), UdpError>;
+    fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError>;
+    fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError>;
+    fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError>;
+    fn next_event(&mut self) -> Option<Event>;
+    fn advance(&mut self, now: Instant);
+    fn transmit(&mut self, now: Instant);
+}
+
+/// The same for what changes nothing.
+macro_rules! both_read {
+    ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
+        impl Engine {
+            $(#[inline]
+            pub fn $name(&self $(, $argument: $type)*) -> $result {
+                match self {
+                    Self::Here(stack) => stack.$name($($argument),*),
+                    Self::Channel(remote) => remote.$name($($argument),*),
+                }
+            })*
+        }
+    };
+}
+
+both_read! {
+    fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError>;
+    fn buffered(&self, conn: Conn) -> usize;
+    fn info(&self, conn: Conn) -> Option<TcpInfo>;
+    fn state(&self, conn: Conn) -> Option<State>;
+    fn token(&self, conn: Conn) -> Option<u32>;
+    fn tcp_stats(&self) -> &TcpStats;
+    fn events_waiting(&self) -> usize;
+}
+
+impl Engine {
+    /// The engine, if it is in this thread.
+    #[inline]
+    pub fn here(&self) -> Option<&Stack> {
+        match self {
+            Self::Here(stack) => Some(stack),
+            Self::Channel(_) => None,
+        }
+    }
+
+    /// The engine, to change it.
+    #[inline]
+    pub fn here_mut(&mut self) -> Option<&mut Stack> {
+        match self {
+            Self::Here(stack) => Some(stack),
+            Self::Channel(_) => None,
+        }
+    }
+
+    /// Both ends of a connection: ours, the peer's.
+    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        match self {
+            Self::Here(stack) => stack.info(conn).map(|info| [info.local, info.remote]),
+            Self::Channel(remote) => remote.ends(conn),
+        }
+    }
+
+    /// What the network layer has counted.
+    pub fn network_stats(&self) -> &NetworkStats {
+        match self {
+            Self::Here(stack) => stack.network().stats(),
+            Self::Channel(remote) => &remote.counters().network,
+        }
+    }
+
+    /// Frames that the network layer dropped.
+    pub fn network_drops(&self) -> &DropStats {
+        match self {
+            Self::Here(stack) => stack.network().drops(),
+            Self::Channel(remote) => &remote.counters().drops,
+        }
+    }
+
+    /// Answers a datagram from the address it was sent to, or from the best one if that was a group's.
+    pub fn udp_reply(
+        &mut self,
+        now: Instant,
+        socket: UdpHandle,
+        to: &Datagram,
+        data: &[u8],
+    ) -> Result<(), UdpError> {
+        match self {
+            Self::Here(stack) if stack.network().is_local(to.to) => {
+                stack.udp_send_from(now, socket, to.to, to.from, data)
+            }
+            Self::Here(stack) => stack.udp_send_to(now, socket, Some(to.from), data),
+            Self::Channel(remote) => remote.udp_reply(socket, to, data),
+        }
+    }
+
+    /// When the engine has to be asked again if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.here().and_then(Stack::next_deadline)
+    }
+
+    /// Events wake a sleeper from now on. False if some wait already.
+    pub fn before_sleep(&mut self) -> bool {
+        match self {
+            Self::Here(_) => true,
+            Self::Channel(remote) => remote.before_sleep(),
+        }
+    }
+
+    /// Events wake nobody any more.
+    pub fn after_sleep(&mut self) {
+        if let Self::Channel(remote) = self {
+            remote.after_sleep();
+        }
+    }
+
+    /// What becomes readable when an event comes during a sleep.
+    pub fn wake_fd(&self) -> Option<RawFd> {
+        match self {
+            Self::Here(_) => None,
+            Self::Channel(remote) => Some(remote.wake_fd().as_raw_fd()),
+        }
+    }
+}
