@@ -3,7 +3,7 @@
 
 use ginnel::Config;
 use ginnel::config::{
-    DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, ShardConfig, ShardsConfig, TcpConfig,
+    ChannelConfig, DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, ShardConfig, ShardsConfig, TcpConfig,
 };
 use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
@@ -157,6 +157,7 @@ fn the_defaults_stated_are_the_defaults() {
     let actual = [
         ("ShardConfig", values(&ShardConfig::default())),
         ("ShardsConfig", values(&ShardsConfig::default())),
+        ("ChannelConfig", values(&ChannelConfig::default())),
         ("DeviceConfig", values(&device)),
         ("LinkConfig", values(&link)),
         ("NetworkConfig", values(&NetworkConfig::default())),

@@ -1,7 +1,7 @@
 //! Two shards joined by a cable in memory, polled in turn by one thread in simulated time.
 
 use core::time::Duration;
-use ginnel::config::{DeviceConfig, DeviceKind};
+use ginnel::config::{DeviceConfig, DeviceKind, Placement};
 use ginnel::{Config, Handler, Instant, Shard};
 use ginnel_devices::memory::{self, MemoryConfig};
 
@@ -10,8 +10,8 @@ pub const SERVER: &str = "10.0.0.1";
 /// A day on which everything here happens: Sun, 06 Nov 1994 08:49:37 GMT.
 pub const UNIX: Duration = Duration::from_secs(784_111_777);
 
-/// A server, a client and the time.
-pub struct Pair<S, C> {
+/// A server, a client and the time. If `SPLIT`, both applications stand beside their shards.
+pub struct Pair<S, C, const SPLIT: bool> {
     /// The server's shard.
     pub server: Shard<S>,
     /// The client's shard.
@@ -20,7 +20,7 @@ pub struct Pair<S, C> {
     pub now: Instant,
 }
 
-impl<S: Handler, C: Handler> Pair<S, C> {
+impl<S: Handler, C: Handler, const SPLIT: bool> Pair<S, C, SPLIT> {
     /// Joins them. `faults` is a link specification for both directions; `sources` are the client's addresses, with prefix lengths.
     pub fn new(server: S, client: C, faults: Option<&str>, sources: &[&str]) -> Self {
         Self::at(&format!("{SERVER}/16"), server, client, faults, sources)
@@ -35,7 +35,9 @@ impl<S: Handler, C: Handler> Pair<S, C> {
             device.faults = faults.map(|f| f.parse().expect("a link specification"));
             device.faults_seed = seed;
             let addresses: Vec<_> = addresses.iter().map(|a| a.parse().expect("an address")).collect();
-            Config::single(device, &addresses, &[])
+            let mut config = Config::single(device, &addresses, &[]);
+            config.shard.placement = if SPLIT { Placement::Split } else { Placement::Inline };
+            config
         };
         let server = Shard::builder(config(&[address], 1)).handler(server);
         let server = server.device("cable", a).seed([1; 32]).now(now).build().expect("a server");

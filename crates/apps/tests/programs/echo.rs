@@ -1,6 +1,6 @@
-//! The echo server under a client that sends much before it reads anything.
+// The echo server under a client that sends much before it reads anything.
 
-use super::common::{Pair, SERVER};
+use crate::common::SERVER;
 use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, UdpHandle, UdpOptions};
 use ginnel_apps::echo::{Echo, Options};

@@ -1,6 +1,6 @@
-//! httpd and the load generator on two stacks of their own.
+// httpd and the load generator on two stacks of their own.
 
-use super::common::{Pair, SERVER, UNIX, parse};
+use crate::common::{SERVER, UNIX, parse};
 use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
 use ginnel_apps::corpus;

@@ -2,6 +2,9 @@
 //! wrote there itself and kept a copy of.
 
 use super::ChannelConfig;
+mod accept;
+mod datagrams;
+
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
 use super::client::{Client, ClientParts};
 use super::control::{Control, Counters, Envelope, Reply, Request, UdpRequest};
@@ -422,102 +425,6 @@ impl ChannelServer {
         self.go_on(cx, socket);
     }
 
-    /// A connection that a client took is its own.
-    fn settle(&mut self, number: usize, place: usize) {
-        let Some(client) = &mut self.clients[number] else { return };
-        let Some(Offered { listener, socket, .. }) = client.offers[place] else { return };
-        let word = &self.region.offers(number)[place];
-        if Offer::from_bits(word.load(Ordering::Acquire)) != (Offer::Taken { listener, socket }) {
-            return;
-        }
-        client.offers[place] = None;
-        word.store(Offer::None.to_bits(), Ordering::Release);
-        let known = self.socket(socket);
-        known.offered = None;
-        known.holders |= 1 << number;
-        self.stats.accepted += 1;
-        // Whatever came since it was offered.
-        self.ring(socket);
-    }
-
-    /// Takes an offer back; whether the client had not taken it.
-    fn revoke(&mut self, number: usize, place: usize) -> bool {
-        let Some(client) = &mut self.clients[number] else { return false };
-        let Some(Offered { listener, socket, .. }) = client.offers[place] else { return false };
-        let word = &self.region.offers(number)[place];
-        let offered = Offer::Offered { listener, socket }.to_bits();
-        let none = Offer::None.to_bits();
-        match word.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
-            Err(bits) if Offer::from_bits(bits) == (Offer::Taken { listener, socket }) => return false,
-            Err(_) => {
-                // It overwrote the place: what it was offered goes to others.
-                self.stats.violations += 1;
-                word.store(none, Ordering::Release);
-            }
-            Ok(_) => {}
-        }
-        client.offers[place] = None;
-        let known = &mut self.sockets[socket as usize];
-        known.offered = None;
-        let listening = self.listeners[usize::from(listener)].as_mut();
-        known.waits = listening.is_some();
-        if let Some(listening) = listening {
-            listening.waiting.push_front(socket);
-        }
-        true
-    }
-
-    /// Whether a client would take one more connection of a listener.
-    fn has_credit(&self, number: usize, listener: usize) -> bool {
-        let (Some(client), Some(listening)) = (&self.clients[number], &self.listeners[listener]) else {
-            return false;
-        };
-        if client.dozes || listening.holders & 1 << number == 0 {
-            return false;
-        }
-        let credits = self.region.credits(number)[listener].load(Ordering::Acquire) as usize;
-        let out = client.offers.iter().flatten().filter(|o| usize::from(o.listener) == listener).count();
-        out < credits.min(OFFERS_MAX)
-    }
-
-    /// Offers what waits to those who have credit: the one with the fewest offers first.
-    fn deal(&mut self, cx: &mut Context<'_>) {
-        for listener in 0..LISTENERS_MAX {
-            while self.listeners[listener].as_ref().is_some_and(|l| !l.waiting.is_empty()) {
-                let out =
-                    |n: &usize| self.clients[*n].as_ref().map_or(0, |c| c.offers.iter().flatten().count());
-                let able = (0..self.clients.len()).filter(|n| self.has_credit(*n, listener));
-                let Some(number) = able.min_by_key(out) else { break };
-                if !self.offer(cx, listener, number) {
-                    break;
-                }
-            }
-        }
-    }
-
-    fn offer(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
-        let (Some(listening), Some(client)) = (&mut self.listeners[listener], &mut self.clients[number])
-        else {
-            return false;
-        };
-        let Some(place) = client.offers.iter().position(Option::is_none) else { return false };
-        let Some(socket) = listening.waiting.pop_front() else { return false };
-        let until = cx.now() + self.offer_time;
-        let listener = listener as u16;
-        client.offers[place] = Some(Offered { listener, socket, until });
-        let known = &mut self.sockets[socket as usize];
-        known.waits = false;
-        known.offered = Some((number as u8, place as u8));
-        let word = &self.region.offers(number)[place];
-        word.store(Offer::Offered { listener, socket }.to_bits(), Ordering::Release);
-        client.down.ring(self.region.down(number), socket, RUNG);
-        if !self.timer_runs {
-            self.timer_runs = cx.set_timer(self.offer_time, 0).is_some();
-        }
-        self.take_more(cx);
-        true
-    }
-
     /// Forgets a client. What it alone held is closed.
     fn detach(&mut self, cx: &mut Context<'_>, number: usize) {
         if self.clients.get(number).is_none_or(Option::is_none) {
@@ -542,65 +449,6 @@ impl ChannelServer {
             self.unheld(cx, socket);
         }
         self.deal(cx);
-    }
-
-    fn listen(
-        &mut self,
-        cx: &mut Context<'_>,
-        client: usize,
-        at: SocketAddr,
-        options: ListenOptions,
-    ) -> Result<u32, Error> {
-        let Some(number) = self.listeners.iter().position(Option::is_none) else {
-            return Err(Error::Listen(at, ListenError::TooMany));
-        };
-        let listener = cx.listen(at, options)?;
-        let backlog = options.backlog.max(1) as usize;
-        let holders = 1 << client;
-        self.listeners[number] = Some(Listening { listener, holders, waiting: VecDeque::new(), backlog });
-        for client in 0..self.clients.len() {
-            // Credit for a listener that had this number before.
-            self.region.credits(client)[number].store(0, Ordering::Relaxed);
-        }
-        Ok(number as u32)
-    }
-
-    fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {
-        let listening = self.listeners.get_mut(number as usize).and_then(Option::as_mut);
-        listening.ok_or(Stale::Handle)?.holders |= 1 << client;
-        Ok(())
-    }
-
-    /// A client holds a listener no more.
-    fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
-        let Some(slot) = self.listeners.get_mut(number as usize) else { return };
-        let Some(listening) = slot else { return };
-        let held = listening.holders & 1 << client != 0;
-        listening.holders &= !(1 << client);
-        if !held || listening.holders != 0 {
-            return;
-        }
-        let Some(listening) = slot.take() else { return };
-        // Only a stale handle can be refused.
-        let _ = cx.unlisten(listening.listener);
-        let mut nobodys: Vec<u32> = listening.waiting.into();
-        for client in 0..self.clients.len() {
-            for place in 0..OFFERS_MAX {
-                let offer = self.clients[client].as_ref().and_then(|c| c.offers[place]);
-                if let Some(offer) = offer.filter(|o| u32::from(o.listener) == number)
-                    && self.revoke(client, place)
-                {
-                    nobodys.push(offer.socket);
-                }
-            }
-        }
-        for socket in nobodys {
-            self.socket(socket).waits = false;
-            if let Some(conn) = self.socket(socket).conn {
-                let _ = cx.abort(conn);
-            }
-            self.unheld(cx, socket);
-        }
     }
 
     /// Does what a client asks for.
@@ -661,70 +509,10 @@ impl ChannelServer {
         }
     }
 
-    fn serve_udp(&mut self, cx: &mut Context<'_>, client: usize, asked: UdpRequest) -> Reply {
-        let known = |server: &Self, socket: UdpHandle| {
-            let known = server.sockets.get(socket.index() as usize)?;
-            let held = known.holders & 1 << client != 0 && known.generation == socket.generation();
-            known.udp.filter(|_| held)
-        };
-        let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
-        match asked {
-            UdpRequest::Bind(local, options) => {
-                let Some(socket) = self.free.last().copied() else {
-                    return Reply::UdpBind(Err(UdpError::TooMany));
-                };
-                Reply::UdpBind(cx.udp_bind(local, options).map(|udp| {
-                    self.free.pop();
-                    let generation = self.socket(socket).generation;
-                    let (bits, holders) = (state::UDP, 1 << client);
-                    self.udp.insert(udp, (socket, VecDeque::new()));
-                    let udp = Some(udp);
-                    *self.socket(socket) =
-                        Socket { in_use: true, generation, holders, bits, udp, ..Socket::default() };
-                    self.region.socket(socket).begin(generation);
-                    self.region.socket(socket).state.store(bits, Ordering::Release);
-                    (socket, generation)
-                }))
-            }
-            UdpRequest::Connect(socket, remote) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_connect(udp, remote)))
-            }
-            UdpRequest::Send(socket, remote, data) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data)))
-            }
-            UdpRequest::Reply(socket, datagram, data) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_reply(udp, &datagram, &data)))
-            }
-            UdpRequest::Recv(socket) => Reply::UdpRecv(to(self, socket).and_then(|udp| {
-                let waiting = self.udp.get_mut(&udp).and_then(|(_, waiting)| waiting.pop_front());
-                waiting.unwrap_or(Err(UdpError::WouldBlock))
-            })),
-            UdpRequest::Local(socket) => Reply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp))),
-            // The client releases its number afterwards.
-            UdpRequest::Close(socket) => Reply::Udp(to(self, socket).and_then(|udp| {
-                self.socket(socket.index()).udp = None;
-                self.udp.remove(&udp);
-                cx.udp_close(udp)
-            })),
-        }
-    }
-
     /// Tells of something that is no byte of a stream.
     fn notice(&mut self, socket: u32) {
         self.region.socket(socket).notices.fetch_add(1, Ordering::Relaxed);
         self.ring(socket);
-    }
-
-    /// A datagram or an error came.
-    fn came(&mut self, udp: UdpHandle, what: Result<(Datagram, Vec<u8>), UdpError>) {
-        let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return };
-        if waiting.len() == DATAGRAMS_MAX {
-            self.stats.datagrams_dropped += 1;
-            return;
-        }
-        waiting.push_back(what);
-        let socket = *socket;
-        self.notice(socket);
     }
 
     /// Wakes the clients that sleep and were rung.

@@ -1,0 +1,160 @@
+//! Listeners, and connections that are offered to clients (docs/adr/0013-accept-credits.md).
+
+use super::*;
+
+impl ChannelServer {
+    /// A connection that a client took is its own.
+    pub(super) fn settle(&mut self, number: usize, place: usize) {
+        let Some(client) = &mut self.clients[number] else { return };
+        let Some(Offered { listener, socket, .. }) = client.offers[place] else { return };
+        let word = &self.region.offers(number)[place];
+        if Offer::from_bits(word.load(Ordering::Acquire)) != (Offer::Taken { listener, socket }) {
+            return;
+        }
+        client.offers[place] = None;
+        word.store(Offer::None.to_bits(), Ordering::Release);
+        let known = self.socket(socket);
+        known.offered = None;
+        known.holders |= 1 << number;
+        self.stats.accepted += 1;
+        // Whatever came since it was offered.
+        self.ring(socket);
+    }
+
+    /// Takes an offer back; whether the client had not taken it.
+    pub(super) fn revoke(&mut self, number: usize, place: usize) -> bool {
+        let Some(client) = &mut self.clients[number] else { return false };
+        let Some(Offered { listener, socket, .. }) = client.offers[place] else { return false };
+        let word = &self.region.offers(number)[place];
+        let offered = Offer::Offered { listener, socket }.to_bits();
+        let none = Offer::None.to_bits();
+        match word.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
+            Err(bits) if Offer::from_bits(bits) == (Offer::Taken { listener, socket }) => return false,
+            Err(_) => {
+                // It overwrote the place: what it was offered goes to others.
+                self.stats.violations += 1;
+                word.store(none, Ordering::Release);
+            }
+            Ok(_) => {}
+        }
+        client.offers[place] = None;
+        let known = &mut self.sockets[socket as usize];
+        known.offered = None;
+        let listening = self.listeners[usize::from(listener)].as_mut();
+        known.waits = listening.is_some();
+        if let Some(listening) = listening {
+            listening.waiting.push_front(socket);
+        }
+        true
+    }
+
+    /// Whether a client would take one more connection of a listener.
+    pub(super) fn has_credit(&self, number: usize, listener: usize) -> bool {
+        let (Some(client), Some(listening)) = (&self.clients[number], &self.listeners[listener]) else {
+            return false;
+        };
+        if client.dozes || listening.holders & 1 << number == 0 {
+            return false;
+        }
+        let credits = self.region.credits(number)[listener].load(Ordering::Acquire) as usize;
+        let out = client.offers.iter().flatten().filter(|o| usize::from(o.listener) == listener).count();
+        out < credits.min(OFFERS_MAX)
+    }
+
+    /// Offers what waits to those who have credit: the one with the fewest offers first.
+    pub(super) fn deal(&mut self, cx: &mut Context<'_>) {
+        for listener in 0..LISTENERS_MAX {
+            while self.listeners[listener].as_ref().is_some_and(|l| !l.waiting.is_empty()) {
+                let out =
+                    |n: &usize| self.clients[*n].as_ref().map_or(0, |c| c.offers.iter().flatten().count());
+                let able = (0..self.clients.len()).filter(|n| self.has_credit(*n, listener));
+                let Some(number) = able.min_by_key(out) else { break };
+                if !self.offer(cx, listener, number) {
+                    break;
+                }
+            }
+        }
+    }
+
+    pub(super) fn offer(&mut self, cx: &mut Context<'_>, listener: usize, number: usize) -> bool {
+        let (Some(listening), Some(client)) = (&mut self.listeners[listener], &mut self.clients[number])
+        else {
+            return false;
+        };
+        let Some(place) = client.offers.iter().position(Option::is_none) else { return false };
+        let Some(socket) = listening.waiting.pop_front() else { return false };
+        let until = cx.now() + self.offer_time;
+        let listener = listener as u16;
+        client.offers[place] = Some(Offered { listener, socket, until });
+        let known = &mut self.sockets[socket as usize];
+        known.waits = false;
+        known.offered = Some((number as u8, place as u8));
+        let word = &self.region.offers(number)[place];
+        word.store(Offer::Offered { listener, socket }.to_bits(), Ordering::Release);
+        client.down.ring(self.region.down(number), socket, RUNG);
+        if !self.timer_runs {
+            self.timer_runs = cx.set_timer(self.offer_time, 0).is_some();
+        }
+        self.take_more(cx);
+        true
+    }
+
+    pub(super) fn listen(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: usize,
+        at: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<u32, Error> {
+        let Some(number) = self.listeners.iter().position(Option::is_none) else {
+            return Err(Error::Listen(at, ListenError::TooMany));
+        };
+        let listener = cx.listen(at, options)?;
+        let backlog = options.backlog.max(1) as usize;
+        let holders = 1 << client;
+        self.listeners[number] = Some(Listening { listener, holders, waiting: VecDeque::new(), backlog });
+        for client in 0..self.clients.len() {
+            // Credit for a listener that had this number before.
+            self.region.credits(client)[number].store(0, Ordering::Relaxed);
+        }
+        Ok(number as u32)
+    }
+
+    pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {
+        let listening = self.listeners.get_mut(number as usize).and_then(Option::as_mut);
+        listening.ok_or(Stale::Handle)?.holders |= 1 << client;
+        Ok(())
+    }
+
+    /// A client holds a listener no more.
+    pub(super) fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
+        let Some(slot) = self.listeners.get_mut(number as usize) else { return };
+        let Some(listening) = slot else { return };
+        let held = listening.holders & 1 << client != 0;
+        listening.holders &= !(1 << client);
+        if !held || listening.holders != 0 {
+            return;
+        }
+        let Some(listening) = slot.take() else { return };
+        // Only a stale handle can be refused.
+        let _ = cx.unlisten(listening.listener);
+        let mut nobodys: Vec<u32> = listening.waiting.into();
+        for client in 0..self.clients.len() {
+            for place in 0..OFFERS_MAX {
+                let offer = self.clients[client].as_ref().and_then(|c| c.offers[place]);
+                if let Some(offer) = offer.filter(|o| u32::from(o.listener) == number)
+                    && self.revoke(client, place)
+                {
+                    nobodys.push(offer.socket);
+                }
+            }
+        }
+        for socket in nobodys {
+            self.socket(socket).waits = false;
+            if let Some(conn) = self.socket(socket).conn {
+                let _ = cx.abort(conn);
+            }
+            self.unheld(cx, socket);
+        }
+    }
+}
