@@ -6,7 +6,7 @@ use ginnel_stack::device::Device;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 use std::time::Duration;
@@ -115,6 +115,29 @@ impl Namespace {
             std::thread::sleep(Duration::from_millis(1));
         }
         Err(io::Error::new(io::ErrorKind::TimedOut, format!("{address} did not become usable")))
+    }
+
+    /// Waits until a packet to `address` comes there and its answer back: addresses, routes and neighbours of all on the way are ready, which takes
+    /// a busy kernel a second.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::TimedOut`] with what the last attempt ended with.
+    pub fn wait_until_reached(&self, address: IpAddr) -> io::Result<()> {
+        // Nobody listens there, so that a reset is the answer.
+        let there = SocketAddr::new(address, 9);
+        let mut last = None;
+        for _ in 0..500 {
+            let attempt =
+                self.run(|| Ok(TcpStream::connect_timeout(&there, Duration::from_secs(1)).err()))?;
+            match attempt {
+                None => return Ok(()),
+                Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(()),
+                Some(error) => last = Some(error),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let text = format!("{address} cannot be reached: {last:?}");
+        Err(io::Error::new(io::ErrorKind::TimedOut, text))
     }
 
     /// Connects two namespaces by a pair of veth interfaces, which are up and have this MTU.
