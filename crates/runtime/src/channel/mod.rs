@@ -16,24 +16,16 @@ mod bells;
 mod stream;
 mod sync;
 
-#[cfg(not(loom))]
 pub mod client;
-#[cfg(not(loom))]
 pub mod control;
-#[cfg(not(loom))]
 mod region;
-#[cfg(not(loom))]
 pub(crate) mod remote;
-#[cfg(not(loom))]
 pub mod server;
-#[cfg(not(loom))]
 mod socket;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-#[cfg(not(loom))]
 pub use client::{Client, ClientEvent, ClientParts};
-#[cfg(not(loom))]
 pub use server::{ChannelServer, ChannelStats};
 
 use core::ops::RangeInclusive;

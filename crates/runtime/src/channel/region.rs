@@ -374,7 +374,7 @@ impl SocketWords {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 

