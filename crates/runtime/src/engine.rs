@@ -34,9 +34,15 @@ macro_rules! both {
             $($(#[$doc])*
             #[inline]
             pub fn $name(&mut self $(, $argument: $type)*) $(-> $result)? {
+                // Apart, so that the usual way is inlined as if it was the only one.
+                #[cold]
+                #[inline(never)]
+                fn there(remote: &mut Remote $(, $argument: $type)*) $(-> $result)? {
+                    remote.$name($($argument),*)
+                }
                 match self {
                     Self::Here(stack) => stack.$name($($argument),*),
-                    Self::Channel(remote) => remote.$name($($argument),*),
+                    Self::Channel(remote) => there(remote $(, $argument)*),
                 }
             })*
         }
@@ -78,9 +84,14 @@ macro_rules! both_read {
         impl Engine {
             $(#[inline]
             pub fn $name(&self $(, $argument: $type)*) -> $result {
+                #[cold]
+                #[inline(never)]
+                fn there(remote: &Remote $(, $argument: $type)*) -> $result {
+                    remote.$name($($argument),*)
+                }
                 match self {
                     Self::Here(stack) => stack.$name($($argument),*),
-                    Self::Channel(remote) => remote.$name($($argument),*),
+                    Self::Channel(remote) => there(remote $(, $argument)*),
                 }
             })*
         }
