@@ -26,7 +26,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    #[cfg(any(test, loom))]
+    #[cfg(test)]
     fn new() -> Self {
         Self { tail: Padded(AtomicU32::new(0)), asleep: Padded(AtomicU32::new(0)) }
     }

@@ -222,8 +222,8 @@ impl ChannelServer {
             Socket { conn: Some(conn), in_use: true, generation, bits, ..Socket::default() };
         let words = self.region.socket(socket);
         words.begin(generation);
-        if let Ok(info) = cx.info(conn) {
-            words.set_ends([info.local, info.remote]);
+        if let Ok(ends) = cx.ends(conn) {
+            words.set_ends(ends);
         }
         words.state.store(bits, Ordering::Release);
         // Only a stale handle can be refused.
@@ -564,8 +564,8 @@ impl Handler for ChannelServer {
 
     fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
         if let Some(socket) = self.of(cx, conn) {
-            if let Ok(info) = cx.info(conn) {
-                self.region.socket(socket).set_ends([info.local, info.remote]);
+            if let Ok(ends) = cx.ends(conn) {
+                self.region.socket(socket).set_ends(ends);
             }
             self.add_bits(socket, state::CONNECTED);
         }

@@ -20,7 +20,7 @@ pub(super) struct Positions {
 }
 
 impl Positions {
-    #[cfg(any(test, loom))]
+    #[cfg(test)]
     pub fn new() -> Self {
         Self { written: Padded(AtomicU64::new(0)), base: AtomicU64::new(0), read: Padded(AtomicU64::new(0)) }
     }
