@@ -23,6 +23,7 @@ mod peers;
 mod pin;
 mod placement;
 pub mod raw;
+pub mod run_dir;
 pub mod shard;
 pub mod shards;
 pub mod stats;

@@ -1,0 +1,323 @@
+//! The runtime directory: where the running stacks of a user are found, each in a directory of its own, by name.
+//!
+//! ```text
+//!   /run/ginnel                  for root; else $XDG_RUNTIME_DIR/ginnel, else /tmp/ginnel-UID; $GINNEL_RUN_DIR instead, if it is set
+//!     .lock                      held for a moment by whoever creates, removes or lists
+//!     web/                       a stack called "web"
+//!       lock                     held by its process as long as it lives (flock), with its number in it
+//!       stats, inspect, …        what the stack offers to others
+//! ```
+//!
+//! All of it is the user's alone. A directory whose lock nobody holds is of a process that was killed: whoever finds it removes it.
+
+use core::fmt;
+use core::time::Duration;
+use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Longest name of a stack: the path of a socket in its directory must fit into the 108 bytes that Unix sockets have for it.
+pub const NAME_BYTES_MAX: usize = 48;
+
+/// Nobody holds the common lock for longer than it takes to make or remove a directory.
+const LOCK_WITHIN: Duration = Duration::from_secs(5);
+
+/// The directory of a stack of this process. It goes when this value does.
+#[derive(Debug)]
+pub struct RunDir {
+    base: PathBuf,
+    path: PathBuf,
+    name: String,
+    /// Locked as long as the process lives.
+    lock: File,
+}
+
+/// A stack that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Its name.
+    pub name: String,
+    /// Its directory.
+    pub path: PathBuf,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// Why there is no directory. Prints as one line.
+#[derive(Debug)]
+pub enum RunDirError {
+    /// The name cannot be one of a directory.
+    Name(String),
+    /// A stack of this name runs in the process of this number.
+    Taken(String, u32),
+    /// No stack of this name runs; these do.
+    NotRunning(String, Vec<String>),
+    /// None runs, as far as this directory says.
+    NoneRuns(PathBuf),
+    /// Several run, and which is meant was not said.
+    Several(Vec<String>),
+    /// The directory cannot be trusted.
+    Unsafe(PathBuf, &'static str),
+    /// A system call failed.
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for RunDirError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => write!(
+                f,
+                "{name:?} is no name for a stack: 1 to {NAME_BYTES_MAX} letters, digits, \".\", \"_\" and \"-\", the first a letter or digit"
+            ),
+            Self::Taken(name, pid) => write!(f, "a stack named \"{name}\" runs already, as process {pid}"),
+            Self::NotRunning(name, others) if others.is_empty() => {
+                write!(f, "no stack named \"{name}\" runs, nor any other of this user")
+            }
+            Self::NotRunning(name, others) => {
+                write!(f, "no stack named \"{name}\" runs; there are: {}", others.join(", "))
+            }
+            Self::NoneRuns(base) => {
+                write!(f, "no stack of this user runs ({} has none)", base.display())?;
+                if base != Path::new(ROOTS) && fs::symlink_metadata(ROOTS).is_ok() {
+                    f.write_str("; those of root are seen by root")?;
+                }
+                Ok(())
+            }
+            Self::Several(names) => write!(f, "several stacks run, name one: {}", names.join(", ")),
+            Self::Unsafe(path, problem) => write!(f, "{}: {problem}", path.display()),
+            Self::Io(path, e) => write!(f, "{}: {e}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for RunDirError {}
+
+impl From<RunDirError> for crate::Error {
+    fn from(e: RunDirError) -> Self {
+        match e {
+            RunDirError::Io(path, e) => Self::io(path.display().to_string(), e),
+            e => Self::application(e.to_string()),
+        }
+    }
+}
+
+/// Root's.
+const ROOTS: &str = "/run/ginnel";
+
+/// Where this user's stacks have their directories.
+pub fn base() -> PathBuf {
+    let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    if let Some(chosen) = absolute("GINNEL_RUN_DIR") {
+        return chosen;
+    }
+    let uid = geteuid();
+    if uid.is_root() {
+        return ROOTS.into();
+    }
+    let own = absolute("XDG_RUNTIME_DIR").map(|path| path.join("ginnel"));
+    own.unwrap_or_else(|| format!("/tmp/ginnel-{}", uid.as_raw()).into())
+}
+
+/// Whether a stack may be called so.
+pub fn is_name(name: &str) -> bool {
+    let first = name.bytes().next();
+    first.is_some_and(|b| b.is_ascii_alphanumeric())
+        && name.len() <= NAME_BYTES_MAX
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+/// The stacks that run, by name. Directories of dead processes are removed on the way.
+///
+/// # Errors
+/// The directory cannot be read, or not trusted.
+pub fn running() -> Result<Vec<Running>, RunDirError> {
+    running_in(&base())
+}
+
+/// The stack of this name, or the only one that runs.
+///
+/// # Errors
+/// There is none, or more than one and no name was given.
+pub fn find(name: Option<&str>) -> Result<Running, RunDirError> {
+    find_in(&base(), name)
+}
+
+/// [`running`] in another place.
+pub fn running_in(base: &Path) -> Result<Vec<Running>, RunDirError> {
+    match check(base, geteuid().is_root()) {
+        Err(RunDirError::Io(_, e)) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        checked => checked?,
+    }
+    let _guard = lock(base)?;
+    let mut found = Vec::new();
+    let failed = |e| RunDirError::Io(base.into(), e);
+    for entry in fs::read_dir(base).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let Some(name) = entry.file_name().to_str().filter(|name| is_name(name)).map(String::from) else {
+            continue;
+        };
+        let path = entry.path();
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        match owner(&path)? {
+            Some(pid) => found.push(Running { name, path, pid }),
+            None => fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?,
+        }
+    }
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// [`find`] in another place.
+pub fn find_in(base: &Path, name: Option<&str>) -> Result<Running, RunDirError> {
+    let mut all = running_in(base)?;
+    let names = |all: &[Running]| all.iter().map(|running| running.name.clone()).collect();
+    match (name, all.len()) {
+        (Some(name), _) => match all.iter().position(|running| running.name == name) {
+            Some(at) => Ok(all.swap_remove(at)),
+            None => Err(RunDirError::NotRunning(name.into(), names(&all))),
+        },
+        (None, 0) => Err(RunDirError::NoneRuns(base.into())),
+        (None, 1) => Ok(all.swap_remove(0)),
+        (None, _) => Err(RunDirError::Several(names(&all))),
+    }
+}
+
+impl RunDir {
+    /// The directory of a stack that is to be called `name`, new and empty.
+    ///
+    /// # Errors
+    /// A stack of this name runs; the place cannot be written to, or not trusted.
+    pub fn create(name: &str) -> Result<Self, RunDirError> {
+        Self::create_in(&base(), name)
+    }
+
+    /// The same in another place than the user's.
+    pub fn create_in(base: &Path, name: &str) -> Result<Self, RunDirError> {
+        if !is_name(name) {
+            return Err(RunDirError::Name(name.into()));
+        }
+        match make(base) {
+            Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(RunDirError::Io(base.into(), e)),
+            _ => check(base, false)?,
+        }
+        let _guard = lock(base)?;
+        let path = base.join(name);
+        let failed = |e| RunDirError::Io(path.clone(), e);
+        if let Err(e) = make(&path) {
+            if e.kind() != ErrorKind::AlreadyExists {
+                return Err(failed(e));
+            }
+            check(&path, false)?;
+            if let Some(pid) = owner(&path)? {
+                return Err(RunDirError::Taken(name.into(), pid));
+            }
+            fs::remove_dir_all(&path).and_then(|()| make(&path)).map_err(failed)?;
+        }
+        let lock =
+            OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path.join(LOCK));
+        let mut lock = lock.map_err(failed)?;
+        lock.try_lock().map_err(|e| failed(e.into()))?;
+        lock.write_all(format!("{}\n", std::process::id()).as_bytes()).map_err(failed)?;
+        Ok(Self { base: base.into(), path, name: name.into(), lock })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the stack is called.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        // Whoever waits for the name finds it free, or this directory whole with its lock held.
+        let _guard = lock(&self.base);
+        // What cannot be removed is stale from now on, and the next to come by tries again.
+        let _ = fs::remove_dir_all(&self.path);
+        let _ = self.lock.unlock();
+    }
+}
+
+/// Of the living process.
+const LOCK: &str = "lock";
+
+fn make(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// It is a directory of this user's (or `anybodys`, for root who looks), no link to one, and nobody else can write there.
+fn check(path: &Path, anybodys: bool) -> Result<(), RunDirError> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+    let opened = open(path, flags, Mode::empty()).map_err(|e| match e {
+        Errno::NOTDIR | Errno::LOOP => RunDirError::Unsafe(path.into(), "is no directory, or a link to one"),
+        e => RunDirError::Io(path.into(), e.into()),
+    })?;
+    let stat = fstat(&opened).map_err(|e| RunDirError::Io(path.into(), e.into()))?;
+    if stat.st_uid != geteuid().as_raw() && !anybodys {
+        return Err(RunDirError::Unsafe(path.into(), "belongs to another user"));
+    }
+    if stat.st_mode & 0o022 != 0 {
+        return Err(RunDirError::Unsafe(path.into(), "others than its owner may write there"));
+    }
+    Ok(())
+}
+
+/// The lock of all: given back when the file is closed.
+fn lock(base: &Path) -> Result<File, RunDirError> {
+    let path = base.join(".lock");
+    let failed = |e| RunDirError::Io(path.clone(), e);
+    let nofollow = OFlags::NOFOLLOW.bits() as i32;
+    let file = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .custom_flags(nofollow)
+        .open(&path);
+    let file = file.map_err(failed)?;
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WITHIN => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            Err(e) => return Err(failed(e.into())),
+        }
+    }
+}
+
+/// The process that a stack's directory belongs to; `None` if it is dead. To be called with the lock of all held.
+fn owner(path: &Path) -> Result<Option<u32>, RunDirError> {
+    let path = path.join(LOCK);
+    let failed = |e| RunDirError::Io(path.clone(), e);
+    let nofollow = OFlags::NOFOLLOW.bits() as i32;
+    let file = match OpenOptions::new().read(true).custom_flags(nofollow).open(&path) {
+        // Killed before it had written one, or while it was removing all.
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.map_err(failed)?,
+    };
+    match file.try_lock_shared() {
+        Ok(()) => Ok(None),
+        Err(TryLockError::WouldBlock) => {
+            let mut text = String::new();
+            (&file).take(32).read_to_string(&mut text).map_err(failed)?;
+            Ok(Some(text.trim().parse().unwrap_or(0)))
+        }
+        Err(e) => Err(failed(e.into())),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;
