@@ -108,6 +108,78 @@ gateway = "10.1.0.1"
 link = "lan"
 "#;
 
+/// A number as the documentation has it: `1,024`, `2^30`, `2^32-1`.
+fn number(text: &str) -> Option<i128> {
+    let text = text.trim_end_matches(['.', ';', ':', ')']).trim_end_matches(',').replace(',', "");
+    let Some(power) = text.strip_prefix("2^") else { return text.parse().ok() };
+    match power.strip_suffix("-1") {
+        Some(power) => Some((1 << power.parse::<u32>().ok()?) - 1),
+        None => Some(1 << power.parse::<u32>().ok()?),
+    }
+}
+
+/// The range that a doc comment states: `1 … 64` or `1 to 64`.
+fn stated_range(text: &str) -> Option<(i128, i128)> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let range = |w: &[&str]| matches!(w[1], "…" | "to").then(|| Some((number(w[0])?, number(w[2])?)))?;
+    words.windows(3).find_map(range)
+}
+
+/// A file in which a key has a value, with what else it needs to be valid, and the key as errors name it.
+fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
+    let device = "[[device]]\nname = \"d\"\nkind = \"memory\"\n";
+    let link = "[[link]]\nname = \"l\"\ndevice = \"d\"\n";
+    // Two keys may not contradict each other.
+    let beside = match key {
+        "mtu_floor_segment_bytes" => "mtu_base_segment_bytes = 9000\n",
+        "local_port_first" => "local_port_last = 65535\n",
+        "local_port_last" => "local_port_first = 1\n",
+        "udp_port_first" => "udp_port_last = 65535\n",
+        "udp_port_last" => "udp_port_first = 1\n",
+        "application_cpu" => "placement = \"split\"\n",
+        _ => "",
+    };
+    let line = format!("{key} = {value}\n");
+    let name = |table: &str| format!("{table}.{key}");
+    match table {
+        "[[device]]" => (format!("{device}{line}"), name("device[0]")),
+        "[[link]]" => (format!("{device}{link}{line}"), name("link[0]")),
+        "[[route]]" => {
+            let route = "[[route]]\ndestination = \"0.0.0.0/0\"\nlink = \"l\"\n";
+            (format!("{device}{link}{route}{line}"), name("route[0]"))
+        }
+        table => (format!("{table}\n{beside}{line}"), name(table.trim_matches(['[', ']']))),
+    }
+}
+
+#[test]
+fn every_number_has_a_range_that_is_accepted_to_its_ends_and_not_beyond() {
+    let mut checked = 0;
+    for (table, name, file) in TABLES {
+        for key in keys(file, name).iter().filter(|key| type_text(&key.type_name) == "integer") {
+            let Some((least, most)) = stated_range(&key.text) else {
+                panic!("{name}.{} states no range", key.name)
+            };
+            let parse = |value: i128| {
+                let (text, key) = file_with(table, &key.name, value);
+                (Config::from_toml("x.toml", &text), key)
+            };
+            for within in [least, most] {
+                let (result, key) = parse(within);
+                assert!(result.is_ok(), "{key} = {within}: {result:?}");
+            }
+            for outside in [least - 1, most + 1] {
+                let (result, key) = parse(outside);
+                let Err(error) = result else { panic!("{key} = {outside} was accepted") };
+                assert_eq!(error.key, key, "{outside}: {error}");
+                assert!(error.line > 0 && !error.problem.is_empty(), "{error}");
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 70, "only {checked} ranges were found");
+}
+
 #[test]
 fn every_key_is_documented() {
     let path = root().join("docs/configuration.md");

@@ -61,21 +61,21 @@ pub enum Placement {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShardConfig {
-    /// Pins the shard to the CPU of this number, which the process must be allowed to use. Default: not pinned.
+    /// Pins the shard to the CPU of this number, which the process must be allowed to use, 0 … 1,023. Default: not pinned.
     pub cpu: Option<u32>,
     /// Where the application runs. `inline`: in the shard's thread, the fastest as long as the application is quick. `paired`: in a thread of its
     /// own on the shard's CPU; neither polls while the other could work. `split`: in a thread of its own on another CPU. Several shards need
     /// `inline`. Default `inline`.
     pub placement: Placement,
-    /// Pins the application to this CPU, if it has a thread of its own. Default: with `paired` that of the shard, with `split` not pinned.
+    /// Pins the application to this CPU, if it has a thread of its own, 0 … 1,023. Default: with `paired` that of the shard, with `split` not pinned.
     pub application_cpu: Option<u32>,
-    /// How long an idle shard polls before it sleeps in the kernel, in microseconds; 0 sleeps at once. Default 50.
+    /// How long an idle shard polls before it sleeps in the kernel, in microseconds; 0 sleeps at once. 0 … 1,000,000, default 50.
     pub spin_us: u32,
-    /// Commands from other threads that may wait. Default 1,024.
+    /// Commands from other threads that may wait. 1 … 1,048,576, default 1,024.
     pub commands_max: u32,
-    /// Timers of the application at the most. Default 1,000,000.
+    /// Timers of the application at the most. 1 … 100,000,000, default 1,000,000.
     pub timers_max: u32,
-    /// How long the application may take to end when it is asked to, in milliseconds. Default 2,000.
+    /// How long the application may take to end when it is asked to, in milliseconds. 0 … 3,600,000, default 2,000.
     pub stop_grace_ms: u32,
 }
 
@@ -138,7 +138,7 @@ pub struct DeviceConfig {
     /// Faults, both ways: `"delay=20ms loss=1%"`. Default: none.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub faults: Option<LinkSpec>,
-    /// Seed of the faults: the same seed makes the same faults. Default 1.
+    /// Seed of the faults: the same seed makes the same faults. 0 … 2^64-1, default 1.
     #[serde(default = "default_seed")]
     pub faults_seed: u64,
     /// Writes all frames to this file (pcapng). Default: none.
@@ -176,7 +176,7 @@ pub struct LinkConfig {
     /// VLAN identifier, 1 to 4,094. Default: untagged frames.
     #[serde(default)]
     pub vlan: Option<u16>,
-    /// Largest IP packet in bytes, not above the device's. Default: the device's.
+    /// Largest IP packet in bytes, not above the device's: 68 to 65,521. Default: the device's.
     #[serde(default)]
     pub mtu: Option<u32>,
     /// Addresses with their prefix lengths: `["10.0.0.1/24", "fd00::1/64"]`. Default: none.
@@ -226,7 +226,7 @@ pub struct RouteConfig {
     pub gateway: Option<IpAddr>,
     /// The link it uses.
     pub link: String,
-    /// Of routes with equally long prefixes the one with the smallest metric is taken. Default 0.
+    /// Of routes with equally long prefixes the one with the smallest metric is taken. 0 … 2^32-1, default 0.
     #[serde(default)]
     pub metric: u32,
 }

@@ -58,20 +58,20 @@ pub enum MtuProbing {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TcpConfig {
-    /// Connections at the most, half-open ones included, TIME_WAIT not. Memory is reserved, not touched. Default 1,000,000.
+    /// Connections at the most, half-open ones included, TIME_WAIT not. Memory is reserved, not touched. 1 … 1,073,741,823, default 1,000,000.
     pub connections_max: u32,
-    /// Listeners at the most. Default 1,024.
+    /// Listeners at the most. 1 … 1,000,000, default 1,024.
     pub listeners_max: u32,
-    /// Half-open connections (SYN_RECEIVED) at the most, over all listeners. Default 65,536.
+    /// Half-open connections (SYN_RECEIVED) at the most, over all listeners. 1 … 1,073,741,823, default 65,536.
     pub half_open_max: u32,
-    /// Entries in TIME_WAIT at the most; beyond it the oldest goes and is counted. Default 1,000,000.
+    /// Entries in TIME_WAIT at the most; beyond it the oldest goes and is counted. 1 … 1,073,741,823, default 1,000,000.
     pub time_wait_max: u32,
     /// Bytes in receive and send buffers of all connections together; the last quarter is for connections that hold no more than
-    /// 8 KiB each way. Default 1 GiB.
+    /// 8 KiB each way. 65,536 … 2^42, default 1 GiB.
     pub buffer_pool_bytes: u64,
-    /// Receive buffer of a connection in bytes. Default 6 MiB.
+    /// Receive buffer of a connection in bytes. 2,048 … 2^30, default 6 MiB.
     pub recv_buffer_bytes: u32,
-    /// Send buffer of a connection in bytes. Default 4 MiB.
+    /// Send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
     /// Congestion control. Default `cubic`.
     pub congestion_control: CongestionControl,
@@ -85,63 +85,63 @@ pub struct TcpConfig {
     pub sack: bool,
     /// Offer and accept window scaling (RFC 7323 §2). Default true.
     pub window_scaling: bool,
-    /// Initial congestion window in segments (RFC 6928). Default 10.
+    /// Initial congestion window in segments (RFC 6928). 1 … 1,000, default 10.
     pub initial_window_segments: u32,
     /// Let the congestion window fall back towards the initial one while nothing is sent (RFC 5681 §4.1). Default true.
     pub slow_start_after_idle: bool,
-    /// Retransmission time-out before there is a measurement (RFC 6298 §2.1), in milliseconds. Default 1,000.
+    /// Retransmission time-out before there is a measurement (RFC 6298 §2.1), in milliseconds. 1 … 120,000, default 1,000.
     pub rto_initial_ms: u32,
-    /// Smallest retransmission time-out, in milliseconds. Default 200.
+    /// Smallest retransmission time-out, in milliseconds. 1 … 120,000, default 200.
     pub rto_min_ms: u32,
-    /// Largest retransmission time-out, in seconds. Default 120.
+    /// Largest retransmission time-out, in seconds. 1 … 120, default 120.
     pub rto_max_seconds: u32,
-    /// Retransmissions of SYN before `connect` fails. Default 6.
+    /// Retransmissions of SYN before `connect` fails. 1 … 127, default 6.
     pub syn_retries: u8,
-    /// Retransmissions of SYN+ACK before a half-open connection goes. Default 5.
+    /// Retransmissions of SYN+ACK before a half-open connection goes. 0 … 127, default 5.
     pub synack_retries: u8,
-    /// Retransmission time-outs before a connection goes (RFC 1122 §4.2.3.5, R2), counted in time as Linux does. Default 15.
+    /// Retransmission time-outs before a connection goes (RFC 1122 §4.2.3.5, R2), counted in time as Linux does. 1 … 127, default 15.
     pub retries: u8,
-    /// The same for connections the application has closed. Default 8.
+    /// The same for connections the application has closed. 0 … 127, default 8.
     pub orphan_retries: u8,
-    /// Time in TIME_WAIT, in seconds. Default 60.
+    /// Time in TIME_WAIT, in seconds. 1 … 3,600, default 60.
     pub time_wait_seconds: u32,
-    /// Time a closed connection waits in FIN_WAIT_2 for the peer's FIN, in seconds. Default 60.
+    /// Time a closed connection waits in FIN_WAIT_2 for the peer's FIN, in seconds. 1 … 3,600, default 60.
     pub fin_timeout_seconds: u32,
-    /// Idle time before the first keepalive probe, in seconds. Default 7,200.
+    /// Idle time before the first keepalive probe, in seconds. 1 … 32,767, default 7,200.
     pub keepalive_time_seconds: u32,
-    /// Time between keepalive probes, in seconds. Default 75.
+    /// Time between keepalive probes, in seconds. 1 … 32,767, default 75.
     pub keepalive_interval_seconds: u32,
-    /// Keepalive probes without an answer before the connection goes. Default 9.
+    /// Keepalive probes without an answer before the connection goes. 1 … 127, default 9.
     pub keepalive_probes: u8,
-    /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). Default 40.
+    /// Longest delay of an acknowledgement, in milliseconds (RFC 9293 §3.8.6.3: below 500). 1 … 499, default 40.
     pub delayed_ack_ms: u32,
-    /// Challenge acknowledgements per second over all connections (RFC 5961 §10). Default 1,000.
+    /// Challenge acknowledgements per second over all connections (RFC 5961 §10). 1 … 2^32-1, default 1,000.
     pub challenge_acks_per_second: u32,
-    /// Answers to invalid segments of one connection: at most one in this time, in milliseconds. Default 500.
+    /// Answers to invalid segments of one connection: at most one in this time, in milliseconds. 0 … 60,000, default 500.
     pub invalid_ack_interval_ms: u32,
     /// Probe for a lost tail before the retransmission time-out (RFC 8985 §7). Needs SACK. Default true.
     pub tail_loss_probes: bool,
     /// Find out whether a retransmission time-out was for nothing before sending everything again (F-RTO, RFC 5682). Default true.
     pub frto: bool,
-    /// Segments a reordering may span before they count as lost, at first. Default 3.
+    /// Segments a reordering may span before they count as lost, at first. 1 … 300, default 3.
     pub reordering_segments: u32,
     /// Find the path MTU by probing (RFC 4821). Default `off`.
     pub mtu_probing: MtuProbing,
-    /// Segment size that probing begins with, in bytes (RFC 4821 §7.2). Default 1,024.
+    /// Segment size that probing begins with, in bytes (RFC 4821 §7.2). 48 … 9,000, default 1,024.
     pub mtu_base_segment_bytes: u16,
-    /// Smallest segment size that a path without an answer is tried with, in bytes. Default 48.
+    /// Smallest segment size that a path without an answer is tried with, in bytes. 48 … 9,000, default 48.
     pub mtu_floor_segment_bytes: u16,
-    /// The search is over when it is known to so many bytes. Default 8.
+    /// The search is over when it is known to so many bytes. 1 … 9,000, default 8.
     pub mtu_probe_threshold_bytes: u16,
-    /// Time after which it begins again, in seconds. Default 600.
+    /// Time after which it begins again, in seconds. 1 … 86,400, default 600.
     pub mtu_probe_interval_seconds: u32,
-    /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. Default 3.
+    /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. 1 … 127, default 3.
     pub mtu_black_hole_retries: u8,
-    /// First local port `connect` chooses. Default 32,768.
+    /// First local port `connect` chooses. 1 … 65,535, default 32,768.
     pub local_port_first: u16,
-    /// Last local port `connect` chooses. Default 60,999.
+    /// Last local port `connect` chooses. 1 … 65,535, default 60,999.
     pub local_port_last: u16,
-    /// Hop limit (TTL) of what we send. Default 64.
+    /// Hop limit (TTL) of what we send. 1 … 255, default 64.
     pub hop_limit: u8,
 }
 
