@@ -173,6 +173,7 @@ impl Network {
         let current = self.route(now, destination, Some(error.local.ip())).ok()?;
         if self.path_mtu.learn(now, destination, mtu, current.mtu) {
             self.stats.path_mtu_learnt += 1;
+            self.stats.path_mtu_evicted = self.path_mtu.evicted();
             self.tell(News::PathMtu { destination, mtu });
             self.route(now, destination, Some(error.local.ip())).ok().map(|route| route.mtu)
         } else {

@@ -27,6 +27,7 @@ pub(crate) struct PathMtuCache {
     lifetime: Duration,
     floor_v4: u16,
     changes: u64,
+    evicted: u64,
 }
 
 impl PathMtuCache {
@@ -38,6 +39,7 @@ impl PathMtuCache {
             lifetime,
             floor_v4,
             changes: 0,
+            evicted: 0,
         }
     }
 
@@ -78,6 +80,11 @@ impl PathMtuCache {
         self.changes
     }
 
+    /// How many destinations had to go to make room for others.
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
     fn insert(&mut self, destination: IpAddr, entry: PathMtu) {
         self.changes += 1;
         if let Some(before) = self.entries.insert(destination, entry) {
@@ -88,6 +95,7 @@ impl PathMtuCache {
             && let Some((_, oldest)) = self.by_age.pop_first()
         {
             self.entries.remove(&oldest);
+            self.evicted += 1;
         }
     }
 }

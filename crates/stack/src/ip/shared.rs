@@ -79,6 +79,7 @@ impl Network {
                 let Ok(current) = self.route(now, destination, None) else { return };
                 if self.path_mtu.learn(now, destination, mtu, current.mtu) {
                     self.stats.path_mtu_learnt += 1;
+                    self.stats.path_mtu_evicted = self.path_mtu.evicted();
                 }
             }
         }

@@ -191,6 +191,8 @@ counters! {
         icmp_errors_limited,
         /// Path MTU values learnt.
         path_mtu_learnt,
+        /// Destinations whose path MTU was forgotten before its time to keep within `path_mtu_entries`.
+        path_mtu_evicted,
         /// Path MTU values that would not lower the known one.
         path_mtu_ignored,
         /// Errors about packets of ours that nobody fetched in time.

@@ -128,8 +128,9 @@ impl Tcp {
         let capacity = self.profile(idx).recv_buffer_bytes as usize + 65_535;
         let busy = self.ensure_busy(idx);
         let b = &mut self.busy[busy];
-        let at = b.recv.readable();
+        let (at, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
         let out = b.recv.write(&mut self.chunks, at, data, at + capacity);
+        self.stats.pieces_dropped += b.recv.dropped_ranges() - dropped;
         if out.accepted < data.len() {
             self.stats.pool_exhausted += 1;
         }
@@ -156,16 +157,17 @@ impl Tcp {
         let gap = (seg.header.seq - c.rcv_nxt) as usize;
         let room = (c.rcv_wnd() as usize).saturating_sub(gap);
         let data = &seg.payload[..seg.payload.len().min(room)];
-        let base = b.recv.readable();
+        let (base, dropped) = (b.recv.readable(), b.recv.dropped_ranges());
         if !data.is_empty() {
             let out = b.recv.write(&mut self.chunks, base + gap, data, base + gap + room);
+            self.stats.pieces_dropped += b.recv.dropped_ranges() - dropped;
             self.stats.bytes_copied_in += out.stored as u64;
             if let Some((start, end)) = out.duplicate {
                 let seq = |position: usize| c.rcv_nxt + (position - base) as u32;
                 b.dsack = Some((seq(start), seq(end)));
                 self.stats.duplicate_bytes += (end - start) as u64;
             }
-            if out.accepted < data.len() {
+            if out.accepted < data.len() && b.recv.dropped_ranges() == dropped {
                 self.stats.pool_exhausted += 1;
             }
         }

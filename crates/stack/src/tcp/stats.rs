@@ -90,6 +90,8 @@ counters! {
         duplicate_bytes,
         /// Payload dropped because the buffer pool was empty.
         pool_exhausted,
+        /// Pieces out of order that were dropped because there were too many of them, or to make room for data in order.
+        pieces_dropped,
         /// Bytes of payload received in order.
         bytes_in,
         /// Bytes of payload sent, without retransmissions.

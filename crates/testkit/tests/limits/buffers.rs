@@ -112,6 +112,7 @@ fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
     sim.run(SECOND * 5);
     let beside = exchanges(&mut sim, good, there);
     assert!(beside * 10 >= alone * 9, "{beside} exchanges beside them, {alone} without");
+    assert!(sim.hosts[SERVER].stack.tcp_stats().pool_exhausted > 0, "the pool was at its limit");
 }
 
 #[test]

@@ -3,11 +3,14 @@
 mod buffers;
 mod common;
 mod connections;
+mod devices;
 mod fragments;
 mod half_open;
 mod links;
 mod listeners;
 mod neighbours;
+mod out_of_order;
+mod replies;
 mod reports;
 mod time_wait;
 mod udp;

@@ -12,7 +12,7 @@ use ginnel_stack::options::ConnectOptions;
 use ginnel_stack::udp::{UdpError, UdpOptions};
 use ginnel_stack::wire::ethernet::{self, EtherType};
 use ginnel_stack::wire::{MacAddr, arp};
-use ginnel_testkit::sim::Sim;
+use ginnel_testkit::sim::{HostConfig, LinkModel, Sim};
 
 fn udp(sim: &mut Sim) -> UdpHandle {
     let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0);
@@ -134,4 +134,28 @@ fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room
         assert_eq!(sim.hosts[CLIENT].received[conn].closed, Some(CloseReason::HostUnreachable));
     }
     assert_eq!(sim.hosts[CLIENT].stack.usage().connections, 0);
+}
+
+/// Neighbours of the configuration never give way, so a table can be full for good.
+#[test]
+fn a_table_full_of_static_neighbours_refuses_others_and_those_go_on() {
+    let mut short = HostConfig::default();
+    short.stack.network.neighbours_max = 16;
+    short.static_neighbours =
+        (2..18).map(|last| (Ipv4Addr::new(10, 0, 0, last).into(), MacAddr([2, 0, 0, 0, 0, last]))).collect();
+    // The client is 10.0.0.1, the server 10.0.0.2.
+    let mut sim = Sim::pair_with(1, short, HostConfig::default(), LinkModel::default());
+    sim.hosts[SERVER].listen(80);
+    let conn = connect(&mut sim);
+    sim.run(SECOND / 10);
+    let there = served(&sim, conn);
+    let socket = udp(&mut sim);
+    for last in 20..40 {
+        assert_eq!(datagram(&mut sim, socket, last, 100), Err(UdpError::NoBuffers));
+    }
+    assert_eq!(sim.hosts[CLIENT].stack.network().stats().neighbours_exhausted, 20);
+    datagram(&mut sim, socket, 2, 100).unwrap();
+    send(&mut sim, CLIENT, conn, &pattern(1, 10_000), false);
+    sim.run(SECOND);
+    assert!(read(&sim, SERVER, there) == pattern(1, 10_000));
 }

@@ -1,0 +1,125 @@
+//! Frames: the ring of a device, whose other end does not take them.
+
+use super::common::pattern;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::time::Duration;
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_stack::device::{Device, RxBurst, RxQueue};
+use ginnel_stack::events::Event;
+use ginnel_stack::handle::{Conn, PortId};
+use ginnel_stack::link::LinkConfig;
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::stack::{Stack, StackConfig};
+use ginnel_stack::time::Instant;
+
+/// A stack and the receiving halves of its devices.
+struct End {
+    stack: Stack,
+    ports: Vec<(PortId, Box<dyn RxQueue + Send>)>,
+    accepted: Vec<Conn>,
+    read: Vec<u8>,
+}
+
+impl End {
+    /// On the `n`-th device it is 10.`n`.0.`host`.
+    fn new(host: u8, devices: Vec<(u8, Device)>) -> Self {
+        let mut stack = Stack::new(StackConfig::default(), [host; 32], Instant::ZERO).unwrap();
+        let mut ports = Vec::new();
+        for (n, device) in devices {
+            let port = stack.add_port(device.tx);
+            let addresses = vec![(address(n, host), 24)];
+            let link = LinkConfig { name: format!("lan{n}"), addresses, ..LinkConfig::default() };
+            stack.add_link(port, &link).unwrap();
+            ports.push((port, device.rx));
+        }
+        Self { stack, ports, accepted: Vec::new(), read: Vec::new() }
+    }
+
+    fn turn(&mut self, now: Instant) {
+        for at in 0..self.ports.len() {
+            let (port, rx) = &mut self.ports[at];
+            let mut burst = RxBurst::new();
+            rx.rx_burst(now, &mut burst);
+            self.stack.receive(now, *port, &burst);
+            while let Some(event) = self.stack.next_event() {
+                match event {
+                    Event::Incoming { listener } => self.accepted.extend(self.stack.accept(listener)),
+                    Event::Data { conn, data } => {
+                        let bytes = self.stack.inline_data(&burst, &data);
+                        self.read.extend_from_slice(bytes);
+                        self.stack.consume(conn, data, bytes.len(), &burst);
+                    }
+                    Event::Readable { conn } => {
+                        let mut buffer = [0; 4096];
+                        while let Ok(count @ 1..) = self.stack.recv(conn, &mut buffer) {
+                            self.read.extend_from_slice(&buffer[..count]);
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            self.stack.finish_burst(&burst);
+        }
+        self.stack.advance(now);
+        self.stack.transmit(now);
+        self.stack.check_invariants();
+    }
+
+    fn connect(&mut self, now: Instant, network: u8) -> Conn {
+        let to = SocketAddr::new(address(network, 1), 80);
+        self.stack.connect(now, to, &ConnectOptions::default()).unwrap()
+    }
+}
+
+fn address(network: u8, host: u8) -> IpAddr {
+    Ipv4Addr::new(10, network, 0, host).into()
+}
+
+/// Turns of all of them for some time.
+fn run(ends: &mut [&mut End], now: &mut Instant, time: Duration) {
+    let until = *now + time;
+    while *now < until {
+        ends.iter_mut().for_each(|end| end.turn(*now));
+        *now += Duration::from_micros(100);
+    }
+}
+
+#[test]
+fn a_full_ring_keeps_frames_back_is_counted_and_leaves_other_devices_alone() {
+    let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
+    let ((near, far), (other, away)) = (pair(small), pair(MemoryConfig::default()));
+    let mut server = End::new(1, vec![(0, near), (1, other)]);
+    let (mut slow, mut quick) = (End::new(2, vec![(0, far)]), End::new(2, vec![(1, away)]));
+    let any = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 80);
+    server.stack.listen(any, ListenOptions::default()).unwrap();
+    let mut now = Instant::from_millis(1000);
+    let lost = slow.connect(now, 0);
+    run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));
+    let there = quick.connect(now, 1);
+    run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_millis(20));
+    let [to_slow, to_quick] = server.accepted[..] else { panic!("{:?}", server.accepted) };
+
+    // One takes no frames; its connection has more to send than the ring holds.
+    let text = pattern(3, 300_000);
+    assert_eq!(server.stack.send(to_slow, &text), Ok(text.len()));
+    run(&mut [&mut server, &mut quick], &mut now, Duration::from_millis(5));
+    let full = server.stack.tcp_stats().device_full;
+    assert!(full > 0);
+    let before = *server.stack.tcp_stats();
+    for round in 0..100usize {
+        server.stack.send(to_quick, &pattern(4, 1000)).unwrap();
+        quick.stack.send(there, b"more").unwrap();
+        run(&mut [&mut server, &mut quick], &mut now, Duration::from_millis(1));
+        assert_eq!(quick.read.len(), 1000 * (round + 1), "the other device has room");
+    }
+    assert_eq!(server.read.len(), 400);
+    assert_eq!(server.stack.tcp_stats().closed_timeout, before.closed_timeout);
+
+    // It takes them again, and gets everything.
+    run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_secs(2));
+    assert!(slow.read == text, "{} of {} bytes", slow.read.len(), text.len());
+    let full = server.stack.tcp_stats().device_full;
+    slow.stack.send(lost, b"thanks").unwrap();
+    run(&mut [&mut server, &mut slow, &mut quick], &mut now, Duration::from_secs(1));
+    assert_eq!((server.read.len(), server.stack.tcp_stats().device_full), (406, full));
+}

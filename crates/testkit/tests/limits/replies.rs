@@ -1,0 +1,37 @@
+//! `tcp.challenge_acks_per_second`.
+
+use core::time::Duration;
+use ginnel_stack::stack::StackConfig;
+use ginnel_stack::wire::tcp::{TcpFlags, TcpOptions};
+use ginnel_testkit::puppet::Puppet;
+
+/// SYNs in the middle of a connection. Returns how many were answered.
+fn provoke(p: &mut Puppet, count: usize) -> u64 {
+    (0..count).filter(|_| !p.deliver(TcpFlags::SYN, 1, 0, &[]).is_empty()).count() as u64
+}
+
+#[test]
+fn challenge_acks_keep_to_their_rate_which_cannot_be_measured_and_data_need_none() {
+    let mut config = StackConfig::default();
+    config.tcp.challenge_acks_per_second = 20;
+    // What one connection gets has a limit of its own.
+    config.tcp.invalid_ack_interval_ms = 0;
+    let mut p = Puppet::established(config, &TcpOptions::default());
+    let mut answered = Vec::new();
+    for second in 1..=8u64 {
+        let before = *p.stack.tcp_stats();
+        let now = provoke(&mut p, 100);
+        let after = *p.stack.tcp_stats();
+        assert_eq!(after.challenge_acks - before.challenge_acks, now);
+        assert_eq!(after.challenge_acks_limited - before.challenge_acks_limited, 100 - now);
+        // Half of the limit at least, and below one and a half of it: the number is drawn (CVE-2016-5696).
+        assert!((10..30).contains(&now), "{now} in second {second}");
+        answered.push(now);
+        // The connection itself goes on meanwhile.
+        p.deliver(TcpFlags::ACK, second as i64, 1, b"x");
+        assert_eq!(p.read.len() as u64, second);
+        p.wait(Duration::from_secs(1));
+    }
+    answered.dedup();
+    assert!(answered.len() > 2, "{answered:?}");
+}
