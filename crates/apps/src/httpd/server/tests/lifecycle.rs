@@ -15,6 +15,7 @@ fn a_client_that_says_nothing_is_closed_in_silence() {
     assert!(rig.net.finished && rig.net.output.is_empty());
     rig.pass(6);
     assert!(rig.net.closed, "the client did not close within the linger time");
+    assert_eq!(rig.server.counters().timeouts, 2);
 }
 
 #[test]
@@ -45,6 +46,7 @@ fn a_body_that_stops_gets_408_and_nothing_of_its_answer() {
     rig.pass(2);
     let output = rig.take();
     assert!(output.starts_with("HTTP/1.1 408 Request Timeout\r\n") && !output.contains("home"));
+    assert_eq!(rig.server.counters().timeouts, 1);
 }
 
 #[test]
@@ -58,6 +60,7 @@ fn an_idle_connection_is_closed_after_the_idle_time_counted_from_the_last_reques
     assert!(!rig.ended());
     rig.pass(11);
     assert!(rig.net.finished);
+    assert_eq!(rig.server.counters().timeouts, 1);
 }
 
 #[test]
@@ -73,6 +76,7 @@ fn a_client_that_does_not_read_is_reset() {
     assert!(!rig.ended());
     rig.pass(2);
     assert!(rig.net.aborted);
+    assert_eq!(rig.server.counters().timeouts, 1);
 }
 
 #[test]
