@@ -97,6 +97,37 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
             "--source does not go with --serve and --workers 2",
         ),
         (
+            &["load", "http", "--stack", "kernel", "--shards", "2", "http://10.0.0.1/"],
+            "--shards is for --stack ginnel: take --workers",
+        ),
+        (
+            &[
+                "load",
+                "http",
+                "--device=memory",
+                "--serve",
+                root,
+                "--stack=light",
+                "--shards=2",
+                "http://10.0.0.1/",
+            ],
+            "--shards is for --stack ginnel: take --workers",
+        ),
+        (
+            &[
+                "load",
+                "http",
+                "--device=memory",
+                "--serve",
+                root,
+                "--shards=3",
+                "-c",
+                "2",
+                "http://10.0.0.1/",
+            ],
+            "--shards: 3 for 2 connection(s)",
+        ),
+        (
             &["load", "http", "--stack", "kernel", "--mtu", "1500", "http://10.0.0.1/"],
             "--mtu is for --stack ginnel and --stack light",
         ),
@@ -143,6 +174,20 @@ fn a_site_is_loaded_across_a_cable_of_memory_without_a_failure() {
         &["--requests=300", "--workers=2", "--keep-alive", "http://[fd00::1]/index.html"],
     ];
     let both = loads.iter().flat_map(|load| [(*load, "ginnel"), (*load, "light")]);
+    // Shards need a whole TCP.
+    let both = both.chain([
+        (&["--requests=2001", "--shards=3", "--connections=20", "http://10.0.0.1/index.html"][..], "ginnel"),
+        (
+            &[
+                "--requests=300",
+                "--shards=2",
+                "--keep-alive",
+                "--connections=7",
+                "http://[fd00::1]/index.html",
+            ],
+            "ginnel",
+        ),
+    ]);
     // The light TCP drops what follows a lost segment, so that large pages over bad lines take it minutes.
     for (load, stack) in both.filter(|(load, stack)| *stack == "ginnel" || !load[2].starts_with("--link")) {
         let own = ["load", "http", "--device=memory", &serve, "--json", "--quiet", "--timeout=60s"];

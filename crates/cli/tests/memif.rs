@@ -210,8 +210,15 @@ fn a_server_of_two_shards_has_a_queue_for_each() {
         let text = String::from_utf8(output.stdout).unwrap();
         // Both shards answer, or half of the connections would time out. Too early, none is answered.
         if text.contains("\"failures\":{}") && text.contains("\"statuses\":{\"2xx\":500}") {
-            return;
+            break;
         }
         assert!(Instant::now() < deadline, "{text} {}", String::from_utf8_lossy(&output.stderr));
     }
+    // And a generator with as many shards, from several addresses.
+    client.args(["--shards", "2", "--source", "10.7.0.10-13"]);
+    let output = client.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\"failures\":{}"), "{text} {}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("\"statuses\":{\"2xx\":500}"), "{text}");
+    assert!(text.contains("\"workers\":2,\"shards\":true"), "{text}");
 }

@@ -194,6 +194,7 @@ impl<H: Handler> ShardBuilder<H> {
             published: now,
             idle_since: None,
             beside: self.beside,
+            leave: None,
         })
     }
 }

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod command;
 pub mod config;
 pub mod context;
+mod departure;
 pub mod devices;
 mod dispatch;
 mod engine;

@@ -4,6 +4,7 @@ use crate::clock;
 use crate::command::{Commander, Mailbox};
 use crate::config::{Placement, ShardConfig};
 use crate::context::{Context, Core, Lent, WorkContext};
+use crate::departure::{Leave, Left};
 use crate::dispatch::Dispatch;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -67,6 +68,8 @@ pub struct Shard<H> {
     pub(crate) idle_since: Option<Instant>,
     /// The stack's shard, if the application is not in it.
     pub(crate) beside: Option<Beside>,
+    /// One of several shards that run on threads, and leave together.
+    pub(crate) leave: Option<Leave>,
 }
 
 /// What one turn did.
@@ -161,8 +164,62 @@ impl<H: Handler> Shard<H> {
                 self.sleep(stop, leave_by)?;
             }
         }
+        self.see_others_off(stop)?;
         self.publish(clock::now());
         Ok(())
+    }
+
+    /// Of several shards: does for the others what only this one can, until their applications have ended, too.
+    fn see_others_off(&mut self, stop: &StopFlag) -> Result<(), Error> {
+        let Some(leave) = &mut self.leave else { return Ok(()) };
+        stop.stop();
+        leave.leave();
+        while !self.is_over() && self.devices().next().is_some() {
+            let now = clock::now();
+            if self.relay(now) == 0 {
+                // The stop flag, which is set, must not end the sleep.
+                self.sleep(stop, Some(now + Duration::from_secs(1)))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All of several shards have ended.
+    fn is_over(&self) -> bool {
+        self.leave.as_ref().is_some_and(Leave::is_over)
+    }
+
+    /// A turn without the application. Returns how many frames and events there were.
+    fn relay(&mut self, now: Instant) -> usize {
+        let Self { core, dispatch, ports, .. } = self;
+        core.now = now;
+        let mut work = 0;
+        for port in ports.iter_mut() {
+            port.is_gone |= port.rx.is_gone();
+        }
+        for port in ports.iter_mut().filter(|port| !port.is_gone) {
+            let mut burst = RxBurst::new();
+            port.rx.rx_burst(now, &mut burst);
+            work += burst.len();
+            core.stats.count_burst(burst.len());
+            core.steer(port.id, &mut burst);
+            if let Some(stack) = core.stack.here_mut() {
+                stack.receive(now, port.id, &burst);
+            }
+            dispatch.events(core, &mut Left, Some(&burst));
+            if let Some(stack) = core.stack.here_mut() {
+                stack.finish_burst(&burst);
+            }
+        }
+        for inbox in &mut self.inboxes {
+            work += mail::take(core, &mut Left, dispatch, inbox);
+        }
+        core.stack.advance(now);
+        work += dispatch.events(core, &mut Left, None);
+        core.stack.transmit(now);
+        work += dispatch.events(core, &mut Left, None);
+        core.with_peers(|peers, stack, stats| peers.exchange(stack, stats));
+        work
     }
 
     /// One turn at the time `now`, which must not run backwards: for simulations, and for programs that have a loop of their own.
@@ -332,6 +389,7 @@ impl<H: Handler> Shard<H> {
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
         let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
         let armed = self.mailbox.before_sleep()
+            && !self.leave.as_ref().is_some_and(Leave::is_over)
             && self.core.stack.before_sleep()
             && self.handler.before_sleep()
             && devices.all(|p| p.rx.arm())

@@ -21,6 +21,7 @@ use crate::board::Board;
 use crate::builder::{Member, commands, random_seed};
 use crate::command::Commander;
 use crate::config::Config;
+use crate::departure::{Departure, Leave};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::mailbox::{Inbox, Outbox, mailbox};
@@ -231,7 +232,8 @@ impl Opened {
     /// shard. Each handler is made, and stays, on its shard's thread. A single shard runs on the calling thread.
     ///
     /// They begin together, once all are built, and end together: when one ends, be it because its handler stops it, by an error or by a panic,
-    /// `stop` is set and the others take their leave.
+    /// `stop` is set and the others take their leave. Until the last has, those that have ended do for it what a link needs: the first answers
+    /// ARP, and each passes on what arrives for others.
     ///
     /// # Errors
     /// That of the first shard that failed: [`Error::Shard`].
@@ -248,7 +250,10 @@ impl Opened {
             shard.run(stop)?;
             return Ok(vec![finish(0, shard)]);
         }
+        let members = self.parts.iter().filter_map(|part| part.member.as_ref());
+        let departure = Departure::new(members.map(|member| Arc::clone(member.commander.bell())).collect());
         let together = Together {
+            departure,
             building: Mutex::new(Building { left: count, failed: false }),
             changed: Condvar::new(),
             stop,
@@ -312,6 +317,7 @@ struct Building {
 struct Together<'a> {
     building: Mutex<Building>,
     changed: Condvar,
+    departure: Arc<Departure>,
     stop: &'a StopFlag,
 }
 
@@ -342,6 +348,7 @@ impl Together<'_> {
     ) -> Result<R, End> {
         // Pinned before it is built: memory is taken near the CPU that first touches it.
         let cpu = part.config.shard.cpu;
+        let leave = Leave::new(&self.departure);
         let built = caught(|| {
             cpu.map_or(Ok(()), |cpu| pin::pin("shards.cpus", cpu))?;
             part.build(handler(index)?)
@@ -351,6 +358,7 @@ impl Together<'_> {
         if !begins {
             return Err(End::NotBegun);
         }
+        shard.leave = Some(leave);
         let ended = caught(|| shard.run(self.stop));
         self.stop.stop();
         ended.map_err(End::Failed)?;

@@ -4,6 +4,7 @@ use super::options::Job;
 use super::session::{Network, Session};
 use super::stats::{Failure, Progress, Stats};
 use core::net::{IpAddr, SocketAddr};
+use core::sync::atomic::{AtomicU32, Ordering};
 use core::time::Duration;
 use ginnel::{
     CloseReason, Conn, ConnectError, ConnectOptions, Context, Error, Handler, Instant, SocketOptions, Timer,
@@ -33,6 +34,12 @@ pub struct LoadHandler {
     links: Links,
     timer: Option<(Timer, Instant)>,
     ended: bool,
+    /// The last closes have left.
+    said_farewell: bool,
+    /// Somebody wants it to end.
+    is_asked_to_leave: bool,
+    /// Workers on other shards of the same stack, and this one, whose runs are not over: one shard cannot leave before the others.
+    running: Option<Arc<AtomicU32>>,
 }
 
 /// Which connection belongs to which slot.
@@ -69,7 +76,31 @@ impl LoadHandler {
     /// A generator that leaves what it measured in `outcome`.
     pub fn new(job: Job, worker: u32, workers: u32, progress: Arc<Progress>, outcome: Outcome) -> Self {
         let links = Links::default();
-        Self { job, worker, workers, progress, outcome, session: None, links, timer: None, ended: false }
+        Self {
+            job,
+            worker,
+            workers,
+            progress,
+            outcome,
+            session: None,
+            links,
+            timer: None,
+            ended: false,
+            said_farewell: false,
+            is_asked_to_leave: false,
+            running: None,
+        }
+    }
+
+    /// One of several on shards of the same stack; `running` counts those whose runs are not over.
+    pub(super) fn together(mut self, running: Arc<AtomicU32>) -> Self {
+        self.running = Some(running);
+        self
+    }
+
+    /// What was measured, once the run is over.
+    pub(super) fn measured(&self) -> Option<Stats> {
+        self.outcome.lock().ok()?.clone()
     }
 
     /// True once the run is over and its outcome is there.
@@ -114,11 +145,23 @@ impl LoadHandler {
                 if let (Some(session), Ok(mut outcome)) = (&self.session, self.outcome.lock()) {
                     *outcome = Some(session.stats().clone());
                 }
+                if let Some(running) = &self.running {
+                    running.fetch_sub(1, Ordering::AcqRel);
+                }
                 if cx.set_timer(FAREWELL, STOP).is_none() {
-                    cx.stop();
+                    self.said_farewell = true;
                 }
             }
             None => {}
+        }
+        self.leave_if_nothing_is_left(cx);
+    }
+
+    /// The shard of the worker whose run ends last stops, and the others with it.
+    fn leave_if_nothing_is_left(&self, cx: &mut Context<'_>) {
+        let is_last = self.running.as_ref().is_none_or(|running| running.load(Ordering::Acquire) == 0);
+        if self.said_farewell && (is_last || self.is_asked_to_leave) {
+            cx.stop();
         }
     }
 }
@@ -168,13 +211,19 @@ impl Handler for LoadHandler {
     }
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
-        if token == STOP { cx.stop() } else { self.poll(cx) }
+        if token == STOP {
+            self.said_farewell = true;
+            self.leave_if_nothing_is_left(cx);
+        } else {
+            self.poll(cx);
+        }
     }
 
     fn stopping(&mut self, cx: &mut Context<'_>) {
         if let Some(session) = &mut self.session {
             session.interrupt(cx.now());
         }
+        self.is_asked_to_leave = true;
         self.poll(cx);
     }
 }

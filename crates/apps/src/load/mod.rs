@@ -9,7 +9,7 @@
 //!                        └─► stats ─► report
 //! ```
 //!
-//! All three stacks are driven by the same session, so what differs between two runs is the stack. Workers share nothing: each has a thread,
+//! All three stacks are driven by the same session, so what differs between two runs is the stack. Workers share nothing (but a stack, if they are its shards): each has a thread,
 //! a session, its part of the plan, and unless the TCP is the kernel's a stack and a device of its own; only what they measured is added up. A connection takes 48 bytes, 16 for each
 //! request it may have in flight and 8–20 of the network's; requests are written once, and in steady state nothing is allocated.
 
@@ -33,7 +33,9 @@ pub use options::{Job, Options, StackKind};
 pub use report::Report;
 
 use crate::Run;
+use core::sync::atomic::AtomicU32;
 use core::time::Duration;
+use ginnel::shards::Opened;
 use ginnel::{Error, StopFlag};
 use stats::{Progress, ProgressNow, Stats};
 use std::sync::{Arc, Condvar, Mutex};
@@ -45,6 +47,46 @@ use std::sync::{Arc, Condvar, Mutex};
 /// What is wrong with the options, or the first worker that failed; the others are stopped then.
 pub fn measure<S: Run + Send>(options: &Options, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
     on_workers(options, stop, stacks, |job, share, progress, stack| on_shard(job, share, progress, stack))
+}
+
+/// [`measure`] on the shards of one stack. Each has its share; they begin together, and none leaves before all are through.
+///
+/// # Errors
+/// As there; and if there are not as many shards as [`Options::workers`].
+pub fn measure_on_shards(options: &Options, stop: &StopFlag, shards: Opened) -> Result<Report, Error> {
+    let job = options.job()?;
+    let workers = options.workers();
+    if shards.count() != workers as usize {
+        return Err(Error::application(format!("{} shards for {workers} workers", shards.count())));
+    }
+    if options.connections < workers {
+        let problem = format!("--shards: {workers} for {} connection(s)", options.connections);
+        return Err(Error::application(problem));
+    }
+    let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
+    let running = Arc::new(AtomicU32::new(workers));
+    let measured = watched(options, &progress, || {
+        let handler = |index: usize| {
+            // Cannot truncate: 64 shards at the most.
+            let worker = LoadHandler::new(
+                job.clone(),
+                index as u32,
+                workers,
+                Arc::clone(&progress[index]),
+                Outcome::default(),
+            );
+            Ok(worker.together(Arc::clone(&running)))
+        };
+        shards.run(stop, handler, |_, shard| {
+            let busy = Some(1.0 - shard.stats().idle_share());
+            shard.handler().measured().map(|stats| Stats { busy, ..stats })
+        })
+    })?;
+    let mut total = Stats::default();
+    for stats in measured {
+        total.add(&stats.ok_or_else(too_early)?);
+    }
+    Ok(Report::new(options, &total))
 }
 
 /// [`measure`] on the TCP in [`light`], with a place for each worker.
@@ -130,8 +172,12 @@ fn on_shard(
     let outcome = Outcome::default();
     let shard = stack.run(LoadHandler::new(job.clone(), worker, workers, progress, Arc::clone(&outcome)))?;
     let stats = outcome.lock().ok().and_then(|mut o| o.take());
-    let stats = stats.ok_or_else(|| Error::application("the run ended before anything was measured"))?;
+    let stats = stats.ok_or_else(too_early)?;
     Ok(Stats { busy: Some(1.0 - shard.idle_share()), ..stats })
+}
+
+fn too_early() -> Error {
+    Error::application("the run ended before anything was measured")
 }
 
 /// Runs `work` while another thread prints a line of progress each second.

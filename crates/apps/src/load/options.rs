@@ -119,6 +119,11 @@ pub struct Options {
     #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: u32,
 
+    /// Shards of the generator's stack, each a thread with a queue of its own of every device, and with its share as of --workers. Unlike workers they have addresses
+    /// and devices in common. With --stack ginnel only.
+    #[arg(long, value_name = "N", conflicts_with = "workers", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub shards: Option<u32>,
+
     /// Seed of all random choices.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -170,9 +175,9 @@ impl Options {
         self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
     }
 
-    /// Workers that have something to do: no more than connections.
+    /// Workers that have something to do, no more than connections, or shards.
     pub fn workers(&self) -> u32 {
-        self.workers.min(self.connections)
+        self.shards.unwrap_or(self.workers.min(self.connections))
     }
 
     /// The source addresses of one worker.
@@ -271,6 +276,9 @@ pub(super) mod tests {
             "http://a/ --source x",
             "http://a/ --timeout 1ms",
             "http://a/ --stack linux",
+            "http://a/ --shards 0",
+            "http://a/ --shards 65",
+            "http://a/ --shards 2 --workers 2",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

@@ -60,6 +60,9 @@ pub struct Requested {
     pub pipeline: u16,
     /// Threads of the generator.
     pub workers: u32,
+    /// They are shards of one stack.
+    #[serde(skip_serializing_if = "core::ops::Not::not")]
+    pub shards: bool,
 }
 
 /// What was reached.
@@ -171,6 +174,7 @@ impl Report {
                 keep_alive: options.keep_alive,
                 pipeline: options.pipeline,
                 workers: options.workers(),
+                shards: options.shards.is_some_and(|shards| shards > 1),
             },
             measured_seconds: seconds,
             achieved: Achieved {
@@ -221,7 +225,11 @@ impl Report {
             doubts.push(format!("{open} of {wanted} connections were open at once"));
         }
         if let Some(busy) = self.generator_busy.filter(|busy| *busy > BUSY_MAX) {
-            let workers = if self.requested.workers > 1 { "its busiest worker" } else { "it" };
+            let workers = match (self.requested.workers, self.requested.shards) {
+                (1, _) => "it",
+                (_, true) => "its busiest shard",
+                (_, false) => "its busiest worker",
+            };
             let percent = 100.0 * busy;
             doubts.push(format!(
                 "the generator may have been the bottleneck: {workers} was busy for {percent:.0} % of the time"
@@ -255,7 +263,7 @@ impl fmt::Display for Report {
             write!(f, ", {} requests in flight on each", r.pipeline)?;
         }
         if r.workers > 1 {
-            write!(f, ", {} workers", r.workers)?;
+            write!(f, ", {} {}", r.workers, if r.shards { "shards" } else { "workers" })?;
         }
         writeln!(f, ", {:.2} s", self.measured_seconds)?;
         let a = &self.achieved;

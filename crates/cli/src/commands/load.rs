@@ -12,12 +12,12 @@ use clap::{Args, Subcommand};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Prefix};
-use ginnel::{Config, Error, Handler, Shard, ShardStats, StopFlag};
+use ginnel::{Config, Error, Handler, Shard, ShardStats, Shards, StopFlag};
 use ginnel_apps::Run;
 use ginnel_apps::httpd::Httpd;
 use ginnel_apps::load::light::Place;
 use ginnel_apps::load::{self, Report, StackKind};
-use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_devices::memory::{MemoryConfig, Spread, fan, pair};
 use ginnel_stack::device::Device;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -94,6 +94,9 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
         if let Some(option) = options.stack.first_given() {
             return Err(Failure::usage(format!("{option} is for --stack ginnel and --stack light")));
         }
+        if options.load.shards.is_some() {
+            return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
+        }
         return Ok((load::measure_on_kernel(&options.load, stop)?, None));
     }
     let Some(root) = &options.serve else {
@@ -102,7 +105,11 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
                 "--device memory needs --serve ROOT: a server at the other end of the cable",
             ));
         }
-        let shares = workers::split(&options.stack.to_config()?, options.load.workers())?;
+        let config = options.stack.to_config()?;
+        if let Some(count) = shards(&options.load, &config)? {
+            return Ok((on_shards(options, count, config, None, stop)?, None));
+        }
+        let shares = workers::split(&config, options.load.workers())?;
         let places =
             with_sources(shares, &options.load)?.into_iter().map(|config| Place { config, device: None });
         return Ok((on_devices(&options.load, stop, places.collect())?, None));
@@ -121,17 +128,43 @@ fn with_server(
 ) -> Result<(Report, Option<ServerSide>), Failure> {
     let target = options.load.url.resolve().map_err(Failure::usage)?;
     let mut load = options.load.clone();
-    let ends = match load.workers() {
-        1 => vec![workers::sole_end(&options.stack, target.ip())?],
-        _ => workers::ends(&options.stack, &mut load, target.ip())?,
+    let ends = if load.shards.is_some() || load.workers() == 1 {
+        let end = workers::sole_end(&options.stack, target.ip())?;
+        if let Some(count) = shards(&load, &end.worker)? {
+            return with_server_of_shards(options, root, stop, end, (target, count));
+        }
+        vec![end]
+    } else {
+        workers::ends(&options.stack, &mut load, target.ip())?
     };
     let (near, far): (Vec<_>, Vec<_>) =
         ends.iter().map(|end| pair(cable(end.worker.devices.first()))).unzip();
-    let mut server = server_on_cables(&ends, target, root, far, options.serve_cpu)?;
+    let server = server_on_cables(&ends, target, root, far, options.serve_cpu)?;
     let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), &load)?;
     let places = configs.into_iter().zip(near).map(|(config, cable)| Place { config, device: Some(cable) });
     let places = places.collect();
+    beside_server(server, stop, || Ok(on_devices(&load, stop, places)?))
+}
 
+/// The same with a generator whose shards share one cable.
+fn with_server_of_shards(
+    options: &HttpOptions,
+    root: &Path,
+    stop: &StopFlag,
+    end: End,
+    (target, count): (SocketAddr, u32),
+) -> Result<(Report, Option<ServerSide>), Failure> {
+    let (far, near) = fan(&cable(end.worker.devices.first()), count as usize, Spread::Hash);
+    let server = server_on_cables(core::slice::from_ref(&end), target, root, vec![far], options.serve_cpu)?;
+    beside_server(server, stop, || on_shards(options, count, end.worker, Some(near), stop))
+}
+
+/// Measures while the server runs on another thread.
+fn beside_server(
+    mut server: Shard<Httpd>,
+    stop: &StopFlag,
+    measure: impl FnOnce() -> Result<Report, Failure>,
+) -> Result<(Report, Option<ServerSide>), Failure> {
     let (server_stop, stats) = (StopFlag::new()?, server.stats_reader());
     let flag = server_stop.clone();
     let thread = thread::Builder::new().name("server".into()).spawn(move || {
@@ -142,7 +175,7 @@ fn with_server(
     while stats.snapshot().running_ns == 0 && !thread.is_finished() && !stop.is_set() {
         thread::sleep(Duration::from_millis(1));
     }
-    let measured = on_devices(&load, stop, places);
+    let measured = measure();
     server_stop.stop();
     let (server, result) = thread.join().map_err(|_| Failure::running("the server's thread panicked"))?;
     result?;
@@ -212,6 +245,44 @@ fn with_sources(mut configs: Vec<Config>, options: &load::Options) -> Result<Vec
         }
     }
     Ok(configs)
+}
+
+/// How many shards the generator's stack has, if there are several.
+fn shards(options: &load::Options, config: &Config) -> Result<Option<u32>, Failure> {
+    let count = options.shards.unwrap_or(config.shards.count);
+    if count > 1 && options.stack == StackKind::Light {
+        return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
+    }
+    if count > 1 && options.workers > 1 {
+        return Err(Failure::usage("--workers: the configuration has several shards, and each is a worker"));
+    }
+    if options.connections < count {
+        let problem = format!("--shards: {count} for {} connection(s)", options.connections);
+        return Err(Failure::usage(problem));
+    }
+    Ok((count > 1).then_some(count))
+}
+
+/// Runs the generator on several shards, with these queues if it is not to open its device.
+fn on_shards(
+    options: &HttpOptions,
+    count: u32,
+    config: Config,
+    queues: Option<Vec<Device>>,
+    stop: &StopFlag,
+) -> Result<Report, Failure> {
+    let load = load::Options { shards: Some(count), ..options.load.clone() };
+    // All shards have all addresses of their stack; each opens connections from its share of them.
+    let alone = load::Options { shards: None, workers: 1, ..load.clone() };
+    let mut config = with_sources(vec![config], &alone)?.remove(0);
+    config.shards.count = count;
+    config.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
+    let mut shards = Shards::new(config);
+    if let Some(queues) = queues {
+        shards = shards.device(name, queues);
+    }
+    Ok(load::measure_on_shards(&load, stop, shards.open()?)?)
 }
 
 /// Runs the generator on a TCP of this program.

@@ -1,6 +1,7 @@
 //! Shards on threads of their own: beginning, ending and failing together.
 
-use super::{Idle, THEIRS, config, ours};
+use super::control::arp;
+use super::{Idle, THEIRS, config, ours, receive, send};
 use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::context::Context;
 use crate::error::Error;
@@ -8,12 +9,15 @@ use crate::handler::Handler;
 use crate::shard::Shard;
 use crate::shards::Shards;
 use crate::stop::StopFlag;
+use core::net::Ipv4Addr;
 use core::time::Duration;
 use ginnel_devices::memory::{MemoryConfig, Spread, fan};
 use ginnel_stack::device::Device;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::wire::MacAddr;
+use ginnel_stack::wire::arp::Operation;
 use std::sync::mpsc;
 use std::thread;
 
@@ -110,6 +114,80 @@ fn shards_on_threads_serve_what_arrives_anywhere_and_sleep_meanwhile() {
     }
     // Everything arrives at the first; the second has only what was sent on to it.
     assert_eq!((ends[1].2.frames_received, ends[1].2.frames_taken), (0, ends[0].2.frames_forwarded));
+}
+
+/// Takes its leave after a while of its own.
+struct Leaving {
+    stays: Duration,
+}
+
+impl Handler for Leaving {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn stopping(&mut self, cx: &mut Context<'_>) {
+        if cx.set_timer(self.stays, 0).is_none() {
+            cx.stop();
+        }
+    }
+
+    fn timer(&mut self, cx: &mut Context<'_>, _: u64) {
+        cx.stop();
+    }
+}
+
+/// Whether somebody answers a question for the shards' address, sent by a neighbour that asks each time for the first time.
+fn is_answered(wire: &mut Device, number: u8) -> bool {
+    let (who, mac) = (Ipv4Addr::new(10, 0, 0, 100 + number), MacAddr([2, 0, 0, 0, 9, number]));
+    send(wire, &arp(Operation::Request, who, mac, MacAddr::BROADCAST));
+    let deadline = std::time::Instant::now() + Duration::from_secs(5);
+    while std::time::Instant::now() < deadline {
+        if receive(wire).iter().any(|frame| frame[..6] == mac.0) {
+            return true;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    false
+}
+
+/// The first shard speaks for all on the link, and everything arrives there: it may not go while another one still works.
+#[test]
+fn no_shard_leaves_before_the_last_has_done_its_work() {
+    let (opened, mut far) = open(only_v4(ours(3)), Spread::Fixed(0));
+    let stop = StopFlag::new().unwrap();
+    let (flag, readers) = (stop.clone(), opened.stats_readers());
+    let (told, ends) = mpsc::channel();
+    let shards = thread::spawn(move || {
+        let handler = |index| {
+            // The first goes at once, the last stays for a second.
+            Ok(Leaving { stays: Duration::from_millis([0, 0, 1000][index]) })
+        };
+        opened.run(&flag, handler, |index, shard| {
+            told.send(index).unwrap();
+            *shard.stats()
+        })
+    });
+    assert!(is_answered(&mut far, 0));
+    stop.stop();
+    let began = std::time::Instant::now();
+    let mut answered = 0;
+    while began.elapsed() < Duration::from_millis(800) {
+        answered += 1;
+        assert!(is_answered(&mut far, answered), "question {answered} has no answer");
+        assert!(ends.try_recv().is_err(), "nobody has left yet");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let stats = shards.join().unwrap().unwrap();
+    assert!(began.elapsed() < Duration::from_millis(1900), "they end with the last, before its grace does");
+    assert_eq!(ends.try_iter().count(), 3);
+    // What the first one said to the others it said to the end: each question teaches all of them a neighbour.
+    assert!(stats[0].told >= 2 * u64::from(answered), "{:?}", stats[0]);
+    assert_eq!(readers[0].snapshot(), stats[0], "the last counters are published");
 }
 
 /// Fails in a way of its own when its time has come.
