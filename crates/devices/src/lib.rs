@@ -1,13 +1,16 @@
 //! Frame devices for Ginnel. Each is a [`ginnel_stack::device::Device`]: two independent halves for receiving and sending.
 
+pub mod af_xdp;
 pub mod capture;
 pub mod conformance;
 pub mod faults;
+mod joined;
 pub mod memif;
 pub mod memory;
 pub mod mirror;
 #[cfg(all(test, not(loom)))]
 mod namespace;
+mod netlink;
 pub mod offload;
 pub mod random;
 mod staged;

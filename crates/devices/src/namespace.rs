@@ -4,7 +4,7 @@ use std::process::Command;
 
 const INSIDE: &str = "GINNEL_TEST_NAMESPACE";
 /// If set, a test that cannot run fails instead of being skipped.
-const REQUIRED: &str = "GINNEL_REQUIRE_PRIVILEGED";
+pub(crate) const REQUIRED: &str = "GINNEL_REQUIRE_PRIVILEGED";
 
 /// Runs `body` in a new network namespace, by running the test `name` (its full path) of this program again inside of one, which
 /// vanishes with it. Where that is not possible the test is skipped and says why.

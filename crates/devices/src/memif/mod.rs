@@ -12,7 +12,6 @@ mod config;
 mod control;
 mod extension;
 mod handshake;
-mod joined;
 mod message;
 mod port;
 mod region;
@@ -24,6 +23,7 @@ mod tx;
 
 pub use config::{MemifConfig, QUEUES_MAX, Role, SocketName};
 
+use crate::joined;
 use crate::offload::GSO_BYTES_MAX;
 use control::{Control, QueuePorts};
 use extension::HEADER_BYTES;
@@ -33,6 +33,7 @@ use rx::MemifRx;
 use signal::Signaller;
 use socket::Listener;
 use std::io;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -82,7 +83,7 @@ impl Memif {
     /// # Errors
     /// No descriptors.
     pub fn into_one(self) -> io::Result<Device> {
-        joined::join(self.queues, &self.wakers)
+        joined::join(self.queues, self.wakers.iter().map(|waker| waker.fd().as_fd()))
     }
 }
 

@@ -4,16 +4,15 @@
 //! worth a factor of seven in bulk transfers. The kernel drops what its queues cannot hold, so the sender is never held back.
 
 mod ioctl;
-mod netlink;
 pub(crate) mod vnet;
 
+use crate::netlink::{self, LinkChange, Netlink};
 use crate::offload::GSO_BYTES_MAX;
 use arrayvec::ArrayVec;
 use ginnel_stack::device::{
     BURST_FRAMES_MAX, Capabilities, Device, Gso, RxBurst, RxChecksum, RxFrame, RxQueue, TxMeta, TxQueue,
 };
 use ginnel_stack::time::Instant;
-use netlink::{LinkChange, Netlink};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::io;

@@ -3,21 +3,21 @@
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
 use ginnel_stack::time::Instant;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::fd::{AsRawFd, OwnedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::io;
 
-use super::port::Waker;
-use std::sync::Arc;
-
-/// Receives from all queues, and sends on the first.
-pub(super) fn join(mut queues: Vec<Device>, wakers: &[Arc<Waker>]) -> io::Result<Device> {
+/// Receives from all queues, and sends on the first. `wakers` are readable as long as the queues' own descriptors are, and stay open as long as the queues
+/// do.
+pub(crate) fn join<'a>(
+    mut queues: Vec<Device>,
+    wakers: impl IntoIterator<Item = BorrowedFd<'a>>,
+) -> io::Result<Device> {
     if queues.len() == 1 {
         return Ok(queues.remove(0));
     }
     let any = epoll::create(CreateFlags::CLOEXEC)?;
     for waker in wakers {
-        // Readable as long as the queue's own descriptor is.
-        epoll::add(&any, waker.fd(), EventData::new_u64(0), EventFlags::IN)?;
+        epoll::add(&any, waker, EventData::new_u64(0), EventFlags::IN)?;
     }
     let tx = queues.remove(0);
     let mut rx = vec![tx.rx];

@@ -32,23 +32,23 @@ const LINK_HEADER_BYTES: usize = 16;
 
 /// What the kernel says about one of its interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Link {
-    pub(super) index: u32,
-    pub(super) up: bool,
-    pub(super) mtu: usize,
-    pub(super) mac: [u8; 6],
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) up: bool,
+    pub(crate) mtu: usize,
+    pub(crate) mac: [u8; 6],
 }
 
 /// What shall change at an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct LinkChange {
-    pub(super) up: bool,
-    pub(super) mtu: Option<usize>,
-    pub(super) mac: Option<[u8; 6]>,
+pub(crate) struct LinkChange {
+    pub(crate) up: bool,
+    pub(crate) mtu: Option<usize>,
+    pub(crate) mac: Option<[u8; 6]>,
 }
 
 /// A socket to the kernel's routing tables, in the network namespace of the thread that opened it.
-pub(super) struct Netlink {
+pub(crate) struct Netlink {
     socket: OwnedFd,
     sequence: u32,
 }
@@ -82,21 +82,21 @@ impl Message {
 }
 
 impl Netlink {
-    pub(super) fn open() -> io::Result<Self> {
+    pub(crate) fn open() -> io::Result<Self> {
         // No protocol means NETLINK_ROUTE.
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         Ok(Self { socket, sequence: 0 })
     }
 
     /// The interface of this name.
-    pub(super) fn link(&mut self, name: &str) -> io::Result<Link> {
+    pub(crate) fn link(&mut self, name: &str) -> io::Result<Link> {
         let message = Message::link(0, 0, 0).attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
         let reply = self.request(RTM_GETLINK, 0, message)?;
         parse_link(&reply).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
     /// Changes an interface. Asks the kernel for nothing if nothing is to change.
-    pub(super) fn change_link(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
+    pub(crate) fn change_link(&mut self, index: u32, change: LinkChange) -> io::Result<()> {
         if change == LinkChange::default() {
             return Ok(());
         }
@@ -112,7 +112,7 @@ impl Netlink {
     }
 
     /// Gives an interface an address, unless it has it.
-    pub(super) fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
+    pub(crate) fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
         let (family, flags, bytes) = match address {
             IpAddr::V4(v4) => (libc::AF_INET as u8, 0, v4.octets().to_vec()),
             IpAddr::V6(v6) => (libc::AF_INET6 as u8, IFA_F_NODAD, v6.octets().to_vec()),
@@ -125,7 +125,7 @@ impl Netlink {
 
     /// Makes a bridge and returns its index.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn add_bridge(&mut self, name: &str) -> io::Result<u32> {
+    pub(crate) fn add_bridge(&mut self, name: &str) -> io::Result<u32> {
         let kind = Message(Vec::new()).attribute(IFLA_INFO_KIND, b"bridge").0;
         let message = Message::link(0, IFF_UP, IFF_UP)
             .attribute(IFLA_IFNAME, &[name.as_bytes(), &[0]].concat())
@@ -136,7 +136,7 @@ impl Netlink {
 
     /// Makes an interface a port of a bridge.
     #[cfg(all(test, not(loom)))]
-    pub(super) fn set_master(&mut self, index: u32, bridge: u32) -> io::Result<()> {
+    pub(crate) fn set_master(&mut self, index: u32, bridge: u32) -> io::Result<()> {
         let message = Message::link(index, 0, 0).attribute(IFLA_MASTER, &bridge.to_ne_bytes());
         self.request(RTM_NEWLINK, NLM_F_ACK, message).map(drop)
     }

@@ -1,0 +1,394 @@
+//! A small assembler for BPF programs. It knows as many instructions as the redirect program uses, and refuses what the kernel would refuse
+//! less legibly: a jump backwards or to nowhere, a label that is defined twice, a write to the frame pointer, an end that is none.
+
+use std::fmt;
+
+/// One instruction: `struct bpf_insn`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Instruction {
+    code: u8,
+    /// Destination in the low four bits, source in the high ones.
+    registers: u8,
+    offset: i16,
+    immediate: i32,
+}
+
+/// A register. `R0` is what a call returned and the program returns; calls change `R1` to `R5` and keep `R6` to `R9`; `R10` is the frame pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reg {
+    R0,
+    R1,
+    R2,
+    R3,
+    R4,
+    R5,
+    R6,
+    R7,
+    R8,
+    R9,
+    R10,
+}
+
+/// The second operand of arithmetic and comparisons.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operand {
+    Register(Reg),
+    Immediate(i32),
+}
+
+impl From<Reg> for Operand {
+    fn from(register: Reg) -> Self {
+        Self::Register(register)
+    }
+}
+
+impl From<i32> for Operand {
+    fn from(value: i32) -> Self {
+        Self::Immediate(value)
+    }
+}
+
+/// Width of a load or store.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Width {
+    Byte = 0x10,
+    Half = 0x08,
+    Word = 0x00,
+    Double = 0x18,
+}
+
+/// What to do with two operands, in 64 bits.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Op {
+    Add = 0x00,
+    And = 0x50,
+    ShiftLeft = 0x60,
+    ShiftRight = 0x70,
+    Move = 0xb0,
+}
+
+/// When to jump. Comparisons are unsigned.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum If {
+    Equal = 0x10,
+    Greater = 0x20,
+    NotEqual = 0x50,
+    Less = 0xa0,
+}
+
+const CLASS_LDX: u8 = 0x01;
+const CLASS_STX: u8 = 0x03;
+const CLASS_ST: u8 = 0x02;
+const CLASS_JMP: u8 = 0x05;
+const CLASS_ALU64: u8 = 0x07;
+const MODE_MEM: u8 = 0x60;
+const SOURCE_REGISTER: u8 = 0x08;
+const JUMP_ALWAYS: u8 = CLASS_JMP;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+/// `BPF_ALU | BPF_END | BPF_TO_BE`.
+const TO_BIG_ENDIAN: u8 = 0xdc;
+/// `BPF_LD | BPF_DW | BPF_IMM`: 64 bits, over two instructions.
+const LOAD_DOUBLE: u8 = 0x18;
+/// `BPF_STX | BPF_DW | BPF_ATOMIC`; the immediate says what: 0 adds.
+const ATOMIC: u8 = 0xdb;
+/// The immediate is the descriptor of a map (`BPF_PSEUDO_MAP_FD`).
+const OF_MAP: u8 = 1;
+/// The same, and the second one an offset into its only value (`BPF_PSEUDO_MAP_VALUE`).
+const OF_MAP_VALUE: u8 = 2;
+
+/// Where a jump goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Label(usize);
+
+/// What is wrong with a program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AssemblyError {
+    /// A label is jumped to and stands nowhere.
+    Nowhere(Label),
+    /// A label stands in two places.
+    Twice(Label),
+    /// A jump goes back, which might never end.
+    Backwards(Label),
+    /// A jump is longer than 32,767 instructions.
+    TooFar(Label),
+    /// The frame pointer is only read.
+    FramePointer,
+    /// Behind the last instruction is nothing to go on with.
+    NoEnd,
+}
+
+impl fmt::Display for AssemblyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BPF program: {self:?}")
+    }
+}
+
+/// A program in the making.
+#[derive(Debug, Default)]
+pub(super) struct Assembler {
+    code: Vec<Instruction>,
+    /// Where each label stands, if it does already.
+    labels: Vec<Option<usize>>,
+    /// Instructions that jump, and where to.
+    jumps: Vec<(usize, Label)>,
+    error: Option<AssemblyError>,
+}
+
+impl Assembler {
+    /// A label, to be placed later.
+    pub(super) fn label(&mut self) -> Label {
+        self.labels.push(None);
+        Label(self.labels.len() - 1)
+    }
+
+    /// The next instruction is where jumps to the label go.
+    pub(super) fn place(&mut self, label: Label) {
+        if self.labels[label.0].replace(self.code.len()).is_some() {
+            self.fail(AssemblyError::Twice(label));
+        }
+    }
+
+    /// `to = to OP operand`.
+    pub(super) fn op(&mut self, op: Op, to: Reg, operand: impl Into<Operand>) {
+        self.writes(to);
+        self.with_operand(CLASS_ALU64 | op as u8, to, operand.into(), 0);
+    }
+
+    /// `to = operand`.
+    pub(super) fn mov(&mut self, to: Reg, operand: impl Into<Operand>) {
+        self.op(Op::Move, to, operand);
+    }
+
+    /// The low 16 bits from network order to the machine's.
+    pub(super) fn be16_to_host(&mut self, register: Reg) {
+        self.writes(register);
+        self.push(TO_BIG_ENDIAN, register, Reg::R0, 0, 16);
+    }
+
+    /// `to = *(from + offset)`.
+    pub(super) fn load(&mut self, width: Width, to: Reg, from: Reg, offset: i16) {
+        self.writes(to);
+        self.push(CLASS_LDX | MODE_MEM | width as u8, to, from, offset, 0);
+    }
+
+    /// `*(to + offset) = from`.
+    pub(super) fn store(&mut self, width: Width, to: Reg, offset: i16, from: impl Into<Operand>) {
+        match from.into() {
+            Operand::Register(from) => self.push(CLASS_STX | MODE_MEM | width as u8, to, from, offset, 0),
+            Operand::Immediate(value) => {
+                self.push(CLASS_ST | MODE_MEM | width as u8, to, Reg::R0, offset, value);
+            }
+        }
+    }
+
+    /// `*(to + offset) += from`, atomically, 64 bits.
+    pub(super) fn atomic_add(&mut self, to: Reg, offset: i16, from: Reg) {
+        self.push(ATOMIC, to, from, offset, 0);
+    }
+
+    /// `to =` the map of this descriptor.
+    pub(super) fn map(&mut self, to: Reg, map: i32) {
+        self.writes(to);
+        self.push_source(LOAD_DOUBLE, to, OF_MAP, map);
+        self.push(0, Reg::R0, Reg::R0, 0, 0);
+    }
+
+    /// `to =` address of byte `offset` of the only value of an array map.
+    pub(super) fn map_value(&mut self, to: Reg, map: i32, offset: i32) {
+        self.writes(to);
+        self.push_source(LOAD_DOUBLE, to, OF_MAP_VALUE, map);
+        self.push(0, Reg::R0, Reg::R0, 0, offset);
+    }
+
+    /// Jumps if `left` and `right` compare so.
+    pub(super) fn jump_if(&mut self, condition: If, left: Reg, right: impl Into<Operand>, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.with_operand(CLASS_JMP | condition as u8, left, right.into(), 0);
+    }
+
+    /// Jumps.
+    pub(super) fn jump(&mut self, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.push(JUMP_ALWAYS, Reg::R0, Reg::R0, 0, 0);
+    }
+
+    /// Calls a function of the kernel, by its number.
+    pub(super) fn call(&mut self, helper: i32) {
+        self.push(CALL, Reg::R0, Reg::R0, 0, helper);
+    }
+
+    /// Returns `R0`.
+    pub(super) fn exit(&mut self) {
+        self.push(EXIT, Reg::R0, Reg::R0, 0, 0);
+    }
+
+    /// The program, with all jumps resolved.
+    pub(super) fn finish(mut self) -> Result<Vec<Instruction>, AssemblyError> {
+        for &(from, label) in &self.jumps {
+            let to = self.labels[label.0].ok_or(AssemblyError::Nowhere(label))?;
+            let distance = to.checked_sub(from + 1).ok_or(AssemblyError::Backwards(label))?;
+            self.code[from].offset = i16::try_from(distance).map_err(|_| AssemblyError::TooFar(label))?;
+        }
+        let ends = self.code.last().is_some_and(|instruction| matches!(instruction.code, EXIT | JUMP_ALWAYS));
+        let behind = self.labels.contains(&Some(self.code.len()));
+        match self.error {
+            Some(error) => Err(error),
+            None if !ends || behind => Err(AssemblyError::NoEnd),
+            None => Ok(self.code),
+        }
+    }
+
+    fn writes(&mut self, register: Reg) {
+        if register == Reg::R10 {
+            self.fail(AssemblyError::FramePointer);
+        }
+    }
+
+    fn fail(&mut self, error: AssemblyError) {
+        self.error.get_or_insert(error);
+    }
+
+    fn with_operand(&mut self, code: u8, left: Reg, right: Operand, offset: i16) {
+        match right {
+            Operand::Register(right) => self.push(code | SOURCE_REGISTER, left, right, offset, 0),
+            Operand::Immediate(value) => self.push(code, left, Reg::R0, offset, value),
+        }
+    }
+
+    fn push(&mut self, code: u8, destination: Reg, source: Reg, offset: i16, immediate: i32) {
+        let registers = destination as u8 | (source as u8) << 4;
+        self.code.push(Instruction { code, registers, offset, immediate });
+    }
+
+    fn push_source(&mut self, code: u8, destination: Reg, source: u8, immediate: i32) {
+        let registers = destination as u8 | source << 4;
+        self.code.push(Instruction { code, registers, offset: 0, immediate });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(build: impl FnOnce(&mut Assembler)) -> Result<Vec<[u8; 8]>, AssemblyError> {
+        let mut assembler = Assembler::default();
+        build(&mut assembler);
+        let raw = |i: Instruction| {
+            let (offset, immediate) = (i.offset.to_le_bytes(), i.immediate.to_le_bytes());
+            [
+                i.code,
+                i.registers,
+                offset[0],
+                offset[1],
+                immediate[0],
+                immediate[1],
+                immediate[2],
+                immediate[3],
+            ]
+        };
+        Ok(assembler.finish()?.into_iter().map(raw).collect())
+    }
+
+    /// The encodings that RFC 9669 gives.
+    #[test]
+    fn instructions_are_encoded_as_specified() {
+        let code = bytes(|a| {
+            let end = a.label();
+            a.mov(Reg::R6, Reg::R1);
+            a.mov(Reg::R0, 2);
+            a.op(Op::Add, Reg::R2, -24);
+            a.load(Width::Word, Reg::R7, Reg::R1, 4);
+            a.load(Width::Half, Reg::R3, Reg::R7, 12);
+            a.store(Width::Double, Reg::R10, -24, 0);
+            a.store(Width::Word, Reg::R10, -12, Reg::R3);
+            a.be16_to_host(Reg::R4);
+            a.map(Reg::R1, 7);
+            a.map_value(Reg::R2, 8, 16);
+            a.atomic_add(Reg::R1, 0, Reg::R2);
+            a.jump_if(If::Greater, Reg::R2, Reg::R8, end);
+            a.jump_if(If::NotEqual, Reg::R3, 58, end);
+            a.call(51);
+            a.place(end);
+            a.exit();
+        });
+        let expected = [
+            [0xbf, 0x16, 0, 0, 0, 0, 0, 0],
+            [0xb7, 0x00, 0, 0, 2, 0, 0, 0],
+            [0x07, 0x02, 0, 0, 0xe8, 0xff, 0xff, 0xff],
+            [0x61, 0x17, 4, 0, 0, 0, 0, 0],
+            [0x69, 0x73, 12, 0, 0, 0, 0, 0],
+            [0x7a, 0x0a, 0xe8, 0xff, 0, 0, 0, 0],
+            [0x63, 0x3a, 0xf4, 0xff, 0, 0, 0, 0],
+            [0xdc, 0x04, 0, 0, 16, 0, 0, 0],
+            [0x18, 0x11, 0, 0, 7, 0, 0, 0],
+            [0; 8],
+            [0x18, 0x22, 0, 0, 8, 0, 0, 0],
+            [0, 0, 0, 0, 16, 0, 0, 0],
+            [0xdb, 0x21, 0, 0, 0, 0, 0, 0],
+            [0x2d, 0x82, 2, 0, 0, 0, 0, 0],
+            [0x55, 0x03, 1, 0, 58, 0, 0, 0],
+            [0x85, 0x00, 0, 0, 51, 0, 0, 0],
+            [0x95, 0x00, 0, 0, 0, 0, 0, 0],
+        ];
+        assert_eq!(code.as_deref(), Ok(&expected[..]));
+    }
+
+    #[test]
+    fn what_cannot_run_is_refused() {
+        let refused = |build: fn(&mut Assembler)| bytes(build).expect_err("wrong");
+        assert_eq!(
+            refused(|a| {
+                let nowhere = a.label();
+                a.jump(nowhere);
+            }),
+            AssemblyError::Nowhere(Label(0))
+        );
+        assert_eq!(
+            refused(|a| {
+                let back = a.label();
+                a.place(back);
+                a.jump(back);
+            }),
+            AssemblyError::Backwards(Label(0))
+        );
+        assert_eq!(
+            refused(|a| {
+                let twice = a.label();
+                a.place(twice);
+                a.place(twice);
+                a.exit();
+            }),
+            AssemblyError::Twice(Label(0))
+        );
+        assert_eq!(
+            refused(|a| {
+                let far = a.label();
+                a.jump(far);
+                (0..40_000).for_each(|_| a.mov(Reg::R0, 0));
+                a.place(far);
+                a.exit();
+            }),
+            AssemblyError::TooFar(Label(0))
+        );
+        assert_eq!(
+            refused(|a| {
+                a.mov(Reg::R10, 0);
+                a.exit();
+            }),
+            AssemblyError::FramePointer
+        );
+        assert_eq!(refused(|a| a.mov(Reg::R0, 0)), AssemblyError::NoEnd);
+        assert_eq!(refused(|_| {}), AssemblyError::NoEnd);
+        assert_eq!(
+            refused(|a| {
+                let behind = a.label();
+                a.jump_if(If::Equal, Reg::R0, 0, behind);
+                a.exit();
+                a.place(behind);
+            }),
+            AssemblyError::NoEnd
+        );
+    }
+}

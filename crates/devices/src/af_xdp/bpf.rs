@@ -1,0 +1,268 @@
+//! The system call bpf(2): maps, programs and links. All of them are descriptors, and go when the last copy is closed: also when the process is killed.
+#![allow(unsafe_code)] // the call has no safe wrapper
+
+use super::assembler::Instruction;
+use rustix::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::ffi::CStr;
+
+const BPF_MAP_CREATE: i32 = 0;
+const BPF_MAP_UPDATE_ELEM: i32 = 2;
+const BPF_MAP_DELETE_ELEM: i32 = 3;
+const BPF_PROG_LOAD: i32 = 5;
+const BPF_LINK_CREATE: i32 = 28;
+const BPF_PROG_TYPE_XDP: u32 = 6;
+/// `BPF_XDP` of `enum bpf_attach_type`.
+const ATTACH_XDP: u32 = 37;
+/// The program takes frames in several buffers.
+const BPF_F_XDP_HAS_FRAGS: u32 = 1 << 5;
+/// Bytes of what the verifier says about a program that it refuses.
+const LOG_BYTES: usize = 64 << 10;
+
+/// What kind of map.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum MapKind {
+    Hash = 1,
+    Array = 2,
+    Sockets = 17,
+}
+
+/// How a program is attached to an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AttachMode {
+    /// Before the kernel's own path, in a copy of the frame if need be: `XDP_FLAGS_SKB_MODE`.
+    Generic = 2,
+    /// In the driver: `XDP_FLAGS_DRV_MODE`.
+    Driver = 4,
+}
+
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+    inner_map: u32,
+    numa_node: u32,
+    name: [u8; 16],
+}
+
+#[repr(C)]
+struct MapElement {
+    map: u32,
+    padding: u32,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ProgramLoad {
+    kind: u32,
+    instructions: u32,
+    code: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel_version: u32,
+    flags: u32,
+    name: [u8; 16],
+    interface: u32,
+    attach_type: u32,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    interface: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+/// Calls bpf(2) with an attribute.
+///
+/// # Safety
+/// `attribute` is what `command` takes, and every pointer in it points to as much memory as the command reads or writes.
+unsafe fn bpf<T>(command: i32, attribute: &mut T) -> Result<i32, Errno> {
+    // SAFETY: the kernel reads and writes only the given size of the attribute, and what the caller vouches for.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attribute), size_of::<T>()) };
+    if result < 0 {
+        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL);
+        return Err(Errno::from_raw_os_error(error));
+    }
+    // Descriptors and zero.
+    Ok(result as i32)
+}
+
+/// Calls bpf(2) with a command that returns a descriptor.
+///
+/// # Safety
+/// As for [`bpf`].
+unsafe fn bpf_fd<T>(command: i32, attribute: &mut T) -> Result<OwnedFd, Errno> {
+    // SAFETY: as the caller vouches for; a descriptor that is returned is new and nobody else's.
+    unsafe { bpf(command, attribute).map(|fd| OwnedFd::from_raw_fd(fd)) }
+}
+
+/// A new map.
+pub(super) fn create_map(
+    kind: MapKind,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    name: &str,
+) -> Result<OwnedFd, Errno> {
+    let mut attribute = MapCreate {
+        kind: kind as u32,
+        key_size,
+        value_size,
+        max_entries,
+        flags: 0,
+        inner_map: 0,
+        numa_node: 0,
+        name: object_name(name),
+    };
+    // SAFETY: this is what BPF_MAP_CREATE takes; it has no pointers.
+    unsafe { bpf_fd(BPF_MAP_CREATE, &mut attribute) }
+}
+
+/// Sets an element. `K` and `V` are what the map was made for, which must be.
+pub(super) fn update<K: Copy, V: Copy>(map: BorrowedFd<'_>, key: &K, value: &V) -> Result<(), Errno> {
+    let mut attribute = MapElement {
+        map: map.as_raw_fd() as u32,
+        padding: 0,
+        key: address_of(key),
+        value: address_of(value),
+        flags: 0,
+    };
+    // SAFETY: the kernel reads as much of key and value as the map says; callers use each map with one type of either.
+    unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut attribute) }.map(drop)
+}
+
+/// Removes an element, which need not exist.
+pub(super) fn remove<K: Copy>(map: BorrowedFd<'_>, key: &K) -> Result<(), Errno> {
+    let mut attribute =
+        MapElement { map: map.as_raw_fd() as u32, padding: 0, key: address_of(key), value: 0, flags: 0 };
+    // SAFETY: as in `update`.
+    match unsafe { bpf(BPF_MAP_DELETE_ELEM, &mut attribute) } {
+        Err(Errno::NOENT) => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// Reads an element.
+pub(super) fn look_up<K: Copy, V: Copy + Default>(map: BorrowedFd<'_>, key: &K) -> Result<V, Errno> {
+    const BPF_MAP_LOOKUP_ELEM: i32 = 1;
+    let mut value = V::default();
+    let mut attribute = MapElement {
+        map: map.as_raw_fd() as u32,
+        padding: 0,
+        key: address_of(key),
+        value: std::ptr::from_mut(&mut value) as u64,
+        flags: 0,
+    };
+    // SAFETY: as in `update`; `V` consists of integers, any bytes of which are a value.
+    unsafe { bpf(BPF_MAP_LOOKUP_ELEM, &mut attribute) }?;
+    Ok(value)
+}
+
+/// Loads an XDP program. `multi_buffer`: it shall see frames of several buffers, of which it reads the first.
+///
+/// The error has what the verifier said, if it said anything.
+pub(super) fn load(code: &[Instruction], multi_buffer: bool, name: &str) -> Result<OwnedFd, (Errno, String)> {
+    let attempt = |log: &mut [u8]| {
+        let mut attribute = ProgramLoad {
+            kind: BPF_PROG_TYPE_XDP,
+            instructions: code.len() as u32,
+            code: code.as_ptr() as u64,
+            license: c"MIT".as_ptr() as u64,
+            log_level: u32::from(!log.is_empty()),
+            log_size: log.len() as u32,
+            log: if log.is_empty() { 0 } else { log.as_mut_ptr() as u64 },
+            kernel_version: 0,
+            flags: if multi_buffer { BPF_F_XDP_HAS_FRAGS } else { 0 },
+            name: object_name(name),
+            interface: 0,
+            attach_type: ATTACH_XDP,
+        };
+        // SAFETY: this is what BPF_PROG_LOAD takes: instructions, a C string and room for the log, with their lengths.
+        unsafe { bpf_fd(BPF_PROG_LOAD, &mut attribute) }
+    };
+    let error = match attempt(&mut []) {
+        Ok(program) => return Ok(program),
+        Err(error) => error,
+    };
+    let mut log = vec![0; LOG_BYTES];
+    match attempt(&mut log) {
+        Ok(program) => Ok(program),
+        Err(_) => {
+            let text = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy().into_owned();
+            Err((error, text))
+        }
+    }
+}
+
+/// Attaches an XDP program to an interface for as long as the descriptor that is returned is open.
+pub(super) fn attach(program: BorrowedFd<'_>, interface: u32, mode: AttachMode) -> Result<OwnedFd, Errno> {
+    let mut attribute = LinkCreate {
+        program: program.as_raw_fd() as u32,
+        interface,
+        attach_type: ATTACH_XDP,
+        flags: mode as u32,
+    };
+    // SAFETY: this is what BPF_LINK_CREATE takes; it has no pointers.
+    unsafe { bpf_fd(BPF_LINK_CREATE, &mut attribute) }
+}
+
+fn address_of<T>(value: &T) -> u64 {
+    std::ptr::from_ref(value) as u64
+}
+
+/// A name as tools show it: 15 bytes of letters, digits, dots and underscores.
+fn object_name(name: &str) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    for (to, from) in bytes.iter_mut().zip(name.bytes().take(15)) {
+        *to = from;
+    }
+    bytes
+}
+
+/// Runs a program on a frame that came on queue 0, without an interface. Returns what the program returned.
+#[cfg(all(test, not(loom)))]
+pub(super) fn run(program: BorrowedFd<'_>, frame: &[u8]) -> Result<u32, Errno> {
+    #[repr(C)]
+    struct TestRun {
+        program: u32,
+        result: u32,
+        size_in: u32,
+        size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+        context_in_size: u32,
+        context_out_size: u32,
+        context_in: u64,
+        context_out: u64,
+    }
+    const BPF_PROG_TEST_RUN: i32 = 10;
+    let mut attribute = TestRun {
+        program: program.as_raw_fd() as u32,
+        result: 0,
+        size_in: frame.len() as u32,
+        size_out: 0,
+        data_in: frame.as_ptr() as u64,
+        data_out: 0,
+        repeat: 1,
+        duration: 0,
+        context_in_size: 0,
+        context_out_size: 0,
+        context_in: 0,
+        context_out: 0,
+    };
+    // SAFETY: this is what BPF_PROG_TEST_RUN takes; the frame is only read, and no room for an answer is given.
+    unsafe { bpf(BPF_PROG_TEST_RUN, &mut attribute) }?;
+    Ok(attribute.result)
+}

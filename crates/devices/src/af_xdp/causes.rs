@@ -1,0 +1,128 @@
+//! What the kernel's answers mean here, and what can be done about it.
+
+use super::config::{Attach, CopyMode};
+use super::socket::Step;
+use rustix::io::Errno;
+use std::io;
+
+/// What a process needs, and where it may get it.
+const CAPABILITIES: &str =
+    "needs CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF (root, or AmbientCapabilities= of a systemd unit)";
+
+fn explained(error: impl Into<io::Error>, text: &str) -> io::Error {
+    let error = error.into();
+    io::Error::new(error.kind(), format!("{text}: {error}"))
+}
+
+/// Another program, or another socket, is there already.
+pub(super) fn is_occupied(error: Errno) -> bool {
+    matches!(error, Errno::BUSY | Errno::EXIST)
+}
+
+pub(super) fn of_map(error: Errno) -> io::Error {
+    match error {
+        Errno::PERM | Errno::ACCESS => explained(error, CAPABILITIES),
+        Errno::NOSYS | Errno::INVAL => {
+            explained(error, "the kernel has no BPF maps of AF_XDP sockets (CONFIG_XDP_SOCKETS)")
+        }
+        _ => explained(error, "making a BPF map"),
+    }
+}
+
+pub(super) fn of_load(error: Errno, log: &str, multi_buffer: bool) -> io::Error {
+    match error {
+        Errno::PERM => explained(error, CAPABILITIES),
+        Errno::INVAL if multi_buffer && log.is_empty() => explained(
+            error,
+            "an MTU above 3,822 needs frames in several buffers, which the kernel has since Linux 6.6: set a smaller MTU",
+        ),
+        _ => {
+            // The last lines say what the verifier minded.
+            let lines: Vec<&str> = log.lines().rev().take(3).collect();
+            let end: Vec<&str> = lines.into_iter().rev().collect();
+            explained(error, &format!("the kernel refuses the redirect program ({})", end.join("; ")))
+        }
+    }
+}
+
+pub(super) fn of_attach(error: Errno, how: Attach) -> io::Error {
+    match error {
+        Errno::PERM => explained(error, CAPABILITIES),
+        error if is_occupied(error) => explained(
+            error,
+            "the interface has another XDP program: see \"ip link show\", detach it with \"ip link set dev … xdp off\" or end the program that owns it",
+        ),
+        Errno::INVAL if how == Attach::Generic => {
+            explained(error, "the kernel has no XDP links (since Linux 5.9)")
+        }
+        Errno::OPNOTSUPP | Errno::INVAL | Errno::RANGE if how == Attach::Driver => explained(
+            error,
+            "the driver does not take the redirect program, at least not with this MTU: attach=generic works with every driver",
+        ),
+        _ => explained(error, "attaching the redirect program"),
+    }
+}
+
+pub(super) fn of_socket(step: Step, error: io::Error, queue: u16, mode: CopyMode, bytes: usize) -> io::Error {
+    let Some(errno) = Errno::from_io_error(&error) else { return explained(error, "AF_XDP socket") };
+    let text = match (step, errno) {
+        (_, Errno::PERM | Errno::ACCESS) => CAPABILITIES.into(),
+        (Step::Open, Errno::AFNOSUPPORT) => "the kernel has no AF_XDP sockets (CONFIG_XDP_SOCKETS)".into(),
+        (Step::Memory, Errno::NOBUFS) => format!(
+            "{} MiB of locked memory are above the limit: raise it (ulimit -l, LimitMEMLOCK= of a systemd unit), give CAP_IPC_LOCK, or take a smaller ring=",
+            bytes >> 20
+        ),
+        (Step::BusyPoll, Errno::NOPROTOOPT) => {
+            "the kernel has no busy polling of this kind (since Linux 5.11): busy_poll=0".into()
+        }
+        (Step::Bind, Errno::BUSY) => {
+            format!(
+                "queue {queue} has another AF_XDP socket: choose other queues, or end the program that owns it"
+            )
+        }
+        (Step::Bind, Errno::INVAL) => format!(
+            "the interface has no queue {queue} (\"ethtool -l\" shows how many there are), or the kernel does not know what is asked for (an MTU above 3,822 needs Linux 6.6)"
+        ),
+        (Step::Bind, Errno::OPNOTSUPP) if mode == CopyMode::ZeroCopy => {
+            "the driver has no zero copy for AF_XDP: mode=copy or mode=auto".into()
+        }
+        (Step::Bind, Errno::OPNOTSUPP) => {
+            "the driver cannot do this with AF_XDP: try mode=copy, attach=generic or a smaller MTU".into()
+        }
+        (Step::Bind, Errno::NETDOWN) => "the interface is down: ip link set … up".into(),
+        (step, _) => format!("AF_XDP socket of queue {queue} ({step:?})"),
+    };
+    explained(error, &text)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_names_cause_and_remedy_and_keeps_its_kind() {
+        let socket = |step, errno: Errno, mode| of_socket(step, errno.into(), 3, mode, 5 << 20);
+        for (error, words) in [
+            (of_map(Errno::PERM), "CAP_BPF"),
+            (of_load(Errno::PERM, "", false), "CAP_NET_ADMIN"),
+            (of_load(Errno::INVAL, "", true), "Linux 6.6"),
+            (
+                of_load(Errno::ACCESS, "1: r0 = 0\nR3 invalid\nprocessed 9", false),
+                "(1: r0 = 0; R3 invalid; processed 9)",
+            ),
+            (of_attach(Errno::BUSY, Attach::Auto), "xdp off"),
+            (of_attach(Errno::OPNOTSUPP, Attach::Driver), "attach=generic"),
+            (socket(Step::Memory, Errno::NOBUFS, CopyMode::Auto), "5 MiB of locked memory"),
+            (socket(Step::Bind, Errno::BUSY, CopyMode::Auto), "queue 3 has another"),
+            (socket(Step::Bind, Errno::INVAL, CopyMode::Auto), "no queue 3"),
+            (socket(Step::Bind, Errno::OPNOTSUPP, CopyMode::ZeroCopy), "mode=copy"),
+            (socket(Step::Bind, Errno::NETDOWN, CopyMode::Copy), "ip link set"),
+            (socket(Step::Open, Errno::AFNOSUPPORT, CopyMode::Copy), "CONFIG_XDP_SOCKETS"),
+            (socket(Step::BusyPoll, Errno::NOPROTOOPT, CopyMode::Copy), "busy_poll=0"),
+        ] {
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert_eq!(of_attach(Errno::BUSY, Attach::Auto).kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(of_map(Errno::PERM).kind(), io::ErrorKind::PermissionDenied);
+    }
+}

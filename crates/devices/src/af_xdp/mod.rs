@@ -1,0 +1,303 @@
+//! An AF_XDP device: queues of an interface that stays the kernel's, shared with it frame by frame.
+//!
+//! A redirect program at the interface sends what is the stack's into memory that the stack shares with the kernel, and leaves the rest alone. It vanishes with the
+//! process, however that ends.
+//!
+//! ```text
+//! config       what to open, and how that is written in one line
+//! redirect     which frame is the stack's: the program (assembler: its instructions; bpf: the system call)
+//! filter       the program with its maps, at the interface; told at run time what is the stack's
+//! neighbours   what stack and kernel must both hear
+//! socket       one queue: memory (umem), rings, and the calls that wake the kernel
+//! rx, tx       the halves of the device
+//! causes       what the kernel's errors mean
+//! ```
+
+mod assembler;
+mod bpf;
+mod causes;
+mod config;
+mod filter;
+mod neighbours;
+mod redirect;
+mod rings;
+mod rx;
+mod socket;
+mod tx;
+mod umem;
+
+pub use config::{AfXdpConfig, AfXdpKeys, Attach, CopyMode, QUEUES_MAX, Take};
+pub use filter::{Filter, PortKind};
+
+use crate::joined;
+use crate::netlink::{Link, Netlink};
+use bpf::AttachMode;
+use ginnel_stack::device::{Capabilities, Device};
+use neighbours::Copies;
+use rx::{AfXdpRx, Packets};
+use socket::{Parts, Socket, SocketOptions};
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tx::AfXdpTx;
+
+/// Bytes of an Ethernet header with a VLAN tag.
+const LINK_HEADER_BYTES: usize = 18;
+/// Bytes in front of a received frame in its chunk: `XDP_PACKET_HEADROOM`.
+const HEADROOM_BYTES: usize = 256;
+/// Sizes of chunks: the kernel takes powers of two up to a page.
+const CHUNKS: [usize; 2] = [2048, 4096];
+/// Linux's largest IP packet less an Ethernet header, as for TAP devices.
+const MTU_MAX: usize = 65_521;
+/// Room for frames that come in several chunks: so many of the longest.
+const JOINED_FRAMES: usize = 16;
+
+/// What happened to frames that nobody can be told about.
+#[derive(Debug, Default)]
+pub struct AfXdpStats {
+    /// Descriptors of the kernel that name nothing that it has.
+    pub rx_invalid: AtomicU64,
+    /// Received frames that were longer than the MTU allows, or not whole.
+    pub rx_dropped: AtomicU64,
+    /// Frames that the kernel says it sent, and that were none.
+    pub tx_invalid: AtomicU64,
+    /// Calls to send that failed: the interface is down or gone.
+    pub tx_errors: AtomicU64,
+    /// Calls to send.
+    pub tx_calls: AtomicU64,
+}
+
+/// An open AF_XDP device.
+pub struct AfXdp {
+    /// One device for each queue.
+    pub queues: Vec<Device>,
+    /// Shared by all queues.
+    pub stats: Arc<AfXdpStats>,
+    /// What is the stack's.
+    pub filter: Filter,
+    /// Whether the driver runs the redirect program.
+    pub in_driver: bool,
+    /// Whether frames pass without a copy.
+    pub zero_copy: bool,
+    sockets: Vec<Arc<Socket>>,
+    /// Another descriptor of what each queue sleeps on.
+    wakers: Vec<OwnedFd>,
+}
+
+impl AfXdp {
+    /// All queues as one device, for a single shard. It sends on the first.
+    ///
+    /// # Errors
+    /// No descriptor for a sleep on several.
+    pub fn into_one(self) -> io::Result<Device> {
+        joined::join(self.queues, self.wakers.iter().map(|waker| waker.as_fd()))
+    }
+
+    /// What the kernel counts: frames that it could not hand over, of all queues.
+    ///
+    /// # Errors
+    /// What the kernel answered.
+    pub fn dropped(&self) -> io::Result<u64> {
+        let mut sum = 0;
+        for socket in &self.sockets {
+            let counted = socket.statistics()?;
+            sum += counted.rx_dropped
+                + counted.rx_ring_full.unwrap_or_default()
+                + counted.rx_fill_ring_empty_descs.unwrap_or_default();
+        }
+        Ok(sum)
+    }
+}
+
+/// How large frames are laid into memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Layout {
+    chunk: usize,
+    multi_buffer: bool,
+}
+
+impl Layout {
+    fn of(mtu: usize) -> Self {
+        let longest = mtu + LINK_HEADER_BYTES;
+        let fits = |chunk: usize| longest <= chunk - HEADROOM_BYTES;
+        let chunk = if fits(CHUNKS[0]) { CHUNKS[0] } else { CHUNKS[1] };
+        Self { chunk, multi_buffer: !fits(chunk) }
+    }
+}
+
+/// Opens queues of an interface in the network namespace of the calling thread.
+///
+/// # Errors
+/// `InvalidInput` for a value outside its range, `NotFound` without the interface. Otherwise what the kernel answered, with what it means and what can be done.
+pub fn open(config: &AfXdpConfig) -> io::Result<AfXdp> {
+    config.validate().map_err(invalid)?;
+    let name = config.interface.as_str();
+    open_checked(config).map_err(|error| io::Error::new(error.kind(), format!("AF_XDP on {name}: {error}")))
+}
+
+fn invalid(problem: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, problem.into())
+}
+
+fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
+    let keys = &config.keys;
+    let link = interface(&config.interface)?;
+    let mtu = config.mtu.unwrap_or_else(|| link.mtu.min(MTU_MAX));
+    if !(68..=MTU_MAX).contains(&mtu) || mtu > link.mtu {
+        return Err(invalid(format!("the MTU {mtu} is not within 68 and the interface's {}", link.mtu)));
+    }
+    whose_addresses(config)?;
+    // Frames of the interface's MTU may come, even if the stack sends shorter ones.
+    let layout = Layout::of(link.mtu.min(MTU_MAX));
+    let queues = config.queues();
+    let highest = queues.iter().copied().max().unwrap_or_default();
+
+    let filter = Filter::new(keys.take.clone(), u32::from(highest) + 1)?;
+    tell(&filter, config)?;
+    let program = filter.load(layout.multi_buffer)?;
+    // Drivers without a copy want the program first.
+    let interface = (config.interface.as_str(), link.index);
+    let zero_copy = keys.mode == CopyMode::ZeroCopy;
+    let attached = Arc::new(filter::attach(&program, interface, keys.attach, zero_copy)?);
+
+    let stats = Arc::new(AfXdpStats::default());
+    let capabilities = Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false };
+    let mut copies = match keys.take {
+        Take::All => None,
+        Take::Addresses | Take::Ports => Some(Copies::open(link.index, &config.addresses)?),
+    };
+    let (mut devices, mut sockets, mut wakers) = (Vec::new(), Vec::new(), Vec::new());
+    for queue in queues {
+        let options = SocketOptions {
+            interface: link.index,
+            queue,
+            ring: keys.ring,
+            chunk: layout.chunk,
+            mode: keys.mode,
+            need_wakeup: keys.need_wakeup,
+            multi_buffer: layout.multi_buffer,
+            busy_poll: (keys.busy_poll_us > 0).then_some((keys.busy_poll_us, keys.busy_budget)),
+        };
+        let bytes = 2 * keys.ring as usize * layout.chunk;
+        let Parts { socket, rx, fill, rx_chunks, tx, completion, tx_chunks } = socket::open(&options)
+            .map_err(|(step, error)| causes::of_socket(step, error, queue, keys.mode, bytes))?;
+        filter.add_socket(queue, socket.as_fd())?;
+        sockets.push(socket.clone());
+        let longest = link.mtu.min(MTU_MAX) + LINK_HEADER_BYTES;
+        let joined = if layout.multi_buffer { JOINED_FRAMES * longest.next_multiple_of(64) } else { 0 };
+        let tx_parts = (tx, completion, tx_chunks);
+        let tx = AfXdpTx::new(
+            socket.clone(),
+            tx_parts,
+            layout.chunk,
+            capabilities,
+            stats.clone(),
+            attached.clone(),
+        );
+        // The first queue's shard is the one that is concerned with the link.
+        let rx_parts = (socket, rx, fill, rx_chunks);
+        let packets = match copies.take() {
+            Some(copies) => Packets::Copies(copies),
+            None => Packets::Watch(neighbours::watch(link.index)?),
+        };
+        let rx = AfXdpRx::new(rx_parts, (longest, joined), packets, stats.clone(), attached.clone())?;
+        wakers.push(rx.waker()?);
+        devices.push(Device { rx: Box::new(rx), tx: Box::new(tx) });
+    }
+    let in_driver = attached.mode == AttachMode::Driver;
+    let zero_copy = sockets.iter().all(|socket| !socket.copies);
+    tracing::info!(
+        interface = config.interface,
+        queues = devices.len(),
+        in_driver,
+        zero_copy,
+        take = %keys.take,
+        "AF_XDP"
+    );
+    Ok(AfXdp { queues: devices, stats, filter, in_driver, zero_copy, sockets, wakers })
+}
+
+fn interface(name: &str) -> io::Result<Link> {
+    let link = Netlink::open()?.link(name).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENODEV) => io::Error::new(
+            io::ErrorKind::NotFound,
+            "there is no such interface here (\"ip link\" lists them)",
+        ),
+        _ => error,
+    })?;
+    if !link.up {
+        return Err(io::Error::new(io::ErrorKind::NetworkDown, "the interface is down: ip link set … up"));
+    }
+    Ok(link)
+}
+
+/// An address that is the stack's alone must not be the host's, which would lose what it serves there; one that is shared must be.
+fn whose_addresses(config: &AfXdpConfig) -> io::Result<()> {
+    // The kernel lets a socket have an address only if it is its own.
+    let is_the_hosts = |address: IpAddr| UdpSocket::bind((address, 0)).is_ok();
+    for &(address, vlan) in &config.addresses {
+        match config.keys.take {
+            Take::Addresses if is_the_hosts(address) => {
+                return Err(invalid(format!(
+                    "{address} is the host's: give the stack one of its own, or share it with take=ports"
+                )));
+            }
+            Take::Ports if vlan != 0 => {
+                return Err(invalid(format!(
+                    "take=ports shares addresses outside of VLANs only, not {address} in VLAN {vlan}"
+                )));
+            }
+            Take::Ports if !is_the_hosts(address) => {
+                return Err(invalid(format!(
+                    "{address} is not the host's, so there is nothing to share: leave take=ports away"
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Fills the maps.
+fn tell(filter: &Filter, config: &AfXdpConfig) -> io::Result<()> {
+    for &(address, vlan) in &config.addresses {
+        filter.add_address(address, vlan)?;
+    }
+    if config.keys.take != Take::Ports {
+        return Ok(());
+    }
+    for (kind, (first, last)) in [PortKind::Tcp, PortKind::Udp].into_iter().zip(config.ephemeral) {
+        for (first, last) in [(first, last)].into_iter().chain(config.keys.ports.iter().copied()) {
+            if let Some(range) = kernels_ports(first, last)? {
+                return Err(invalid(format!(
+                    "the host chooses local ports from {range}, and {first} to {last} are to be the stack's: both would use the same ones. \
+                     Let the stack choose others (tcp.local_port_first, network.udp_port_first), or reserve them (net.ipv4.ip_local_reserved_ports)"
+                )));
+            }
+            filter.set_ports(kind, first..=last, true)?;
+        }
+    }
+    Ok(())
+}
+
+/// The range that the kernel chooses local ports from, if it has one of these, and none of them is reserved.
+fn kernels_ports(first: u16, last: u16) -> io::Result<Option<String>> {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
+    let mut numbers = range.split_whitespace().filter_map(|word| word.parse::<u16>().ok());
+    let (Some(low), Some(high)) = (numbers.next(), numbers.next()) else { return Ok(None) };
+    let reserved = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_reserved_ports")?;
+    let is_reserved = |port: u16| {
+        reserved.trim().split(',').any(|part| {
+            let (from, to) = part.split_once('-').unwrap_or((part, part));
+            matches!((from.parse::<u16>(), to.parse::<u16>()), (Ok(from), Ok(to)) if (from..=to).contains(&port))
+        })
+    };
+    let common = first.max(low)..=last.min(high);
+    let clash = common.into_iter().any(|port| !is_reserved(port));
+    Ok(clash.then(|| format!("{low} to {high}")))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,224 @@
+//! What neighbours say to everybody, or to an address that stack and kernel share: both must hear it, and a frame can be redirected to one only. So the
+//! redirect program leaves ARP and neighbour discovery that are not about the stack alone to the kernel, and a packet socket copies them for the stack. Its ring is read
+//! without a system call.
+//!
+//! The socket also keeps the multicast addresses of the stack's IPv6 addresses in the interface's filter. And it hears when the interface goes down or away, which an
+//! AF_XDP socket does not tell a sleeper.
+#![allow(unsafe_code)] // options that no crate names, and a ring in shared memory
+
+use super::umem::Mapping;
+use core::net::{IpAddr, Ipv6Addr};
+use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Slots of the ring: neighbours seldom speak.
+const SLOTS: usize = 64;
+/// Bytes of a slot: ARP and neighbour discovery are far shorter than this.
+const SLOT_BYTES: usize = 2048;
+/// Room in front of a frame to put its VLAN tag back.
+const TAG_BYTES: usize = 4;
+
+/// An EtherType below 1,536 is a length, so that no frame has this one.
+const UNUSED_PROTOCOL: u16 = 0x05fe;
+
+const PACKET_VERSION: c_int = 10;
+const PACKET_RESERVE: c_int = 12;
+const TPACKET_V2: c_int = 1;
+const STATUS_KERNEL: u32 = 0;
+const STATUS_USER: u32 = 1;
+const STATUS_VLAN_VALID: u32 = 1 << 4;
+const STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
+
+/// One instruction of a classic filter.
+const fn filter(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// ARP, and ICMPv6 of types 135 (neighbour solicitation) and 136 (advertisement). VLAN tags are not in the frame when the filter sees it.
+const FILTER: [libc::sock_filter; 10] = [
+    filter(0x28, 0, 0, 12),       // ldh [12]
+    filter(0x15, 7, 0, 0x0806),   // jeq #ARP, accept
+    filter(0x15, 0, 5, 0x86dd),   // jeq #IPv6, go on, drop
+    filter(0x30, 0, 0, 20),       // ldb [20]
+    filter(0x15, 0, 3, 58),       // jeq #ICMPv6, go on, drop
+    filter(0x30, 0, 0, 54),       // ldb [54]
+    filter(0x35, 0, 1, 135),      // jge #135, go on, drop
+    filter(0x25, 0, 1, 136),      // jgt #136, drop, accept
+    filter(0x06, 0, 0, 0),        // drop
+    filter(0x06, 0, 0, u32::MAX), // accept
+];
+
+/// A packet socket with the frames that kernel and stack both get.
+pub(super) struct Copies {
+    fd: OwnedFd,
+    ring: Mapping,
+    /// The slot that is filled next.
+    next: usize,
+    /// Slots in front of it whose frames are lent.
+    lent: usize,
+}
+
+impl Copies {
+    /// Opens one at an interface. Of `addresses` those of IPv6 are heard by their groups.
+    pub(super) fn open(interface: u32, addresses: &[(IpAddr, u16)]) -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        // Without a protocol nothing is received before the filter stands.
+        let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+        let mut filter = FILTER;
+        let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+        let packet = libc::SOL_PACKET;
+        set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
+        set(fd.as_fd(), packet, PACKET_VERSION, &TPACKET_V2)?;
+        set(fd.as_fd(), packet, PACKET_RESERVE, &(TAG_BYTES as c_int))?;
+        set(fd.as_fd(), packet, libc::PACKET_IGNORE_OUTGOING, &1)?;
+        let ring = libc::tpacket_req {
+            tp_block_size: (SLOTS * SLOT_BYTES) as u32,
+            tp_block_nr: 1,
+            tp_frame_size: SLOT_BYTES as u32,
+            tp_frame_nr: SLOTS as u32,
+        };
+        set(fd.as_fd(), packet, libc::PACKET_RX_RING, &ring)?;
+        let ring = Mapping::of(&fd, 0, SLOTS * SLOT_BYTES)?;
+        for (address, _) in addresses {
+            if let IpAddr::V6(address) = address {
+                let group = libc::packet_mreq {
+                    mr_ifindex: interface as c_int,
+                    mr_type: libc::PACKET_MR_MULTICAST as u16,
+                    mr_alen: 6,
+                    mr_address: solicited_node_mac(*address),
+                };
+                set(fd.as_fd(), packet, libc::PACKET_ADD_MEMBERSHIP, &group)?;
+            }
+        }
+        bind(fd.as_fd(), interface, libc::ETH_P_ALL as u16)?;
+        Ok(Self { fd, ring, next: 0, lent: 0 })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Appends what came to `burst`. The frames stay until the next call.
+    pub(super) fn receive<'a>(&'a mut self, burst: &mut RxBurst<'a>) {
+        for back in 1..=self.lent {
+            self.status((self.next + SLOTS - back) % SLOTS).store(STATUS_KERNEL, Ordering::Release);
+        }
+        self.lent = 0;
+        let first = self.next;
+        while self.lent < burst.remaining_capacity()
+            && self.lent < SLOTS
+            && self.status(self.next).load(Ordering::Acquire) & STATUS_USER != 0
+        {
+            self.put_tag_back(self.next);
+            self.next = (self.next + 1) % SLOTS;
+            self.lent += 1;
+        }
+        let this = &*self;
+        for number in 0..this.lent {
+            if let Some(bytes) = this.frame((first + number) % SLOTS) {
+                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            }
+        }
+    }
+
+    fn status(&self, slot: usize) -> &AtomicU32 {
+        let at = self.ring.at(slot * SLOT_BYTES, 4).cast::<AtomicU32>();
+        // SAFETY: inside the ring, which `self` keeps, and aligned, as slots start at multiples of 2,048 of a page; the kernel changes it as one word.
+        unsafe { at.as_ref() }
+    }
+
+    fn header(&self, slot: usize) -> libc::tpacket2_hdr {
+        let at = self.ring.at(slot * SLOT_BYTES, size_of::<libc::tpacket2_hdr>());
+        // SAFETY: inside the ring; the kernel wrote it before it gave the slot to us, and leaves it alone meanwhile.
+        unsafe { at.cast::<libc::tpacket2_hdr>().read() }
+    }
+
+    /// Where in the ring the frame of a slot is, if it is inside of its slot with room for a tag in front.
+    fn place(&self, slot: usize) -> Option<(usize, usize)> {
+        let header = self.header(slot);
+        let (start, len) = (usize::from(header.tp_mac), header.tp_snaplen as usize);
+        let inside = start >= size_of::<libc::tpacket2_hdr>() + TAG_BYTES && start + len <= SLOT_BYTES;
+        (inside && len >= 14).then_some((slot * SLOT_BYTES + start, len))
+    }
+
+    /// The kernel has taken the VLAN tag out of the frame: it is put where it was.
+    fn put_tag_back(&mut self, slot: usize) {
+        let header = self.header(slot);
+        let Some((start, _)) = self.place(slot).filter(|_| header.tp_status & STATUS_VLAN_VALID != 0) else {
+            return;
+        };
+        let known = header.tp_status & STATUS_VLAN_TPID_VALID != 0;
+        let tag =
+            [if known { header.tp_vlan_tpid } else { 0x8100 }, header.tp_vlan_tci].map(u16::to_be_bytes);
+        let at = self.ring.at(start - TAG_BYTES, 12 + 2 * TAG_BYTES);
+        // SAFETY: `place` found the frame, which is longer than this, and the room in front of it inside of the slot, which is ours until its status says otherwise; `&mut
+        // self` says that nothing of it is lent.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), 12 + 2 * TAG_BYTES) };
+        bytes.copy_within(TAG_BYTES..TAG_BYTES + 12, 0);
+        bytes[12..16].copy_from_slice(tag.as_flattened());
+    }
+
+    fn frame(&self, slot: usize) -> Option<&[u8]> {
+        let (start, len) = self.place(slot)?;
+        let tag = if self.header(slot).tp_status & STATUS_VLAN_VALID != 0 { TAG_BYTES } else { 0 };
+        let at = self.ring.at(start - tag, len + tag);
+        // SAFETY: inside of the slot, as `place` found. The kernel writes there only after `receive`, which takes `&mut self`, gave it back.
+        Some(unsafe { std::slice::from_raw_parts(at.as_ptr(), len + tag) })
+    }
+}
+
+/// RFC 2464 §7 of the group of RFC 4291 §2.7.1.
+fn solicited_node_mac(address: Ipv6Addr) -> [u8; 8] {
+    let octets = address.octets();
+    [0x33, 0x33, 0xff, octets[13], octets[14], octets[15], 0, 0]
+}
+
+/// Sets an option. `T` is what the option takes.
+fn set<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of a value that outlives the call, and the filter that one of them points to, which does too.
+    let result = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            std::ptr::from_ref(value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A socket that receives nothing, and has an error when the interface goes down or away.
+pub(super) fn watch(interface: u32) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
+    bind(fd.as_fd(), interface, UNUSED_PROTOCOL)?;
+    Ok(fd)
+}
+
+/// Receives a protocol of an interface from now on.
+fn bind(fd: BorrowedFd<'_>, interface: u32, protocol: u16) -> io::Result<()> {
+    let address = libc::sockaddr_ll {
+        sll_family: libc::AF_PACKET as u16,
+        sll_protocol: protocol.to_be(),
+        sll_ifindex: interface as c_int,
+        sll_hatype: 0,
+        sll_pkttype: 0,
+        sll_halen: 0,
+        sll_addr: [0; 8],
+    };
+    // SAFETY: the kernel reads a `sockaddr_ll` of this length.
+    let result = unsafe {
+        libc::bind(
+            fd.as_raw_fd(),
+            std::ptr::from_ref(&address).cast(),
+            size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}

@@ -1,0 +1,271 @@
+//! Rings of descriptors, in memory that the kernel maps too. One side writes the producer's index, the other the consumer's.
+#![allow(unsafe_code)] // reads and writes shared memory by address
+
+use super::umem::Mapping;
+use rustix::net::xdp::XdpRingOffset;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// `XDP_RING_NEED_WAKEUP`.
+const NEED_WAKEUP: u32 = 1;
+
+/// What lies in rings: consists of integers, so that any bytes are a value.
+pub(super) trait Entry: Copy {}
+
+impl Entry for u64 {}
+
+/// `struct xdp_desc`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(super) struct Descriptor {
+    pub(super) address: u64,
+    pub(super) len: u32,
+    pub(super) options: u32,
+}
+
+/// The frame goes on in the next descriptor: `XDP_PKT_CONTD`.
+pub(super) const CONTINUED: u32 = 1;
+
+impl Entry for Descriptor {}
+
+/// The memory of one ring.
+struct Ring<T> {
+    mapping: Arc<Mapping>,
+    producer: NonNull<AtomicU32>,
+    consumer: NonNull<AtomicU32>,
+    flags: Option<NonNull<AtomicU32>>,
+    entries: NonNull<T>,
+    /// Number of entries, a power of two.
+    size: u32,
+}
+
+// SAFETY: the addresses are of the mapping, which is not bound to a thread.
+unsafe impl<T: Entry> Send for Ring<T> {}
+
+impl<T: Entry> Ring<T> {
+    /// `offsets` are the kernel's: where in the mapping what is.
+    fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
+        assert!(size.is_power_of_two());
+        let word = |offset: u64| {
+            let at = mapping.at(offset as usize, 4).cast::<AtomicU32>();
+            assert!(at.is_aligned());
+            at
+        };
+        let entries = mapping.at(offsets.desc as usize, size as usize * size_of::<T>()).cast::<T>();
+        assert!(entries.is_aligned());
+        Self {
+            producer: word(offsets.producer),
+            consumer: word(offsets.consumer),
+            flags: offsets.flags.map(word),
+            entries,
+            size,
+            mapping,
+        }
+    }
+
+    fn word(&self, at: NonNull<AtomicU32>) -> &AtomicU32 {
+        debug_assert!(self.mapping.len() > 0);
+        // SAFETY: `new` found it inside the mapping, which `self` keeps, and aligned; the kernel changes it as one word.
+        unsafe { at.as_ref() }
+    }
+
+    fn entry(&self, index: u32) -> NonNull<T> {
+        // SAFETY: the index is below the number of entries, all of which `new` found inside.
+        unsafe { self.entries.add((index & (self.size - 1)) as usize) }
+    }
+
+    fn needs_wakeup(&self) -> bool {
+        self.flags.is_some_and(|flags| self.word(flags).load(Ordering::Relaxed) & NEED_WAKEUP != 0)
+    }
+}
+
+/// Bytes of a mapping that holds such a ring.
+pub(super) fn mapping_bytes<T>(offsets: &XdpRingOffset, size: u32) -> usize {
+    offsets.desc as usize + size as usize * size_of::<T>()
+}
+
+/// This side writes, the kernel reads: the fill ring, and the ring of what to send.
+pub(super) struct Producer<T> {
+    ring: Ring<T>,
+    /// Entries written so far; the kernel sees them when they are published.
+    written: u32,
+    published: u32,
+    /// Entries that can be written before the kernel's index must be looked at again.
+    room: u32,
+}
+
+impl<T: Entry> Producer<T> {
+    pub(super) fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
+        Self { ring: Ring::new(mapping, offsets, size), written: 0, published: 0, room: size }
+    }
+
+    /// Writes an entry. False, and nothing is written, if the ring is full.
+    #[must_use]
+    pub(super) fn push(&mut self, entry: T) -> bool {
+        if self.room == 0 {
+            let taken = self.ring.word(self.ring.consumer).load(Ordering::Acquire);
+            self.room = self.ring.size.saturating_sub(self.written.wrapping_sub(taken));
+            if self.room == 0 {
+                return false;
+            }
+        }
+        // SAFETY: inside the ring, and the kernel reads it only once it is published: it is none of those that wait.
+        unsafe { self.ring.entry(self.written).write(entry) };
+        self.written = self.written.wrapping_add(1);
+        self.room -= 1;
+        true
+    }
+
+    /// Shows the kernel what was written. Whether there was anything new.
+    pub(super) fn publish(&mut self) -> bool {
+        if self.published == self.written {
+            return false;
+        }
+        self.published = self.written;
+        self.ring.word(self.ring.producer).store(self.written, Ordering::Release);
+        true
+    }
+
+    /// Published entries that the kernel has not taken yet.
+    pub(super) fn waiting(&self) -> u32 {
+        self.published.wrapping_sub(self.ring.word(self.ring.consumer).load(Ordering::Acquire))
+    }
+
+    /// The kernel must be called to see what was published.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        self.ring.needs_wakeup()
+    }
+}
+
+/// The kernel writes, this side reads: what was received, and what was sent.
+pub(super) struct Consumer<T> {
+    ring: Ring<T>,
+    /// Entries read so far; the kernel reuses them when they are released.
+    read: u32,
+}
+
+impl<T: Entry> Consumer<T> {
+    pub(super) fn new(mapping: Arc<Mapping>, offsets: &XdpRingOffset, size: u32) -> Self {
+        Self { ring: Ring::new(mapping, offsets, size), read: 0 }
+    }
+
+    /// Entries that can be read. More than the ring holds is nonsense, and counts as what it holds.
+    pub(super) fn available(&self) -> u32 {
+        let produced = self.ring.word(self.ring.producer).load(Ordering::Acquire);
+        produced.wrapping_sub(self.read).min(self.ring.size)
+    }
+
+    /// Entries that there are at the most.
+    pub(super) fn size(&self) -> u32 {
+        self.ring.size
+    }
+
+    /// Entry number `ahead` of those that [`Consumer::available`] counted, from 0 on.
+    pub(super) fn peek(&self, ahead: u32) -> T {
+        // SAFETY: inside the ring; the kernel wrote it before it published it, and leaves it alone until it is released. Any bytes are a value.
+        unsafe { self.ring.entry(self.read.wrapping_add(ahead)).read() }
+    }
+
+    /// Gives the next `count` entries back.
+    pub(super) fn release(&mut self, count: u32) {
+        if count > 0 {
+            self.read = self.read.wrapping_add(count);
+            self.ring.word(self.ring.consumer).store(self.read, Ordering::Release);
+        }
+    }
+}
+
+/// The kernel's place, for tests: the same ring seen from its other end.
+#[cfg(all(test, not(loom)))]
+pub(super) mod other_side {
+    use super::*;
+
+    /// Where things are in a ring that no kernel made.
+    pub(in super::super) const OFFSETS: XdpRingOffset =
+        XdpRingOffset { producer: 0, consumer: 64, desc: 192, flags: Some(128) };
+
+    pub(in super::super) fn memory<T>(size: u32) -> Arc<Mapping> {
+        Arc::new(Mapping::anonymous(mapping_bytes::<T>(&OFFSETS, size)).expect("memory"))
+    }
+
+    /// Sets the producer's index to whatever a broken kernel may say.
+    pub(in super::super) fn set_producer(memory: &Arc<Mapping>, value: u32) {
+        let ring = Ring::<u64>::new(memory.clone(), &OFFSETS, 1);
+        ring.word(ring.producer).store(value, Ordering::Release);
+    }
+
+    pub(in super::super) fn set_needs_wakeup(memory: &Arc<Mapping>, needs: bool) {
+        let ring = Ring::<u64>::new(memory.clone(), &OFFSETS, 1);
+        ring.word(ring.flags.expect("flags")).store(u32::from(needs), Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::other_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
+    use super::*;
+
+    #[test]
+    fn entries_come_out_in_order_over_the_end_of_indices() {
+        let memory = memory::<u64>(4);
+        let mut producer = Producer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        let mut consumer = Consumer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        let (mut next, mut expected) = (0, 0);
+        for round in 0..100u32 {
+            let count = round % 5;
+            let pushed = (0..count)
+                .filter(|_| {
+                    producer.push({
+                        next += 1;
+                        next
+                    })
+                })
+                .count() as u32;
+            assert_eq!(pushed, count, "the ring is empty each time");
+            assert_eq!(consumer.available(), 0, "nothing is seen before it is published");
+            assert_eq!(producer.publish(), count > 0);
+            assert_eq!((consumer.available(), producer.waiting()), (count, count));
+            for ahead in 0..count {
+                expected += 1;
+                assert_eq!(consumer.peek(ahead), expected);
+            }
+            consumer.release(count);
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more() {
+        let memory = memory::<Descriptor>(2);
+        let mut producer = Producer::new(memory.clone(), &OFFSETS, 2);
+        let mut consumer = Consumer::<Descriptor>::new(memory, &OFFSETS, 2);
+        let entry = Descriptor { address: 5, len: 6, options: CONTINUED };
+        assert!(producer.push(entry) && producer.push(entry) && !producer.push(entry));
+        producer.publish();
+        assert_eq!(consumer.peek(1), entry);
+        consumer.release(1);
+        assert!(producer.push(entry) && !producer.push(entry));
+    }
+
+    #[test]
+    fn an_index_that_jumps_is_no_more_than_a_full_ring() {
+        let memory = memory::<u64>(4);
+        let mut consumer = Consumer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        for produced in [5, u32::MAX, 1 << 31] {
+            set_producer(&memory, produced);
+            assert_eq!(consumer.available(), 4);
+        }
+        consumer.release(4);
+        set_producer(&memory, 3);
+        assert_eq!(consumer.available(), 4, "one that goes back counts as one that jumps");
+    }
+
+    #[test]
+    fn the_flag_says_whether_the_kernel_wants_to_be_called() {
+        let memory = memory::<u64>(4);
+        let producer = Producer::<u64>::new(memory.clone(), &OFFSETS, 4);
+        assert!(!producer.needs_wakeup());
+        set_needs_wakeup(&memory, true);
+        assert!(producer.needs_wakeup());
+    }
+}

@@ -1,0 +1,265 @@
+use super::*;
+use crate::conformance::{self, Promises};
+use crate::namespace::{REQUIRED, in_namespace};
+use ginnel_stack::device::{RxBurst, TxMeta};
+use ginnel_stack::time::Instant;
+use std::process::Command;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+mod hostile;
+mod model;
+mod sharing;
+
+/// Runs `body` in a network namespace of its own, if programs can be loaded: root of a user namespace may not.
+fn in_bpf_namespace(name: &str, body: impl FnOnce()) {
+    in_namespace(name, || match Filter::new(Take::All, 1) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            assert!(error.to_string().contains("CAP_BPF"), "{error}");
+            assert!(std::env::var_os(REQUIRED).is_none(), "{name} cannot run: {error}");
+            eprintln!("skipped {name}: {error}");
+        }
+        _ => body(),
+    });
+}
+
+fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A veth pair with four queues each way. Both ends are up.
+fn veth(left: &str, right: &str, mtu: usize) {
+    let queues = "numrxqueues 4 numtxqueues 4";
+    ip(&format!("link add {left} mtu {mtu} {queues} type veth peer name {right} mtu {mtu} {queues}"));
+    // The kernel says nothing of its own, so that tests see only what they sent.
+    for interface in [left, right] {
+        std::fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1").expect("a sysctl");
+        ip(&format!("link set {interface} up"));
+    }
+}
+
+fn all_of(interface: &str, keys: &str) -> AfXdpConfig {
+    let keys = if keys.is_empty() { "take=all".into() } else { format!("take=all,{keys}") };
+    AfXdpConfig {
+        interface: interface.into(),
+        keys: keys.parse().expect("valid keys"),
+        ..AfXdpConfig::default()
+    }
+}
+
+fn only(device: AfXdp) -> Device {
+    device.into_one().expect("one queue")
+}
+
+const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 0 };
+
+/// Runs the suite over pairs of veth interfaces with these keys.
+fn conforms(keys: &str, mtu: usize) {
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    conformance::run(&format!("AF_XDP with {keys:?}, MTU {mtu}"), PROMISES, &mut || {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let (left, right) = (format!("left{number}"), format!("right{number}"));
+        veth(&left, &right, mtu);
+        let end = |interface: &str| only(open(&all_of(interface, keys)).expect("a device"));
+        (end(&left), end(&right))
+    });
+}
+
+#[test]
+fn queue_0_conforms() {
+    in_bpf_namespace("af_xdp::tests::queue_0_conforms", || conforms("", 1500));
+}
+
+#[test]
+fn another_queue_conforms() {
+    in_bpf_namespace("af_xdp::tests::another_queue_conforms", || conforms("queues=2", 1500));
+}
+
+#[test]
+fn every_way_of_attaching_and_waking_conforms() {
+    in_bpf_namespace("af_xdp::tests::every_way_of_attaching_and_waking_conforms", || {
+        for keys in
+            ["attach=driver,mode=copy", "attach=generic", "need_wakeup=off", "ring=64", "busy_poll=20"]
+        {
+            conforms(keys, 1500);
+        }
+    });
+}
+
+#[test]
+fn frames_in_several_buffers_conform() {
+    in_bpf_namespace("af_xdp::tests::frames_in_several_buffers_conform", || {
+        // One buffer of two kinds, at their limits; several.
+        for mtu in [1774, 3822, 9000] {
+            conforms("", mtu);
+        }
+        conforms("attach=generic", 9000);
+    });
+}
+
+/// What the kernel has to look at for every frame of the interface.
+#[test]
+fn the_program_stays_short() {
+    let maps = redirect::Maps { sockets: 3, addresses: 4, ports: 5, missed: 6 };
+    assert_eq!(redirect::everything(maps).map(|code| code.len()), Ok(6));
+    let len = redirect::shared(maps).expect("a program").len();
+    assert!((150..250).contains(&len), "{len} instructions");
+    println!("{len}");
+}
+
+#[test]
+fn the_layout_follows_from_the_mtu() {
+    let layout = |mtu| (Layout::of(mtu).chunk, Layout::of(mtu).multi_buffer);
+    assert_eq!(layout(68), (2048, false));
+    assert_eq!(layout(1774), (2048, false));
+    assert_eq!(layout(1775), (4096, false));
+    assert_eq!(layout(3822), (4096, false));
+    assert_eq!(layout(3823), (4096, true));
+    assert_eq!(layout(65_521), (4096, true));
+}
+
+/// Sends frames without waiting for anything.
+fn send(device: &mut Device, frames: &[Vec<u8>]) {
+    for frame in frames {
+        device.tx.reserve(frame.len()).expect("room").copy_from_slice(frame);
+        device.tx.commit(frame.len(), TxMeta::default());
+    }
+    device.tx.flush(Instant::ZERO);
+}
+
+/// What comes until there are `count` frames, or nothing came for a second.
+fn receive(device: &mut Device, count: usize) -> Vec<Vec<u8>> {
+    let mut frames: Vec<Vec<u8>> = Vec::new();
+    for _ in 0..50 {
+        let mut burst = RxBurst::new();
+        device.rx.rx_burst(Instant::ZERO, &mut burst);
+        frames.extend(burst.iter().map(|frame| frame.bytes.to_vec()));
+        drop(burst);
+        if frames.len() >= count {
+            break;
+        }
+        if device.rx.arm() {
+            conformance::sleep(device.rx.wake_fd(), Duration::from_millis(20));
+        }
+    }
+    frames
+}
+
+fn numbered(count: u8) -> Vec<Vec<u8>> {
+    (0..count).map(|number| vec![number; 60 + usize::from(number)]).collect()
+}
+
+#[test]
+fn one_device_of_several_queues_hears_all_of_them() {
+    in_bpf_namespace("af_xdp::tests::one_device_of_several_queues_hears_all_of_them", || {
+        veth("many0", "many1", 1500);
+        let mut all = only(open(&all_of("many0", "queues=0-3")).expect("a device"));
+        let each = open(&all_of("many1", "queues=0-3")).expect("a device");
+        assert_eq!(each.queues.len(), 4);
+        for (mut queue, number) in each.queues.into_iter().zip(1..) {
+            let frames = numbered(number);
+            send(&mut queue, &frames);
+            assert_eq!(receive(&mut all, frames.len()), frames, "queue {}", number - 1);
+        }
+    });
+}
+
+#[test]
+fn a_burst_costs_one_call_and_its_memory_comes_back() {
+    in_bpf_namespace("af_xdp::tests::a_burst_costs_one_call_and_its_memory_comes_back", || {
+        veth("calls0", "calls1", 1500);
+        let left = open(&all_of("calls0", "ring=256")).expect("a device");
+        assert!(left.in_driver && !left.zero_copy, "what veth can do");
+        let stats = left.stats.clone();
+        let (mut left, mut right) = (only(left), only(open(&all_of("calls1", "")).expect("a device")));
+        let frames = numbered(64);
+        // More than the ring holds, so that each chunk is used again and again.
+        for _ in 0..100 {
+            let before = stats.tx_calls.load(Ordering::Relaxed);
+            send(&mut left, &frames);
+            // Linux has sent 64 frames with one call since 6.17.
+            assert!(stats.tx_calls.load(Ordering::Relaxed) - before <= 2, "more than a call for 32 frames");
+            left.tx.flush(Instant::ZERO);
+            assert_eq!(receive(&mut right, frames.len()), frames);
+        }
+        let calls = stats.tx_calls.load(Ordering::Relaxed);
+        left.tx.flush(Instant::ZERO);
+        assert_eq!(stats.tx_calls.load(Ordering::Relaxed), calls, "nothing to send, nobody to call");
+        for counter in [&stats.rx_invalid, &stats.rx_dropped, &stats.tx_invalid, &stats.tx_errors] {
+            assert_eq!(counter.load(Ordering::Relaxed), 0);
+        }
+    });
+}
+
+#[test]
+fn a_deleted_interface_is_gone() {
+    in_bpf_namespace("af_xdp::tests::a_deleted_interface_is_gone", || {
+        veth("gone0", "gone1", 1500);
+        let mut device = only(open(&all_of("gone0", "")).expect("a device"));
+        assert!(device.rx.arm() && !device.rx.is_gone());
+        ip("link del gone0");
+        assert!(conformance::sleep(device.rx.wake_fd(), Duration::from_secs(10)), "a sleeper is woken");
+        let mut burst = RxBurst::new();
+        device.rx.rx_burst(Instant::ZERO, &mut burst);
+        assert!(burst.is_empty());
+        drop(burst);
+        assert!(!device.rx.arm() && device.rx.is_gone());
+        send(&mut device, &numbered(3));
+        assert!(device.tx.next_deadline().is_some_and(|again| again > Instant::ZERO), "no call per turn");
+    });
+}
+
+/// What opening fails with.
+fn error(config: &AfXdpConfig) -> String {
+    open(config).err().expect("refused").to_string()
+}
+
+#[test]
+fn what_cannot_be_opened_says_why_and_what_to_do() {
+    in_bpf_namespace("af_xdp::tests::what_cannot_be_opened_says_why_and_what_to_do", || {
+        veth("no0", "no1", 1500);
+        veth("down0", "down1", 1500);
+        ip("link set down0 down");
+        ip("addr add 10.3.0.1/24 dev no0");
+        let good = all_of("no0", "");
+        let with = |keys: &str, address: [u8; 4]| AfXdpConfig {
+            interface: "no0".into(),
+            keys: keys.parse().expect("valid keys"),
+            addresses: vec![(address.into(), 0)],
+            ephemeral: [(61_000, 65_000); 2],
+            ..AfXdpConfig::default()
+        };
+        for (config, words) in [
+            (all_of("nowhere", ""), "AF_XDP on nowhere: there is no such interface"),
+            (all_of("down0", ""), "AF_XDP on down0: the interface is down"),
+            (
+                AfXdpConfig { mtu: Some(1501), ..good.clone() },
+                "the MTU 1501 is not within 68 and the interface's 1500",
+            ),
+            (all_of("no0", "queues=7"), "the interface has no queue 7"),
+            (all_of("no0", "mode=zerocopy"), "the driver has no zero copy for AF_XDP: mode=copy"),
+            (with("", [10, 3, 0, 1]), "10.3.0.1 is the host's"),
+            (with("take=ports", [10, 3, 0, 2]), "10.3.0.2 is not the host's"),
+            (
+                AfXdpConfig { ephemeral: [(40_000, 41_000); 2], ..with("take=ports", [10, 3, 0, 1]) },
+                "ip_local_reserved_ports",
+            ),
+            (with("take=ports,ports=33000", [10, 3, 0, 1]), "33000 to 33000 are to be the stack's"),
+        ] {
+            let error = error(&config);
+            assert!(error.contains(words), "{error}");
+        }
+        // Nothing of all that was left behind.
+        let first = open(&good).expect("a device");
+        assert!(error(&good).contains("another XDP program"), "{}", error(&good));
+        drop(first);
+        // A queue with a socket, whose program is gone.
+        let first = open(&all_of("no0", "queues=1")).expect("the program went with its device");
+        let AfXdp { queues, sockets, .. } = first;
+        drop(queues);
+        assert!(error(&all_of("no0", "queues=0-1")).contains("queue 1 has another AF_XDP socket"));
+        drop(sockets);
+        open(&all_of("no0", "queues=0-1")).expect("both are free");
+    });
+}

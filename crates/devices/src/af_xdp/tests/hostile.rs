@@ -1,0 +1,128 @@
+//! Rings whose other side writes nonsense. The kernel does not; if it did, errors would be counted and nothing worse would happen.
+
+use super::super::filter::Attached;
+use super::super::rings::other_side::{OFFSETS, memory, set_needs_wakeup, set_producer};
+use super::super::rings::{Consumer, Descriptor, Producer};
+use super::super::umem;
+use super::*;
+use crate::random::Random;
+use ginnel_stack::device::{BURST_FRAMES_MAX, RxQueue, TxQueue};
+use rustix::event::{EventfdFlags, eventfd};
+
+const CHUNK: usize = 4096;
+const RING: u32 = 16;
+const MTU: usize = 9000;
+
+fn fd() -> OwnedFd {
+    eventfd(0, EventfdFlags::NONBLOCK).expect("a descriptor")
+}
+
+/// A number that is often near to what is right.
+fn address(random: &mut Random) -> u64 {
+    match random.below(4) {
+        0 => random.next_u64(),
+        1 => u64::MAX - random.below(3),
+        2 => random.below(2 * u64::from(RING)) * CHUNK as u64,
+        _ => random.below(2 * u64::from(RING) * CHUNK as u64 + 3),
+    }
+}
+
+#[test]
+fn nonsense_in_the_receive_ring_is_counted_and_skipped() {
+    let stats = Arc::new(AfXdpStats::default());
+    let (_, chunks, _) = umem::create(CHUNK, RING as usize, RING as usize).expect("memory");
+    let (rx_memory, fill_memory) = (memory::<Descriptor>(RING), memory::<u64>(RING));
+    let mut kernel = Producer::<Descriptor>::new(rx_memory.clone(), &OFFSETS, RING);
+    let mut fill = Consumer::<u64>::new(fill_memory.clone(), &OFFSETS, RING);
+    set_needs_wakeup(&fill_memory, true);
+    let mut rx = AfXdpRx::new(
+        (
+            Socket::of(fd()),
+            Consumer::new(rx_memory.clone(), &OFFSETS, RING),
+            Producer::new(fill_memory, &OFFSETS, RING),
+            chunks,
+        ),
+        (MTU + LINK_HEADER_BYTES, 2 * 9024),
+        Packets::Watch(fd()),
+        stats.clone(),
+        Attached::of(fd()),
+    )
+    .expect("a queue");
+    let mut random = Random::new(5);
+    let (mut lent, mut bytes) = (0, 0);
+    for _ in 0..20_000 {
+        for _ in 0..random.below(u64::from(RING) + 1) {
+            let len = if random.below(2) == 0 { random.next_u64() as u32 } else { random.below(4097) as u32 };
+            let options =
+                if random.below(3) == 0 { random.next_u64() as u32 } else { random.below(2) as u32 };
+            let _ = kernel.push(Descriptor { address: address(&mut random), len, options });
+        }
+        kernel.publish();
+        let mut burst = RxBurst::new();
+        rx.rx_burst(Instant::ZERO, &mut burst);
+        assert!(burst.len() <= BURST_FRAMES_MAX);
+        lent += burst.len();
+        bytes += burst
+            .iter()
+            .map(|frame| frame.bytes.iter().map(|&b| usize::from(b)).sum::<usize>())
+            .sum::<usize>();
+        drop(burst);
+        rx.arm();
+        for ahead in 0..fill.available() {
+            assert_eq!(fill.peek(ahead) % CHUNK as u64, 0, "no chunk was given back");
+        }
+        fill.release(fill.available());
+    }
+    assert!(lent > 1000 && bytes == 0, "{lent} frames");
+    assert!(stats.rx_invalid.load(Ordering::Relaxed) > 1000);
+    assert!(stats.rx_dropped.load(Ordering::Relaxed) > 100);
+    // A producer's index from anywhere.
+    for produced in [7, 1 << 31, u32::MAX, 0] {
+        set_producer(&rx_memory, produced);
+        let mut burst = RxBurst::new();
+        rx.rx_burst(Instant::ZERO, &mut burst);
+    }
+}
+
+#[test]
+fn nonsense_in_the_completion_ring_gives_no_memory() {
+    let stats = Arc::new(AfXdpStats::default());
+    let (_, _, chunks) = umem::create(CHUNK, RING as usize, RING as usize).expect("memory");
+    let (tx_memory, completion_memory) = (memory::<Descriptor>(RING), memory::<u64>(RING));
+    let mut kernel = Producer::<u64>::new(completion_memory.clone(), &OFFSETS, RING);
+    let mut sent = Consumer::<Descriptor>::new(tx_memory.clone(), &OFFSETS, RING);
+    let capabilities =
+        Capabilities { mac: [2; 6], mtu: MTU, tx_checksum: false, gso_bytes_max: 0, uso: false };
+    let mut tx = AfXdpTx::new(
+        Socket::of(fd()),
+        (
+            Producer::new(tx_memory, &OFFSETS, RING),
+            Consumer::new(completion_memory.clone(), &OFFSETS, RING),
+            chunks,
+        ),
+        CHUNK,
+        capabilities,
+        stats.clone(),
+        Attached::of(fd()),
+    );
+    let mut random = Random::new(6);
+    let mut committed = 0;
+    for _ in 0..20_000 {
+        for _ in 0..random.below(8) {
+            let _ = kernel.push(address(&mut random));
+        }
+        kernel.publish();
+        for _ in 0..random.below(8) {
+            let len = random.below(MTU as u64 + 18) as usize;
+            let Some(room) = tx.reserve(len) else { continue };
+            assert_eq!(room.len(), len);
+            tx.commit(len, TxMeta::default());
+            committed += 1;
+        }
+        tx.flush(Instant::ZERO);
+        sent.release(sent.available());
+    }
+    assert!(committed > 1000 && stats.tx_invalid.load(Ordering::Relaxed) > 1000, "{committed}");
+    set_producer(&completion_memory, 1 << 31);
+    let _ = tx.reserve(MTU);
+}

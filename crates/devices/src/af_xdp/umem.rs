@@ -1,0 +1,174 @@
+//! The memory that frames lie in, which the kernel reads and writes too: equal chunks, the first half of them for receiving, the second for sending.
+//!
+//! Of each chunk either the kernel or this side is the owner, and passing it on through a ring changes the owner. So what this side holds can be lent as ordinary
+//! slices. The kernel is trusted to keep to that; that what it names is inside is checked all the same.
+#![allow(unsafe_code)] // maps memory and lends parts of it
+
+use rustix::fd::AsFd;
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// A mapping, for as long as this value lives.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a mapping is not bound to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: `Mapping` itself gives out only the address; who reads or writes there says why it may.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// New memory, all zero. It is shared, so that a child process after fork never leaves the kernel with the wrong copy.
+    pub(super) fn anonymous(len: usize) -> io::Result<Self> {
+        // SAFETY: a new mapping at an address that the kernel chooses touches nothing that exists.
+        let base = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
+        }?;
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+
+    /// A part of what a descriptor stands for: the rings of a socket.
+    pub(super) fn of(fd: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        let flags = MapFlags::SHARED | MapFlags::POPULATE;
+        // SAFETY: as in `anonymous`.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset)
+        }?;
+        Ok(Self { base: NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?, len })
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// Panics if they are not inside, which is a bug of the caller: what others name is checked before.
+    pub(super) fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "outside of a mapping");
+        // SAFETY: just checked to be inside.
+        unsafe { self.base.add(offset) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by one of the above with this length, and nothing refers to it any more.
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// The chunks for receiving.
+pub(super) struct RxChunks {
+    memory: Arc<Mapping>,
+    chunk: usize,
+    /// Bytes of all of them, from the start on.
+    len: usize,
+}
+
+/// The chunks for sending.
+pub(super) struct TxChunks {
+    memory: Arc<Mapping>,
+    chunk: usize,
+    /// Where they are.
+    range: Range<usize>,
+}
+
+/// Memory for `rx` and `tx` chunks of `chunk` bytes, and its two parts.
+pub(super) fn create(chunk: usize, rx: usize, tx: usize) -> io::Result<(Arc<Mapping>, RxChunks, TxChunks)> {
+    let memory = Arc::new(Mapping::anonymous(chunk * (rx + tx))?);
+    let rx_chunks = RxChunks { memory: memory.clone(), chunk, len: chunk * rx };
+    let tx_chunks = TxChunks { memory: memory.clone(), chunk, range: chunk * rx..chunk * (rx + tx) };
+    Ok((memory, rx_chunks, tx_chunks))
+}
+
+impl RxChunks {
+    /// Addresses of all chunks, to be given to the kernel.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
+        (0..self.len as u64).step_by(self.chunk)
+    }
+
+    /// Where a descriptor's bytes are, if they are in one chunk.
+    pub(super) fn locate(&self, address: u64, len: u32) -> Option<Range<usize>> {
+        let start = usize::try_from(address).ok()?;
+        let end = start.checked_add(len as usize)?;
+        let within = end <= self.len && start % self.chunk + len as usize <= self.chunk;
+        within.then_some(start..end)
+    }
+
+    /// The chunk that a byte belongs to.
+    pub(super) fn chunk_of(&self, at: usize) -> u64 {
+        (at - at % self.chunk) as u64
+    }
+
+    /// Bytes of chunks that this side holds. `range` is what [`RxChunks::locate`] returned.
+    pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        assert!(range.end <= self.len && range.start <= range.end);
+        let start = self.memory.at(range.start, range.len());
+        // SAFETY: inside the mapping, which lives as long as `self`. The kernel handed the chunk over with the descriptor that named it, and writes there only after
+        // it got it back, which the queue does when the slice is gone (its next call, by `&mut self`). Nobody on this side writes to receive chunks.
+        unsafe { std::slice::from_raw_parts(start.as_ptr(), range.len()) }
+    }
+}
+
+impl TxChunks {
+    /// Addresses of all chunks.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = u64> + use<> {
+        (self.range.start as u64..self.range.end as u64).step_by(self.chunk)
+    }
+
+    /// Whether this is the address of a chunk for sending.
+    pub(super) fn is_chunk(&self, address: u64) -> bool {
+        usize::try_from(address).is_ok_and(|at| self.range.contains(&at) && at.is_multiple_of(self.chunk))
+    }
+
+    /// The first `len` bytes of a chunk that this side holds.
+    ///
+    /// Panics if there are not so many: callers check.
+    pub(super) fn room(&mut self, address: u64, len: usize) -> &mut [u8] {
+        assert!(self.is_chunk(address) && len <= self.chunk);
+        let start = self.memory.at(address as usize, len);
+        // SAFETY: inside the mapping, which lives as long as `self`. These chunks are lent here only, one at a time (`&mut self`), while this side holds them; the kernel reads
+        // them after they were put into the ring, and only reads.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_lies_in_one_chunk_for_receiving_is_located() {
+        let (_, rx, tx) = create(4096, 2, 2).expect("memory");
+        assert_eq!(rx.locate(256, 3840), Some(256..4096));
+        assert_eq!(rx.locate(4096 + 256, 0), Some(4352..4352));
+        for (address, len) in
+            [(256, 3841), (8192, 1), (8191, 2), (u64::MAX, 1), (u64::MAX - 3, 4), (0, u32::MAX)]
+        {
+            assert_eq!(rx.locate(address, len), None, "{address} {len}");
+        }
+        assert_eq!(rx.chunk_of(4352), 4096);
+        assert_eq!(rx.addresses().collect::<Vec<_>>(), [0, 4096]);
+        assert_eq!(tx.addresses().collect::<Vec<_>>(), [8192, 12_288]);
+        for (address, is) in [(8192, true), (12_288, true), (8193, false), (4096, false), (16_384, false)] {
+            assert_eq!(tx.is_chunk(address), is, "{address}");
+        }
+    }
+
+    #[test]
+    fn what_is_written_for_sending_is_in_the_memory() {
+        let (memory, rx, mut tx) = create(4096, 1, 1).expect("memory");
+        tx.room(4096, 3).copy_from_slice(&[1, 2, 3]);
+        assert_eq!(rx.bytes(0..4), [0; 4]);
+        assert_eq!(memory.len(), 8192);
+        assert_eq!(tx.room(4096, 4096)[..4], [1, 2, 3, 0]);
+    }
+}
