@@ -5,6 +5,7 @@
 //! fit is dropped.
 
 use core::net::SocketAddr;
+use ginnel::stats::Kind;
 use ginnel::{
     Conn, Context, Datagram, Error, Handler, ListenOptions, SocketOptions, UdpError, UdpHandle, UdpOptions,
 };
@@ -63,6 +64,10 @@ impl Handler for Echo {
     fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
         // An error means that nothing can be sent any more: what still comes is dropped until the connection's end is told.
         cx.send(conn, data).unwrap_or(data.len())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+        report(Kind::Counter, "echo.datagrams_dropped", self.datagrams_dropped);
     }
 
     fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {

@@ -8,17 +8,23 @@ use std::process::ExitCode;
 pub struct Failure {
     text: String,
     usage: bool,
+    closed_pipe: bool,
 }
 
 impl Failure {
     /// Arguments or configuration cannot be used.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { text: text.into(), usage: true }
+        Self { text: text.into(), usage: true, closed_pipe: false }
     }
 
     /// It failed while running.
     pub fn running(text: impl Into<String>) -> Self {
-        Self { text: text.into(), usage: false }
+        Self { text: text.into(), usage: false, closed_pipe: false }
+    }
+
+    /// Nobody reads the output any more.
+    pub fn is_closed_pipe(&self) -> bool {
+        self.closed_pipe
     }
 
     /// 2 for usage, 1 otherwise.
@@ -44,6 +50,7 @@ impl From<ginnel::Error> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(e: std::io::Error) -> Self {
-        Self::running(e.to_string())
+        let closed_pipe = e.kind() == std::io::ErrorKind::BrokenPipe;
+        Self { closed_pipe, ..Self::running(e.to_string()) }
     }
 }

@@ -6,6 +6,7 @@
 mod commands;
 mod failure;
 mod log;
+mod presence;
 mod signals;
 mod stack_options;
 mod table;

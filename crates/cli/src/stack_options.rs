@@ -54,6 +54,10 @@ pub struct StackOptions {
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
 
+    /// What ginnel stat and ginnel ss call the stack. Default: the command and the number of its process.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
     /// Pin the shard to this CPU.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1023))]
     pub cpu: Option<u32>,
@@ -102,6 +106,7 @@ impl StackOptions {
             device.faults_seed = self.link_seed.unwrap_or(device.faults_seed);
             device.capture = self.capture.clone().or(device.capture.take());
         }
+        config.run.name = self.name.clone().or(config.run.name.take());
         config.shard.cpu = self.cpu.or(config.shard.cpu);
         config.shard.spin_us = self.spin_us.unwrap_or(config.shard.spin_us);
         config.validate().map_err(|e| Failure::usage(e.to_string()))?;
@@ -121,6 +126,7 @@ impl StackOptions {
             ("--link", self.link.is_some()),
             ("--link-seed", self.link_seed.is_some()),
             ("--capture", self.capture.is_some()),
+            ("--name", self.name.is_some()),
             ("--cpu", self.cpu.is_some()),
             ("--spin-us", self.spin_us.is_some()),
         ];

@@ -3,7 +3,8 @@
 
 use ginnel::Config;
 use ginnel::config::{
-    ChannelConfig, DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, ShardConfig, ShardsConfig, TcpConfig,
+    ChannelConfig, DeviceConfig, DeviceKind, LinkConfig, NetworkConfig, RunConfig, ShardConfig, ShardsConfig,
+    TcpConfig,
 };
 use std::fmt::{Debug, Write};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 const TABLES: &[(&str, &str, &str)] = &[
     ("[shard]", "ShardConfig", "crates/runtime/src/config.rs"),
     ("[shards]", "ShardsConfig", "crates/runtime/src/config/shards.rs"),
+    ("[run]", "RunConfig", "crates/runtime/src/config/run.rs"),
     ("[channel]", "ChannelConfig", "crates/runtime/src/channel/mod.rs"),
     ("[[device]]", "DeviceConfig", "crates/runtime/src/config.rs"),
     ("[[link]]", "LinkConfig", "crates/runtime/src/config.rs"),
@@ -229,6 +231,7 @@ fn the_defaults_stated_are_the_defaults() {
     let actual = [
         ("ShardConfig", values(&ShardConfig::default())),
         ("ShardsConfig", values(&ShardsConfig::default())),
+        ("RunConfig", values(&RunConfig::default())),
         ("ChannelConfig", values(&ChannelConfig::default())),
         ("DeviceConfig", values(&device)),
         ("LinkConfig", values(&link)),

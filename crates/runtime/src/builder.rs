@@ -16,6 +16,7 @@ use crate::huge_pages;
 use crate::mailbox::Inbox;
 use crate::peers::Peers;
 use crate::placement::Beside;
+use crate::presence::Presence;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
@@ -41,6 +42,7 @@ pub struct ShardBuilder<H> {
     member: Option<Member>,
     channel: Option<Client>,
     beside: Option<Beside>,
+    presence: Option<(Arc<Presence>, String)>,
 }
 
 /// What one of several shards is given beside its handler.
@@ -66,6 +68,7 @@ impl Shard<()> {
             member: None,
             channel: None,
             beside: None,
+            presence: None,
         }
     }
 }
@@ -73,8 +76,8 @@ impl Shard<()> {
 impl<H> ShardBuilder<H> {
     /// The application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self { config, devices, seed, now, member, channel, beside, .. } = self;
-        ShardBuilder { config, handler, devices, seed, now, member, channel, beside }
+        let Self { config, devices, seed, now, member, channel, beside, presence, .. } = self;
+        ShardBuilder { config, handler, devices, seed, now, member, channel, beside, presence }
     }
 
     /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
@@ -94,6 +97,12 @@ impl<H> ShardBuilder<H> {
     /// not be predictable.
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Shows the shard to other processes, as the one called `label` of its stack. Not for simulations: it does I/O.
+    pub fn presence(mut self, presence: Option<Arc<Presence>>, label: impl Into<String>) -> Self {
+        self.presence = presence.map(|presence| (presence, label.into()));
         self
     }
 
@@ -138,9 +147,13 @@ impl<H: Handler> ShardBuilder<H> {
             member: None,
             channel: None,
             beside: None,
+            presence: self.presence.clone(),
         };
         let stack = SameThread(Arc::new(Mutex::new(stack.build_here()?)));
         let beside = Beside::new(stack.clone());
+        if let Some((_, label)) = &mut self.presence {
+            label.push_str(".app");
+        }
         self.channel = Some(beside.shard().handler_mut().attach(Box::new(stack))?);
         self.beside = Some(beside);
         Ok(())
@@ -179,7 +192,7 @@ impl<H: Handler> ShardBuilder<H> {
             stopping: false,
             peers,
         };
-        Ok(Shard {
+        let mut shard = Shard {
             core: Lent::new(core),
             handler: self.handler,
             dispatch: Dispatch::new(),
@@ -195,7 +208,12 @@ impl<H: Handler> ShardBuilder<H> {
             idle_since: None,
             beside: self.beside,
             leave: None,
-        })
+            page: None,
+        };
+        if let Some((presence, label)) = self.presence {
+            shard.show(presence, &label)?;
+        }
+        Ok(shard)
     }
 }
 
@@ -212,7 +230,14 @@ impl<H> ShardBuilder<H> {
         let mut ports = Vec::new();
         for device in &config.devices {
             let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
-            ports.push(Port { id: stack.add_port(tx), name: device.name.clone(), rx, is_gone: false });
+            ports.push(Port {
+                id: stack.add_port(tx),
+                name: device.name.clone(),
+                rx,
+                is_gone: false,
+                rx_frames: 0,
+                rx_bytes: 0,
+            });
         }
         if let Some((name, _)) = self.devices.first() {
             let problem = format!("the configuration has no device named \"{name}\"");

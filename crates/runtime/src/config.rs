@@ -1,10 +1,12 @@
 //! Configuration: one TOML file, or the same values built in code. Every key is documented in `docs/configuration.md`.
 
 mod file;
+mod run;
 mod shards;
 mod values;
 
 pub use file::FileError;
+pub use run::RunConfig;
 pub use shards::ShardsConfig;
 pub use values::{Mac, Prefix};
 
@@ -27,6 +29,8 @@ pub struct Config {
     pub shard: ShardConfig,
     /// How many threads.
     pub shards: ShardsConfig,
+    /// How other processes see it.
+    pub run: RunConfig,
     /// Between an application that has a thread of its own and its shard.
     pub channel: ChannelConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
@@ -267,6 +271,7 @@ impl Config {
         self.shard.validate()?;
         self.shards.validate(self.shard.cpu)?;
         self.channel.validate()?;
+        self.run.validate()?;
         if self.shards.count > 1 && self.shard.placement != Placement::Inline {
             let problem = "must be \"inline\" with several shards";
             return Err(ConfigError::new("shard.placement", problem));

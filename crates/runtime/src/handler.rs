@@ -2,6 +2,7 @@
 
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
+use crate::stats::Kind;
 use core::any::Any;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
@@ -126,6 +127,12 @@ pub trait Handler {
     /// it began calls [`Context::stop`] when it has, within `shard.stop_grace_ms`.
     fn stopping(&mut self, cx: &mut Context<'_>) {
         cx.stop();
+    }
+
+    /// What this handler counts, for `ginnel stat`: each with a name like `httpd.responses`. Called a few times per second at the most, and must always
+    /// report the same names in the same order.
+    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+        let _ = report;
     }
 
     /// Another thread sent `command` through the shard's mailbox ([`Commander`](crate::Commander)).

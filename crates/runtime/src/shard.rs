@@ -12,7 +12,8 @@ use crate::handler::Handler;
 use crate::mail;
 use crate::mailbox::Inbox;
 use crate::placement::Beside;
-use crate::stats::{ShardStats, StatsReader, StatsWriter};
+use crate::show::Shown;
+use crate::stats::{Doing, ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{pin, wait};
 use arrayvec::ArrayVec;
@@ -47,6 +48,9 @@ pub(crate) struct Port {
     /// It was found to have gone away, and is not looked at any more.
     pub(crate) is_gone: bool,
     pub(crate) rx: Box<dyn RxQueue + Send>,
+    /// What was received.
+    pub(crate) rx_frames: u64,
+    pub(crate) rx_bytes: u64,
 }
 
 /// A shard with its application.
@@ -70,6 +74,8 @@ pub struct Shard<H> {
     pub(crate) beside: Option<Beside>,
     /// One of several shards that run on threads, and leave together.
     pub(crate) leave: Option<Leave>,
+    /// Where other processes read the counters.
+    pub(crate) page: Option<Shown>,
 }
 
 /// What one turn did.
@@ -165,7 +171,9 @@ impl<H: Handler> Shard<H> {
             }
         }
         self.see_others_off(stop)?;
-        self.publish(clock::now());
+        let now = clock::now();
+        self.publish(now);
+        self.show_now(now, Doing::Ended);
         Ok(())
     }
 
@@ -200,8 +208,13 @@ impl<H: Handler> Shard<H> {
         for port in ports.iter_mut().filter(|port| !port.is_gone) {
             let mut burst = RxBurst::new();
             port.rx.rx_burst(now, &mut burst);
+            if burst.is_empty() {
+                continue;
+            }
             work += burst.len();
             core.stats.count_burst(burst.len());
+            port.rx_frames += burst.len() as u64;
+            port.rx_bytes += bytes_of(&burst);
             core.steer(port.id, &mut burst);
             if let Some(stack) = core.stack.here_mut() {
                 stack.receive(now, port.id, &burst);
@@ -304,6 +317,8 @@ impl<H: Handler> Shard<H> {
             }
             work += burst.len();
             core.stats.count_burst(burst.len());
+            port.rx_frames += burst.len() as u64;
+            port.rx_bytes += bytes_of(&burst);
             core.steer(port.id, &mut burst);
             if let Some(stack) = core.stack.here_mut() {
                 stack.receive(now, port.id, &burst);
@@ -359,6 +374,9 @@ impl<H: Handler> Shard<H> {
         }
         if now - self.published >= PUBLISH_EVERY {
             self.publish(now);
+            if self.page.as_ref().is_some_and(|shown| shown.page.is_due(now)) {
+                self.show_now(now, Doing::Turns);
+            }
         }
         Ok(work)
     }
@@ -403,6 +421,7 @@ impl<H: Handler> Shard<H> {
         // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
         if armed && until.is_none_or(|at| at > now) {
             self.publish(now);
+            until = self.show_before_sleep(now, until);
             let devices = self.devices().filter_map(|p| p.rx.wake_fd());
             let others = self.handler.wake_fd().into_iter().chain(self.core.stack.wake_fd());
             let devices: ArrayVec<RawFd, { wait::WATCHED_MAX }> =
@@ -424,6 +443,10 @@ impl<H: Handler> Shard<H> {
         stats.timers_refused = timers.refused;
         self.stats.publish(stats);
     }
+}
+
+fn bytes_of(burst: &RxBurst<'_>) -> u64 {
+    burst.iter().map(|frame| frame.bytes.len() as u64).sum()
 }
 
 /// Whether duplicate address detection (RFC 4862 §5.4) has come to an end for all configured addresses: until then IPv6 addresses cannot be

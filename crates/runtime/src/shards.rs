@@ -26,6 +26,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::mailbox::{Inbox, Outbox, mailbox};
 use crate::peers::Peers;
+use crate::presence::Presence;
 use crate::shard::Shard;
 use crate::stats::{StatsReader, StatsWriter};
 use crate::stop::StopFlag;
@@ -45,12 +46,13 @@ pub struct Shards {
     devices: Vec<(String, Vec<Device>)>,
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
+    presence: Option<Arc<Presence>>,
 }
 
 impl Shards {
     /// Starts with a configuration.
     pub fn new(config: Config) -> Self {
-        Self { config, devices: Vec::new(), seed: None, now: None }
+        Self { config, devices: Vec::new(), seed: None, now: None, presence: None }
     }
 
     /// Supplies the queues of the device of this name, one for each shard. A memory device must be supplied, others are opened where none is.
@@ -62,6 +64,12 @@ impl Shards {
     /// A fixed seed, for simulations: see [`ShardBuilder::seed`](crate::ShardBuilder::seed).
     pub fn seed(mut self, seed: [u8; 32]) -> Self {
         self.seed = Some(seed);
+        self
+    }
+
+    /// Shows the shards to other processes, by number. Not for simulations: it does I/O.
+    pub fn presence(mut self, presence: Option<Arc<Presence>>) -> Self {
+        self.presence = presence;
         self
     }
 
@@ -96,6 +104,7 @@ impl Shards {
                 seed,
                 now: self.now,
                 member,
+                presence: self.presence.clone().map(|presence| (presence, index.to_string())),
             });
         }
         for device in &self.config.devices {
@@ -179,11 +188,15 @@ struct Part {
     seed: [u8; 32],
     now: Option<Instant>,
     member: Option<Member>,
+    presence: Option<(Arc<Presence>, String)>,
 }
 
 impl Part {
     fn build<H: Handler>(self, handler: H) -> Result<Shard<H>, Error> {
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
+        if let Some((presence, label)) = self.presence {
+            builder = builder.presence(Some(presence), label);
+        }
         for (name, device) in self.devices {
             builder = builder.device(name, device);
         }

@@ -1,6 +1,17 @@
 //! What a shard counts, and how other threads read it: the shard writes whole snapshots now and then, readers never touch what it works on.
 
-use core::sync::atomic::{AtomicU64, Ordering, fence};
+mod catalogue;
+mod mapping;
+mod page;
+mod read;
+mod seqlock;
+
+pub(crate) use catalogue::{View, names};
+pub(crate) use page::Page;
+pub use page::{Doing, Kind};
+pub use read::{PageError, PageReader, Snapshot, pages};
+
+use seqlock::AtomicU64;
 use std::sync::Arc;
 
 /// Buckets of the burst histogram: 1, 2–3, 4–7, 8–15, 16–31, 32–63 and 64 frames.
@@ -99,95 +110,41 @@ impl ShardStats {
 
 /// Reads a shard's counters from another thread.
 #[derive(Clone, Debug)]
-pub struct StatsReader(Arc<Shared>);
-
-#[derive(Debug)]
-struct Shared {
-    /// Odd while a snapshot is being written.
-    version: AtomicU64,
-    words: [AtomicU64; WORDS],
-}
+pub struct StatsReader(Arc<[AtomicU64]>);
 
 /// The shard's end.
 #[derive(Debug)]
-pub(crate) struct StatsWriter(Arc<Shared>);
+pub(crate) struct StatsWriter(Arc<[AtomicU64]>);
 
 impl StatsWriter {
     pub(crate) fn new() -> Self {
-        let words = [const { AtomicU64::new(0) }; WORDS];
-        Self(Arc::new(Shared { version: AtomicU64::new(0), words }))
+        Self((0..=WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
     pub(crate) fn reader(&self) -> StatsReader {
         StatsReader(Arc::clone(&self.0))
     }
 
-    /// Publishes a snapshot. There is one writer, so plain stores between two version numbers do.
+    /// Publishes a snapshot.
     pub(crate) fn publish(&self, stats: &ShardStats) {
-        let version = self.0.version.load(Ordering::Relaxed);
-        self.0.version.store(version + 1, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (shared, word) in self.0.words.iter().zip(stats.words()) {
-            shared.store(word, Ordering::Relaxed);
+        let Some(mut publication) = seqlock::begin(&self.0) else { return };
+        for word in stats.words() {
+            publication.put(word);
         }
-        self.0.version.store(version + 2, Ordering::Release);
+        publication.finish();
     }
 }
 
 impl StatsReader {
     /// The snapshot published last: at most some 10 ms old while the shard is busy, exact while it sleeps.
     pub fn snapshot(&self) -> ShardStats {
-        loop {
-            let before = self.0.version.load(Ordering::Acquire);
-            let mut words = [0; WORDS];
-            for (word, shared) in words.iter_mut().zip(&self.0.words) {
-                *word = shared.load(Ordering::Relaxed);
-            }
-            fence(Ordering::Acquire);
-            if before.is_multiple_of(2) && self.0.version.load(Ordering::Relaxed) == before {
-                return ShardStats::from_words(words);
-            }
+        let mut words = [0; WORDS];
+        while !seqlock::read_words(&self.0, &mut words) {
             core::hint::spin_loop();
         }
+        ShardStats::from_words(words)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::{BURST_BUCKETS, ShardStats, StatsWriter};
-
-    #[test]
-    fn bursts_are_counted_by_powers_of_two() {
-        let mut stats = ShardStats::default();
-        for frames in [1, 2, 3, 4, 31, 32, 63, 64] {
-            stats.count_burst(frames);
-        }
-        assert_eq!(stats.bursts, [1, 2, 1, 0, 1, 2, 1]);
-        assert_eq!(stats.frames_received, 200);
-    }
-
-    #[test]
-    fn a_reader_never_sees_half_a_snapshot() {
-        let writer = StatsWriter::new();
-        let reader = writer.reader();
-        let thread = std::thread::spawn(move || {
-            let mut last = 0;
-            while last < 20_000 {
-                let seen = reader.snapshot();
-                assert_eq!(seen.bursts, [seen.turns; BURST_BUCKETS]);
-                assert_eq!(seen.running_ns, seen.turns);
-                assert!(seen.turns >= last);
-                last = seen.turns;
-            }
-        });
-        for turns in 1..=20_000 {
-            writer.publish(&ShardStats {
-                turns,
-                running_ns: turns,
-                bursts: [turns; BURST_BUCKETS],
-                ..ShardStats::default()
-            });
-        }
-        thread.join().unwrap();
-    }
-}
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -125,6 +125,12 @@ impl Timers {
         }
     }
 
+    /// Timers that are set, how many may be, and the most that ever were at a time.
+    pub(crate) fn usage(&self) -> (usize, usize, usize) {
+        let set = self.wheel.len() + self.exact.len() - self.exact_stale;
+        (set, self.max, self.entries.0.len())
+    }
+
     /// The token of a timer that has run out: first the exact ones, then the others, each kind earliest first.
     pub(crate) fn pop(&mut self, now: Instant) -> Option<u64> {
         let index = match self.exact.peek() {

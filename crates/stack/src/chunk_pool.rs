@@ -170,6 +170,11 @@ impl ChunkPool {
         self.high_water
     }
 
+    /// Chunks at the most.
+    pub fn limit(&self) -> usize {
+        self.chunks_max
+    }
+
     /// Chunks that [`ChunkPool::alloc`] can still give.
     pub fn available(&self) -> usize {
         self.chunks_max.saturating_sub(self.in_use + self.reserved)

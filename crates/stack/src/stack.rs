@@ -10,6 +10,13 @@
 //!   transmit(now)                  everything that is to be sent leaves, with acknowledgements riding on answers
 //! ```
 
+mod listing;
+mod pools;
+
+pub(crate) use listing::nobody;
+pub use listing::{Cursor, Listed, Protocol, Timer, TimerKind};
+pub use pools::{POOLS, Pool};
+
 use crate::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxFrame, TxQueue};
 use crate::error::{ConfigError, ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use crate::events::{Event, InlineData};

@@ -6,6 +6,7 @@ use super::server::{Server, Transport};
 use super::site::{Body, FileId, Site};
 use core::net::SocketAddr;
 use core::time::Duration;
+use ginnel::stats::Kind;
 use ginnel::{
     CloseReason, Conn, Context, Error, Handler, Instant, ListenOptions, Listener, PreloadedSource,
     SocketOptions, Source, SourceId,
@@ -108,6 +109,15 @@ impl Handler for Httpd {
         }
         cx.set_timer(Duration::from_secs(1), TICK);
         Ok(())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+        let counters = self.server.counters();
+        report(Kind::Counter, "httpd.connections", counters.connections);
+        report(Kind::Counter, "httpd.responses", counters.responses);
+        report(Kind::Counter, "httpd.errors", counters.errors);
+        report(Kind::Counter, "httpd.timeouts", counters.timeouts);
+        report(Kind::Gauge, "httpd.open", counters.open);
     }
 
     fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, _: Listener) {

@@ -5,6 +5,7 @@ mod workers;
 use self::workers::End;
 use super::serve;
 use crate::failure::Failure;
+use crate::presence;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
@@ -12,7 +13,7 @@ use clap::{Args, Subcommand};
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind, LinkConfig, Prefix};
-use ginnel::{Config, Error, Handler, Shard, ShardStats, Shards, StopFlag};
+use ginnel::{Config, Error, Handler, Presence, Shard, ShardStats, Shards, StopFlag};
 use ginnel_apps::Run;
 use ginnel_apps::httpd::Httpd;
 use ginnel_apps::load::light::Place;
@@ -20,6 +21,7 @@ use ginnel_apps::load::{self, Report, StackKind};
 use ginnel_devices::memory::{MemoryConfig, Spread, fan, pair};
 use ginnel_stack::device::Device;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 /// Source addresses that are given to the stack at the most.
@@ -106,13 +108,14 @@ pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option
             ));
         }
         let config = options.stack.to_config()?;
+        let presence = presence::of(&config.run, "load")?;
         if let Some(count) = shards(&options.load, &config)? {
-            return Ok((on_shards(options, count, config, None, stop)?, None));
+            return Ok((on_shards(options, count, config, None, presence, stop)?, None));
         }
         let shares = workers::split(&config, options.load.workers())?;
         let places =
             with_sources(shares, &options.load)?.into_iter().map(|config| Place { config, device: None });
-        return Ok((on_devices(&options.load, stop, places.collect())?, None));
+        return Ok((on_devices(&options.load, stop, places.collect(), presence)?, None));
     };
     if options.stack.device != Some(DeviceName::Memory) {
         return Err(Failure::usage("--serve needs --device memory"));
@@ -139,11 +142,12 @@ fn with_server(
     };
     let (near, far): (Vec<_>, Vec<_>) =
         ends.iter().map(|end| pair(cable(end.worker.devices.first()))).unzip();
-    let server = server_on_cables(&ends, target, root, far, options.serve_cpu)?;
+    let presence = presence_of(ends.first())?;
+    let server = server_on_cables(&ends, target, root, far, options.serve_cpu, presence.clone())?;
     let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), &load)?;
     let places = configs.into_iter().zip(near).map(|(config, cable)| Place { config, device: Some(cable) });
     let places = places.collect();
-    beside_server(server, stop, || Ok(on_devices(&load, stop, places)?))
+    beside_server(server, stop, || Ok(on_devices(&load, stop, places, presence)?))
 }
 
 /// The same with a generator whose shards share one cable.
@@ -155,8 +159,10 @@ fn with_server_of_shards(
     (target, count): (SocketAddr, u32),
 ) -> Result<(Report, Option<ServerSide>), Failure> {
     let (far, near) = fan(&cable(end.worker.devices.first()), count as usize, Spread::Hash);
-    let server = server_on_cables(core::slice::from_ref(&end), target, root, vec![far], options.serve_cpu)?;
-    beside_server(server, stop, || on_shards(options, count, end.worker, Some(near), stop))
+    let presence = presence_of(Some(&end))?;
+    let ends = core::slice::from_ref(&end);
+    let server = server_on_cables(ends, target, root, vec![far], options.serve_cpu, presence.clone())?;
+    beside_server(server, stop, || on_shards(options, count, end.worker, Some(near), presence, stop))
 }
 
 /// Measures while the server runs on another thread.
@@ -191,6 +197,7 @@ fn server_on_cables(
     root: &Path,
     cables: Vec<Device>,
     cpu: Option<u32>,
+    presence: Option<Arc<Presence>>,
 ) -> Result<Shard<Httpd>, Failure> {
     let httpd = serve::httpd_options(root, &address.to_string())?;
     let mut config = Config::default();
@@ -204,7 +211,7 @@ fn server_on_cables(
         config.devices.push(DeviceConfig::new(name, DeviceKind::Memory));
         config.links.push(LinkConfig::new(name, name, vec![end.server]));
     }
-    let builder = Shard::builder(config).handler(Httpd::new(&httpd)?);
+    let builder = Shard::builder(config).handler(Httpd::new(&httpd)?).presence(presence, "server");
     Ok(names.into_iter().zip(cables).fold(builder, |b, (name, cable)| b.device(name, cable)).build()?)
 }
 
@@ -269,6 +276,7 @@ fn on_shards(
     count: u32,
     config: Config,
     queues: Option<Vec<Device>>,
+    presence: Option<Arc<Presence>>,
     stop: &StopFlag,
 ) -> Result<Report, Failure> {
     let load = load::Options { shards: Some(count), ..options.load.clone() };
@@ -278,7 +286,7 @@ fn on_shards(
     config.shards.count = count;
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
     let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
-    let mut shards = Shards::new(config);
+    let mut shards = Shards::new(config).presence(presence);
     if let Some(queues) = queues {
         shards = shards.device(name, queues);
     }
@@ -286,25 +294,39 @@ fn on_shards(
 }
 
 /// Runs the generator on a TCP of this program.
-fn on_devices(options: &load::Options, stop: &StopFlag, places: Vec<Place>) -> Result<Report, Error> {
+fn on_devices(
+    options: &load::Options,
+    stop: &StopFlag,
+    places: Vec<Place>,
+    presence: Option<Arc<Presence>>,
+) -> Result<Report, Error> {
     if options.stack == StackKind::Light {
         return load::measure_light(options, stop, places);
     }
-    let stacks = places.into_iter().map(|place| OnStack { place, stop }).collect();
+    let stack = |(index, place)| OnStack { place, stop, index, presence: presence.clone() };
+    let stacks = places.into_iter().enumerate().map(stack).collect();
     load::measure(options, stop, stacks)
+}
+
+/// How the generator's stacks are seen, all under one name.
+fn presence_of(end: Option<&End>) -> Result<Option<Arc<Presence>>, Failure> {
+    end.map_or(Ok(None), |end| presence::of(&end.worker.run, "load"))
 }
 
 /// Ginnel's stack for one worker.
 struct OnStack<'a> {
     place: Place,
     stop: &'a StopFlag,
+    index: usize,
+    presence: Option<Arc<Presence>>,
 }
 
 impl Run for OnStack<'_> {
     fn run<H: Handler + Send + 'static>(self, handler: H) -> Result<ShardStats, Error> {
         let Place { config, device } = self.place;
         let name = config.devices.first().map(|device| device.name.clone()).unwrap_or_default();
-        let mut builder = Shard::builder(config).handler(handler);
+        let label = self.index.to_string();
+        let mut builder = Shard::builder(config).handler(handler).presence(self.presence, label);
         if let Some(device) = device {
             builder = builder.device(name, device);
         }

@@ -4,6 +4,7 @@ mod corpus;
 mod demo;
 mod load;
 mod serve;
+mod stat;
 
 use crate::failure::Failure;
 use clap::Subcommand;
@@ -18,6 +19,8 @@ pub enum Command {
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
+    /// Show what a running stack counts
+    Stat(stat::StatOptions),
     /// Show it all: serve a site over memory and over TAP, load it, and print a table
     Demo(demo::DemoOptions),
     /// Write 500 synthetic front pages with the sizes of popular ones, for httpd and load http
@@ -31,6 +34,7 @@ impl Command {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
             Self::Load(command) => command.run(),
+            Self::Stat(options) => stat::run(&options),
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),
         }

@@ -1,6 +1,7 @@
 //! `ginnel echo` and `ginnel httpd`: programs that run until a signal.
 
 use crate::failure::Failure;
+use crate::presence;
 use crate::signals;
 use crate::stack_options::{DeviceName, StackOptions};
 use crate::table::{Table, grouped};
@@ -46,7 +47,7 @@ struct ShardsOptions {
 pub fn echo(options: &EchoOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
     println!("echo on {}", list(&options.echo.listen));
-    let served = run(config, |_| Ok(Echo::new(&options.echo)), |_, shard| *shard.stats())?;
+    let served = run("echo", config, |_| Ok(Echo::new(&options.echo)), |_, shard| *shard.stats())?;
     print_shards(&served);
     Ok(())
 }
@@ -64,7 +65,7 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
     };
     let finish = |_, shard: Shard<Httpd>| (*shard.handler().server().counters(), *shard.stats());
     let (counters, served): (Vec<Counters>, Vec<ShardStats>) =
-        run(config, handler, finish)?.into_iter().unzip();
+        run("httpd", config, handler, finish)?.into_iter().unzip();
     let sum = |counter: fn(&Counters) -> u64| counters.iter().map(counter).sum::<u64>();
     let mut table = Table::new(&["httpd", "count"]);
     for (name, count) in [
@@ -108,12 +109,14 @@ fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Confi
 
 /// Runs an application until a signal, on as many shards as are configured, and returns what `finish` makes of each.
 fn run<H: Handler, R: Send>(
+    program: &str,
     config: Config,
     handler: impl Fn(usize) -> Result<H, Error> + Sync,
     finish: impl Fn(usize, Shard<H>) -> R + Sync,
 ) -> Result<Vec<R>, Failure> {
     let stop = signals::stop_on_signal()?;
-    Ok(Shards::new(config).open()?.run(&stop, handler, finish)?)
+    let presence = presence::of(&config.run, program)?;
+    Ok(Shards::new(config).presence(presence).open()?.run(&stop, handler, finish)?)
 }
 
 fn list(addresses: &[core::net::SocketAddr]) -> String {

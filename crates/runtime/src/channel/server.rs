@@ -15,6 +15,7 @@ use crate::command::Command;
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::stats::Kind;
 use crate::wait::EventFd;
 use core::any::Any;
 use core::net::SocketAddr;
@@ -646,6 +647,28 @@ impl Handler for ChannelServer {
         self.deal(cx);
         if let Some(after) = next.filter(|_| !self.timer_runs) {
             self.timer_runs = cx.set_timer(after, 0).is_some();
+        }
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+        let ChannelStats { bells, datagrams_dropped, accepted, offers_revoked, violations } = self.stats;
+        for (name, count) in [
+            ("channel.bells", bells),
+            ("channel.datagrams_dropped", datagrams_dropped),
+            ("channel.accepted", accepted),
+            ("channel.offers_revoked", offers_revoked),
+            ("channel.violations", violations),
+        ] {
+            report(Kind::Counter, name, count);
+        }
+        let clients = self.clients.iter().filter(|client| client.is_some()).count();
+        for (name, count) in [
+            ("channel.sockets", self.sockets_in_use()),
+            ("channel.sockets_limit", self.sockets.len()),
+            ("channel.clients", clients),
+            ("channel.clients_limit", self.clients.len()),
+        ] {
+            report(Kind::Gauge, name, count as u64);
         }
     }
 

@@ -48,6 +48,7 @@ use crate::command::Command;
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::stats::Kind;
 use core::cell::RefCell;
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -230,6 +231,18 @@ where
             state.stop.asked = true;
             state.wake(Wait::Stop);
         });
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+        let ExecutorStats { tasks, streams, sleeps, wait_lists } = self.stats();
+        for (name, count) in [
+            ("tasks.live", tasks),
+            ("tasks.streams", streams),
+            ("tasks.sleeps", sleeps),
+            ("tasks.wait_lists", wait_lists),
+        ] {
+            report(Kind::Gauge, name, count as u64);
+        }
     }
 
     fn command(&mut self, _: &mut Context<'_>, command: Command) {

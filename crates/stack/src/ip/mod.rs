@@ -178,6 +178,16 @@ impl Network {
         self.local.link_of(address).is_some()
     }
 
+    /// Bytes charged for fragments that wait for their rest, and the most that ever were.
+    pub(crate) fn reassembly_bytes(&self) -> (usize, usize) {
+        self.reassembly.charged()
+    }
+
+    /// Frames and bytes that were given to a device, Ethernet headers included; a super-frame is one frame.
+    pub fn sent(&self, port: PortId) -> (u64, u64) {
+        self.ports.get(usize::from(port.0)).map_or((0, 0), |port| (port.tx_frames, port.tx_bytes))
+    }
+
     /// Number of devices.
     pub fn port_count(&self) -> usize {
         self.ports.len()

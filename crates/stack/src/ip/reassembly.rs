@@ -127,6 +127,8 @@ pub(crate) struct Reassembly {
     next_number: u64,
     cost: usize,
     cost_max: usize,
+    /// Most that was ever charged.
+    cost_most: usize,
     /// Buffer for the next complete datagram.
     spare: Vec<u8>,
 }
@@ -147,6 +149,7 @@ impl Reassembly {
             next_number: 0,
             cost: 0,
             cost_max,
+            cost_most: 0,
             spare: Vec::new(),
         }
     }
@@ -166,6 +169,7 @@ impl Reassembly {
         let cost_before = partial.cost;
         let result = partial.add(piece, &mut self.store, &self.hash);
         self.cost += partial.cost - cost_before;
+        self.cost_most = self.cost_most.max(self.cost);
         match result {
             Ok(()) if partial.is_complete() => match self.finish(slot) {
                 Some(packet) => Outcome::Complete(packet),
@@ -247,6 +251,11 @@ impl Reassembly {
     fn oldest(&self) -> impl Iterator<Item = (u32, &Partial)> {
         let slots = self.ages.iter().map(|ages| ages.oldest).filter(|&slot| slot != NONE);
         slots.map(|slot| (slot, &self.slots[slot as usize]))
+    }
+
+    /// What is charged now, and the most that ever was: for a moment more than the budget, by one fragment.
+    pub(crate) fn charged(&self) -> (usize, usize) {
+        (self.cost, self.cost_most)
     }
 
     /// When [`Reassembly::expire`] will have something to do.

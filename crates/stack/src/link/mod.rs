@@ -106,12 +106,15 @@ pub(crate) struct Port {
     pub tagged: Vec<(u16, LinkId)>,
     /// Something was committed since the last flush.
     pub dirty: bool,
+    /// What was sent.
+    pub tx_frames: u64,
+    pub tx_bytes: u64,
 }
 
 impl Port {
     pub(crate) fn new(tx: Box<dyn TxQueue + Send>) -> Self {
         let capabilities = tx.capabilities();
-        Self { tx, capabilities, untagged: None, tagged: Vec::new(), dirty: false }
+        Self { tx, capabilities, untagged: None, tagged: Vec::new(), dirty: false, tx_frames: 0, tx_bytes: 0 }
     }
 
     /// The link a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).
@@ -131,6 +134,8 @@ impl Port {
     pub(crate) fn commit(&mut self, len: usize, meta: TxMeta, stats: &mut NetworkStats) {
         self.tx.commit(len, meta);
         self.dirty = true;
+        self.tx_frames += 1;
+        self.tx_bytes += len as u64;
         stats.tx_frames += 1;
         stats.tx_bytes += len as u64;
     }

@@ -415,6 +415,11 @@ impl ConnTable {
         self.live
     }
 
+    /// Most connections that there ever were at a time: slots are used again before there are more.
+    pub fn most(&self) -> usize {
+        self.slots.len()
+    }
+
     /// Every slot that was ever used, for listings and invariant checks; not for the path of a packet.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Tcb)> {
         self.slots.iter().enumerate().map(|(i, t)| (i as u32, t))

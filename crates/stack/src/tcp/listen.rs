@@ -13,6 +13,7 @@ use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
 use crate::options::ListenOptions;
+use crate::stack::{Listed, Protocol, nobody};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
@@ -127,6 +128,31 @@ impl ListenTable {
             self.free.push(index);
         }
         (entry.profile, queue)
+    }
+
+    /// Places of listeners, vacant ones included.
+    pub fn places(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Listeners now, and the most that there ever were.
+    pub fn usage(&self) -> (usize, usize) {
+        (self.by_port.len(), self.entries.len())
+    }
+
+    /// The listener in a place, as a listing shows it.
+    pub fn listed(&self, index: u32) -> Option<Listed> {
+        let entry = self.entries.get(index as usize).filter(|entry| entry.open)?;
+        Some(Listed {
+            protocol: Protocol::Tcp,
+            state: State::Listen,
+            local: entry.addr,
+            remote: nobody(entry.addr),
+            recv_queue: entry.queue.len() as u64,
+            send_queue: entry.options.backlog.into(),
+            timer: None,
+            info: None,
+        })
     }
 
     pub fn index(&self, listener: Listener) -> Option<u32> {
@@ -308,6 +334,7 @@ impl Tcp {
         let options = TcpOptions::parse(seg.options);
         let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return false };
         self.half_open += 1;
+        self.half_open_most = self.half_open_most.max(self.half_open);
         self.listeners.entries[listener as usize].half_open += 1;
         // Nothing of the application can ride on the answer, so there is nothing to wait for.
         if self.send_syn(net, idx) == Err(TxError::Full) {

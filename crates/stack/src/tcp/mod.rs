@@ -95,6 +95,8 @@ pub(crate) struct Tcp {
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
     pub reap: Option<u32>,
     pub half_open: u32,
+    /// Most that there ever were at a time.
+    pub half_open_most: u32,
     challenge_second: u64,
     challenges_left: u32,
     /// Counts up with each chosen local port.
@@ -134,6 +136,7 @@ impl Tcp {
             tx_list: VecDeque::new(),
             reap: None,
             half_open: 0,
+            half_open_most: 0,
             challenge_second: 0,
             challenges_left: 0,
             next_port: 0,

@@ -427,8 +427,15 @@ impl Tcp {
 
     /// Everything known about a connection.
     pub fn info(&self, conn: Conn) -> Option<TcpInfo> {
-        let idx = self.index(conn)?;
+        self.index(conn).and_then(|idx| self.info_at(idx))
+    }
+
+    /// The same of what is in a place; `None` if that is no connection, or one that has ended.
+    pub fn info_at(&self, idx: u32) -> Option<TcpInfo> {
         let c = &self.conns[idx];
+        if c.life == Life::Vacant {
+            return None;
+        }
         let key = self.key(idx);
         let b = (c.busy != NONE).then(|| &self.busy[c.busy]);
         let us = |us: u32| Duration::from_micros(us.into());

@@ -105,6 +105,21 @@ impl TimeWaitTable {
         self.len
     }
 
+    /// Most entries that there ever were at a time: places are used again before there are more.
+    pub fn most(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The entry in a place, if there is one.
+    pub fn at(&self, index: u32) -> Option<&TimeWait> {
+        self.entries.get(index as usize).filter(|entry| entry.prev != index)
+    }
+
+    /// How much longer an entry lives, in ms.
+    pub fn left_ms(&self, entry: &TimeWait, now_ms: u32) -> u32 {
+        (entry.deadline.wrapping_sub(now_ms) as i32).max(0) as u32
+    }
+
     pub fn is_full(&self) -> bool {
         self.len >= self.max
     }
@@ -177,7 +192,10 @@ impl TimeWaitTable {
     /// Removes an entry.
     pub fn remove(&mut self, index: u32) {
         self.unlink(index);
-        self.get_mut(index).next = self.free;
+        let free = self.free;
+        let entry = self.get_mut(index);
+        // No living entry is its own predecessor.
+        (entry.prev, entry.next) = (index, free);
         self.free = index;
         self.len -= 1;
     }

@@ -9,6 +9,7 @@ use super::{Tcp, rtt};
 use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::options::CaState;
+use crate::stack::{Listed, Protocol, Timer, TimerKind};
 use crate::time::Instant;
 use crate::timer_wheel::TimerNode;
 use core::time::Duration;
@@ -203,6 +204,59 @@ impl Tcp {
         }
         let rto_ms = rtt::rto_us(c, &self.config, c.retries) / 1000;
         Some(self.instant(c.last_rx.wrapping_add(rto_ms as u32)))
+    }
+
+    /// The timer that says most about what a connection waits for, at the time `now`.
+    pub fn timer_shown(&self, now: Instant, idx: u32) -> Option<Timer> {
+        let c = &self.conns[idx];
+        if c.life != Life::Open {
+            return None;
+        }
+        let until = |at: Instant| at.saturating_since(now);
+        let timer = |kind, left, count| Some(Timer { kind, left, count });
+        if !c.state.is_synchronized() {
+            return timer(TimerKind::On, until(self.syn_deadline(idx)?), c.retries);
+        }
+        if c.busy != NONE {
+            let b = &self.busy[c.busy];
+            match b.timer_kind {
+                RetransmitTimer::Off => {}
+                RetransmitTimer::Persist => return timer(TimerKind::Persist, until(b.timer_at), b.probes),
+                _ => return timer(TimerKind::On, until(b.timer_at), b.retransmits),
+            }
+        }
+        if c.state == State::FinWait2 && c.has(Flags::ORPHAN) {
+            return timer(TimerKind::TimeWait, until(self.instant(c.grow_mark.0)), 0);
+        }
+        if c.has(Flags::KEEPALIVE) && !c.has(Flags::ORPHAN) {
+            let left = self.keepalive_after(idx).saturating_sub(self.silence(idx));
+            return timer(TimerKind::Keepalive, Duration::from_millis(left.into()), c.retries);
+        }
+        None
+    }
+
+    /// An entry in TIME_WAIT, as a listing shows it.
+    pub fn time_wait_listed(&self, now: Instant, index: u32) -> Option<Listed> {
+        let entry = self.time_wait.at(index)?;
+        let key = entry.key(&self.addresses);
+        let left = self.time_wait.left_ms(entry, now.as_millis() as u32);
+        let left = Duration::from_millis(left.into());
+        Some(Listed {
+            protocol: Protocol::Tcp,
+            state: State::TimeWait,
+            local: key.local_addr(),
+            remote: key.remote_addr(),
+            recv_queue: 0,
+            send_queue: 0,
+            timer: Some(Timer { kind: TimerKind::TimeWait, left, count: 0 }),
+            info: None,
+        })
+    }
+
+    /// Bytes queued and not acknowledged.
+    pub fn send_queued(&self, idx: u32) -> u64 {
+        let busy = self.conns[idx].busy;
+        if busy == NONE { 0 } else { self.busy[busy].send.len() }
     }
 
     /// Time since something was received, in ms. Right for 49 days.

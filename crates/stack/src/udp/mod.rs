@@ -16,6 +16,8 @@ use crate::icmp::Unreachable;
 use crate::icmp::error::{IcmpErrorKind, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
+use crate::stack::{Listed, Protocol, nobody};
+use crate::tcp::state::State;
 use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::{IpAddr, SocketAddr};
@@ -92,6 +94,8 @@ pub struct Udp {
     readable: VecDeque<u32>,
     /// Charged for queued datagrams, over all sockets.
     queued: usize,
+    /// Most that ever was.
+    queued_most: usize,
     /// What all queues could hold without growing.
     capacity: usize,
     stats: UdpStats,
@@ -111,6 +115,7 @@ impl Udp {
             ports: BTreeMap::new(),
             readable: VecDeque::new(),
             queued: 0,
+            queued_most: 0,
             capacity: 0,
             stats: UdpStats::default(),
             sockets_max: config.udp_sockets_max as usize,
@@ -119,6 +124,36 @@ impl Udp {
             port_first: config.udp_port_first,
             port_last: config.udp_port_last,
         }
+    }
+
+    /// Sockets now, and the most that there ever were at a time.
+    pub fn sockets(&self) -> (usize, usize) {
+        (self.slots.len() - self.free.len(), self.slots.len())
+    }
+
+    /// Bytes charged for queued datagrams, and the most that ever were.
+    pub fn queued_bytes(&self) -> (usize, usize) {
+        (self.queued, self.queued_most)
+    }
+
+    /// The limit of that.
+    pub fn receive_total_bytes(&self) -> usize {
+        self.receive_total_bytes
+    }
+
+    /// The socket in a place, as a listing shows it.
+    pub(crate) fn listed(&self, index: u32) -> Option<Listed> {
+        let socket = self.at(index)?;
+        Some(Listed {
+            protocol: Protocol::Udp,
+            state: if socket.remote.is_some() { State::Established } else { State::Closed },
+            local: socket.local,
+            remote: socket.remote.unwrap_or_else(|| nobody(socket.local)),
+            recv_queue: socket.queue.cost() as u64,
+            send_queue: 0,
+            timer: None,
+            info: None,
+        })
     }
 
     /// Counters.
@@ -393,6 +428,7 @@ impl Udp {
         socket.queue.push(datagram, payload);
         self.capacity += socket.queue.capacity() - capacity;
         self.queued += cost;
+        self.queued_most = self.queued_most.max(self.queued);
         self.stats.received += 1;
         self.list_readable(index);
     }

@@ -1,0 +1,152 @@
+//! What was counted at a time.
+
+use crate::failure::Failure;
+use ginnel::run_dir::Running;
+use ginnel::stats::{Doing, Kind, PageReader, Snapshot, pages};
+use ginnel::{Instant, clock};
+
+/// Where the counters of a stack are.
+pub struct Source {
+    pub running: Running,
+    pub pages: Vec<PageReader>,
+    /// All names, in the order of the first shard that has them.
+    pub names: Vec<(Kind, String)>,
+    /// For each of them and each shard, where its value is.
+    places: Vec<Vec<Option<usize>>>,
+}
+
+/// The counters of all shards.
+pub struct Sample {
+    pub at: Instant,
+    pub shards: Vec<Snapshot>,
+}
+
+impl Source {
+    /// All shards that there are now.
+    pub fn open(running: Running) -> Result<Self, Failure> {
+        let pages = pages(&running.path).map_err(|e| Failure::running(e.to_string()))?;
+        if pages.is_empty() {
+            let text = format!("the stack \"{}\" shows no counters (yet)", running.name);
+            return Err(Failure::running(text));
+        }
+        let mut names: Vec<(Kind, String)> = Vec::new();
+        for page in &pages {
+            let mut at = 0;
+            for (kind, name) in page.names() {
+                match names.iter().position(|(_, known)| known == name) {
+                    Some(known) => at = known + 1,
+                    None => {
+                        // Beside its neighbours.
+                        names.insert(at, (*kind, name.clone()));
+                        at += 1;
+                    }
+                }
+            }
+        }
+        let place = |page: &PageReader, name: &str| page.names().iter().position(|(_, known)| known == name);
+        let places =
+            names.iter().map(|(_, name)| pages.iter().map(|page| place(page, name)).collect()).collect();
+        Ok(Self { running, pages, names, places })
+    }
+
+    /// The counters now. What a sleeping shard has counted since it wrote is known: time.
+    pub fn take(&self) -> Result<Sample, Failure> {
+        let read = |page: &PageReader| page.read().map_err(|e| Failure::running(e.to_string()));
+        let mut shards = self.pages.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let at = clock::now();
+        for (page, snapshot) in self.pages.iter().zip(&mut shards) {
+            if snapshot.doing == Doing::Sleeps {
+                let asleep = at.saturating_since(snapshot.published).as_nanos() as u64;
+                for ((_, name), value) in page.names().iter().zip(&mut snapshot.values) {
+                    if ["shard.running_ns", "shard.idle_ns", "shard.slept_ns"].contains(&name.as_str()) {
+                        *value = value.saturating_add(asleep);
+                    }
+                }
+                snapshot.published = at;
+            }
+        }
+        Ok(Sample { at, shards })
+    }
+
+    /// The values of a name, by shard.
+    pub fn values<'a>(
+        &'a self,
+        sample: &'a Sample,
+        index: usize,
+    ) -> impl Iterator<Item = Option<u64>> + use<'a> {
+        let places = self.places[index].iter().zip(&sample.shards);
+        places.map(|(place, snapshot)| snapshot.values.get((*place)?).copied())
+    }
+
+    /// The value of a counter of a shard.
+    pub fn value(&self, sample: &Sample, shard: usize, name: &str) -> Option<u64> {
+        let at = self.pages[shard].names().iter().position(|(_, known)| known == name)?;
+        sample.shards[shard].values.get(at).copied()
+    }
+
+    /// Share of the time in which a shard had something to do, since `before` or since its start.
+    pub fn busy(&self, now: &Sample, before: Option<&Sample>, shard: usize) -> Option<f64> {
+        let since = |name| {
+            let earlier = before.map_or(Some(0), |before| self.value(before, shard, name))?;
+            Some(self.value(now, shard, name)?.saturating_sub(earlier))
+        };
+        let (running, idle) = (since("shard.running_ns")?, since("shard.idle_ns")?);
+        (running > 0).then(|| 1.0 - (idle.min(running) as f64 / running as f64))
+    }
+
+    /// Whether nothing more is going to change.
+    pub fn has_ended(&self, sample: &Sample) -> bool {
+        sample.shards.iter().all(|snapshot| snapshot.doing == Doing::Ended) || !self.running.path.exists()
+    }
+}
+
+/// Whether a name is one of those wanted: it contains a pattern, or is like one with `*`. Without patterns all are.
+pub fn is_wanted(name: &str, patterns: &[String]) -> bool {
+    patterns.is_empty()
+        || patterns.iter().any(|pattern| {
+            if pattern.contains('*') { is_like(name, pattern) } else { name.contains(pattern.as_str()) }
+        })
+}
+
+fn is_like(name: &str, pattern: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let Some(mut rest) = name.strip_prefix(parts.next().unwrap_or_default()) else { return false };
+    let mut parts = parts.peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_none() {
+            return rest.ends_with(part);
+        }
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_wanted;
+
+    #[test]
+    fn patterns_are_parts_or_have_stars() {
+        for (name, pattern, wanted) in [
+            ("tcp.segments_in", "tcp", true),
+            ("tcp.segments_in", "segments", true),
+            ("tcp.segments_in", "udp", false),
+            ("pool.connections.used", "pool.*.used", true),
+            ("pool.connections.limit", "pool.*.used", false),
+            ("pool.used.limit", "pool.*.used", false),
+            ("a.b.c", "a*c", true),
+            ("a.b.c", "*", true),
+            ("a.b.c", "b*", false),
+            ("a.b.c", "*b", false),
+            ("aXbXc", "a*b*c", true),
+            ("ab", "ab*b", false),
+        ] {
+            assert_eq!(is_wanted(name, &[pattern.into()]), wanted, "{name} {pattern}");
+        }
+        assert!(is_wanted("x", &[]));
+        assert!(is_wanted("x", &["y".into(), "x".into()]));
+    }
+}

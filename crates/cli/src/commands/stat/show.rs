@@ -1,0 +1,180 @@
+//! Counters as tables, lines and JSON.
+
+use super::sample::{Sample, Source, is_wanted};
+use crate::table::{Table, grouped};
+use ginnel::stats::{Doing, Kind};
+use std::fmt::Write as _;
+
+/// Longest that two samples may lie apart for rates to be worth a digit behind the point.
+const EXACT_BELOW: f64 = 100.0;
+
+/// A row for each counter, a column for each shard, and their sum. With an earlier sample, what counters grew by in a second.
+pub fn table(
+    source: &Source,
+    sample: &Sample,
+    before: Option<&Sample>,
+    filter: &[String],
+    all: bool,
+) -> Table {
+    let several = source.pages.len() > 1;
+    let mut heads = vec![if before.is_some() { "per second" } else { "counter" }];
+    heads.extend(source.pages.iter().map(|page| page.label()));
+    if several {
+        heads.push("all");
+    }
+    let mut table = Table::new(&heads);
+    if is_wanted("busy", filter) {
+        let busy = (0..source.pages.len())
+            .map(|shard| source.busy(sample, before, shard).map_or(String::new(), percent));
+        table.row(core::iter::once("busy".into()).chain(busy));
+    }
+    for (index, (kind, name)) in source.names.iter().enumerate() {
+        if !is_wanted(name, filter) {
+            continue;
+        }
+        let mut cells = Vec::new();
+        let mut sum = 0.0;
+        let earlier: Vec<Option<u64>> = match before {
+            Some(before) if *kind == Kind::Counter => source.values(before, index).collect(),
+            _ => Vec::new(),
+        };
+        for (shard, value) in source.values(sample, index).enumerate() {
+            let value = value.map(|value| match (before, earlier.get(shard).copied().flatten()) {
+                (Some(before), Some(earlier)) => {
+                    rate(value.saturating_sub(earlier), seconds_between(before, sample, shard))
+                }
+                _ => value as f64,
+            });
+            sum += value.unwrap_or(0.0);
+            cells.push(value);
+        }
+        if !all && sum == 0.0 {
+            continue;
+        }
+        if several {
+            cells.push(Some(sum));
+        }
+        let shown = cells.into_iter().map(|value| value.map_or(String::new(), number));
+        table.row(core::iter::once(name.clone()).chain(shown));
+    }
+    table
+}
+
+/// The same as lines, for whoever reads them from a pipe: seconds since the first sample, name, sum, and what a counter grew by in a second.
+pub fn lines(
+    source: &Source,
+    first: &Sample,
+    before: &Sample,
+    sample: &Sample,
+    filter: &[String],
+    all: bool,
+) -> String {
+    let at = sample.at.saturating_since(first.at).as_secs_f64();
+    let mut out = String::new();
+    for (index, (kind, name)) in source.names.iter().enumerate().filter(|(_, (_, n))| is_wanted(n, filter)) {
+        let sum: u64 = source.values(sample, index).flatten().fold(0, u64::wrapping_add);
+        if sum == 0 && !all {
+            continue;
+        }
+        let _ = write!(out, "{at:.3} {name} {sum}");
+        if *kind == Kind::Counter {
+            let earlier: u64 = source.values(before, index).flatten().fold(0, u64::wrapping_add);
+            let rate = rate(sum.saturating_sub(earlier), seconds_between(before, sample, 0));
+            let _ = write!(out, " {rate:.1}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Everything, on one line.
+pub fn json(source: &Source, sample: &Sample, filter: &[String]) -> String {
+    let mut out = String::new();
+    let name = quoted(&source.running.name);
+    let _ = write!(out, "{{\"name\":{name},\"pid\":{},\"shards\":[", source.running.pid);
+    for (shard, (page, snapshot)) in source.pages.iter().zip(&sample.shards).enumerate() {
+        let doing = match snapshot.doing {
+            Doing::Nothing => "nothing",
+            Doing::Turns => "turns",
+            Doing::Sleeps => "sleeps",
+            Doing::Ended => "ended",
+        };
+        let comma = if shard > 0 { "," } else { "" };
+        let label = quoted(page.label());
+        let at = snapshot.published.as_nanos();
+        let _ =
+            write!(out, "{comma}{{\"shard\":{label},\"doing\":\"{doing}\",\"at_ns\":{at},\"counters\":{{");
+        let values = page.names().iter().zip(&snapshot.values).map(|((_, name), value)| (name, *value));
+        members(&mut out, values.filter(|(name, _)| is_wanted(name, filter)));
+        out.push_str("}}");
+    }
+    out.push_str("],\"all\":{");
+    let sums =
+        source.names.iter().enumerate().map(|(index, (_, name))| {
+            (name, source.values(sample, index).flatten().fold(0, u64::wrapping_add))
+        });
+    members(&mut out, sums.filter(|(name, _)| is_wanted(name, filter)));
+    out.push_str("}}\n");
+    out
+}
+
+fn members<'a>(out: &mut String, values: impl Iterator<Item = (&'a String, u64)>) {
+    for (index, (name, value)) in values.enumerate() {
+        let _ = write!(out, "{}{}:{value}", if index > 0 { "," } else { "" }, quoted(name));
+    }
+}
+
+/// Text as JSON has it.
+pub fn quoted(text: &str) -> String {
+    let mut out = String::from("\"");
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            c if c < ' ' => {
+                let _ = write!(out, "\\u{:04x}", u32::from(c));
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Time between what a shard wrote; if it wrote nothing since, between the looks.
+fn seconds_between(before: &Sample, now: &Sample, shard: usize) -> f64 {
+    let written = |sample: &Sample| sample.shards.get(shard).map_or(sample.at, |s| s.published);
+    let between = written(now).saturating_since(written(before));
+    if between.is_zero() { now.at.saturating_since(before.at) } else { between }.as_secs_f64()
+}
+
+fn rate(grown: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 { grown as f64 / seconds } else { 0.0 }
+}
+
+fn number(value: f64) -> String {
+    if value > 0.0 && value < EXACT_BELOW && value.fract() != 0.0 {
+        format!("{value:.1}")
+    } else {
+        grouped(value.round() as u64)
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{number, quoted};
+
+    #[test]
+    fn texts_are_json() {
+        assert_eq!(quoted("plain"), "\"plain\"");
+        assert_eq!(quoted("a\"b\\c\n"), "\"a\\\"b\\\\c\\u000a\"");
+    }
+
+    #[test]
+    fn small_rates_have_a_digit_behind_the_point() {
+        assert_eq!([0.0, 0.25, 7.0, 99.96, 1234.5].map(number), ["0", "0.2", "7", "100.0", "1,235"]);
+    }
+}

@@ -1,0 +1,292 @@
+//! `docs/statistics.md` is generated from the sources, so it names every counter with its meaning, and what a shard really shows is held against it.
+//! After a change: `GINNEL_BLESS=1 cargo test -p ginnel-cli --test statistics_page`.
+
+use ginnel::config::{Config, DeviceConfig, DeviceKind, LinkConfig, Placement, RunConfig};
+use ginnel::stats::pages;
+use ginnel::{Executor, Handler, Presence, Shard};
+use ginnel_apps::echo::Echo;
+use ginnel_apps::httpd::Httpd;
+use ginnel_devices::memory::{MemoryConfig, pair};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+/// A group of counters: its name, what it is about, the file and the struct or macro call where they are declared.
+const GROUPS: &[(&str, &str, &str, &str)] = &[
+    ("shard", "The thread and its loop.", "crates/runtime/src/stats.rs", "counters! {\n    ///"),
+    ("tcp", "TCP.", "crates/stack/src/tcp/stats.rs", "    TcpStats {\n"),
+    (
+        "ip",
+        "Everything between devices and transport.",
+        "crates/stack/src/ip/stats.rs",
+        "    NetworkStats {\n",
+    ),
+    (
+        "drop",
+        "Received frames that were dropped, by reason.",
+        "crates/stack/src/ip/stats.rs",
+        "drop_reasons! {\n    ///",
+    ),
+    ("udp", "UDP.", "crates/stack/src/udp/mod.rs", "    UdpStats {\n"),
+    ("device", "", "", ""),
+    ("pool", "", "", ""),
+    (
+        "channel",
+        "Between a shard and applications that have a thread of their own (`shard.placement`).",
+        "crates/runtime/src/channel/server.rs",
+        "pub struct ChannelStats {\n",
+    ),
+    ("tasks", "Of an `Executor`.", "crates/runtime/src/executor/mod.rs", "pub struct ExecutorStats {\n"),
+    ("httpd", "Of `ginnel httpd`.", "crates/apps/src/httpd/server.rs", "pub struct Counters {\n"),
+    ("echo", "Of `ginnel echo`.", "", ""),
+];
+
+/// What is not declared in a struct.
+const OTHERS: &[(&str, &str)] = &[
+    ("shard.bursts_1", "Bursts of one frame."),
+    ("shard.bursts_2", "Bursts of 2 and 3 frames."),
+    ("shard.bursts_4", "Of 4 to 7."),
+    ("shard.bursts_8", "Of 8 to 15."),
+    ("shard.bursts_16", "Of 16 to 31."),
+    ("shard.bursts_32", "Of 32 to 63."),
+    ("shard.bursts_64", "Of 64, the most."),
+    (
+        "device.NAME.rx_frames",
+        "Frames received by this shard's queue, before anything is checked. A super-frame is one.",
+    ),
+    ("device.NAME.rx_bytes", "Their bytes, Ethernet headers included."),
+    ("device.NAME.tx_frames", "Frames given to this shard's queue. A super-frame is one."),
+    ("device.NAME.tx_bytes", "Their bytes, Ethernet headers included."),
+    ("pool.NAME.used", "How much of it is in use."),
+    ("pool.NAME.limit", "There is no more: what happens then stands in docs/limits.md."),
+    ("pool.NAME.high_water", "The most that was ever in use."),
+    ("channel.sockets", "Sockets in use: connections, and those that clients still hold after their end."),
+    ("channel.sockets_limit", "`channel.sockets_max`."),
+    ("channel.clients", "Applications."),
+    ("channel.clients_limit", "`channel.clients_max`."),
+    ("echo.datagrams_dropped", "Datagrams that could not be sent back."),
+];
+
+/// Names in the sources that a shard shows under another one.
+const RENAMED: &[(&str, &str)] = &[("tasks.tasks", "tasks.live")];
+
+/// The pools.
+const POOLS: &[(&str, &str)] = &[
+    ("connections", "Connections, half-open ones included (`tcp.connections_max`)."),
+    ("half_open", "Half-open ones (`tcp.half_open_max`)."),
+    ("time_wait", "Entries in TIME_WAIT (`tcp.time_wait_max`)."),
+    ("listeners", "Listeners (`tcp.listeners_max`)."),
+    ("buffer_bytes", "Receive and send buffers (`tcp.buffer_pool_bytes`)."),
+    ("reassembly_bytes", "Fragments that wait for their rest (`network.fragment_bytes`)."),
+    ("udp_sockets", "UDP sockets (`network.udp_sockets_max`)."),
+    ("udp_receive_bytes", "Datagrams that nobody has read yet (`network.udp_receive_total_bytes`)."),
+    (
+        "timers",
+        "Timers of the application (`shard.timers_max`). Those of connections are part of the connections.",
+    ),
+];
+
+/// What Linux calls the same, or nearly the same, in `nstat` and /proc/net/sockstat.
+const LINUX: &[(&str, &str)] = &[
+    ("tcp.segments_in", "TcpInSegs, less TcpInErrs and TcpExtTCPBacklogDrop"),
+    ("tcp.segments_out", "TcpOutSegs + TcpRetransSegs + TcpOutRsts"),
+    ("tcp.retransmitted", "TcpRetransSegs"),
+    ("tcp.resets_out", "TcpOutRsts"),
+    ("tcp.malformed", "TcpInErrs"),
+    ("tcp.active_opens", "TcpActiveOpens"),
+    ("tcp.passive_opens", "TcpPassiveOpens"),
+    ("tcp.accept_overflows", "TcpExtListenOverflows"),
+    ("tcp.half_open_overflows", "TcpExtTCPReqQFullDrop"),
+    ("tcp.cookies_sent", "TcpExtSyncookiesSent"),
+    ("tcp.cookies_accepted", "TcpExtSyncookiesRecv"),
+    ("tcp.cookies_failed", "TcpExtSyncookiesFailed"),
+    ("tcp.time_wait_overflows", "TcpExtTCPTimeWaitOverflow"),
+    ("tcp.time_wait_reused", "TcpExtTWRecycled"),
+    ("tcp.paws_rejected", "TcpExtPAWSEstab"),
+    ("tcp.challenge_acks", "TcpExtTCPChallengeACK"),
+    ("tcp.timeouts", "TcpExtTCPTimeouts"),
+    ("tcp.tail_probes", "TcpExtTCPLossProbes"),
+    ("tcp.mtu_probes_acknowledged", "TcpExtTCPMTUPSuccess"),
+    ("tcp.mtu_probes_lost", "TcpExtTCPMTUPFail"),
+    ("tcp.window_probes", "TcpExtTCPWinProbe"),
+    ("tcp.keepalive_probes", "TcpExtTCPKeepAlive"),
+    ("tcp.fast_recoveries", "TcpExtTCPSackRecovery + TcpExtTCPRenoRecovery"),
+    ("tcp.undos", "TcpExtTCPFullUndo + TcpExtTCPPartialUndo + TcpExtTCPDSACKUndo + TcpExtTCPLossUndo"),
+    ("tcp.icmp_ignored", "TcpExtOutOfWindowIcmps"),
+    ("tcp.out_of_order", "TcpExtTCPOFOQueue"),
+    ("tcp.pool_exhausted", "TcpExtTCPRcvQDrop"),
+    ("tcp.closed_timeout", "TcpExtTCPAbortOnTimeout"),
+    ("udp.received", "UdpInDatagrams"),
+    ("udp.sent", "UdpOutDatagrams"),
+    ("udp.no_port", "UdpNoPorts"),
+    ("udp.receive_overflow", "UdpRcvbufErrors + UdpMemErrors"),
+    ("ip.fragments_in", "IpReasmReqds, Ip6ReasmReqds"),
+    ("ip.reassembled", "IpReasmOKs, Ip6ReasmOKs"),
+    ("ip.reassembly_timeouts", "IpReasmTimeout, Ip6ReasmTimeout"),
+    ("ip.reassembly_overlaps", "IpExtReasmOverlaps"),
+    ("ip.tx_fragmented", "IpFragOKs, Ip6FragOKs"),
+    ("ip.tx_fragments", "IpFragCreates, Ip6FragCreates"),
+    ("ip.tx_too_big", "IpFragFails, Ip6FragFails"),
+    ("ip.icmp_in", "IcmpInMsgs, Icmp6InMsgs"),
+    ("ip.icmp_invalid", "IcmpInErrors, Icmp6InErrors"),
+    ("ip.icmp_echo_replies", "IcmpOutEchoReps, Icmp6OutEchoReplies"),
+    ("ip.icmp_errors_limited", "IcmpOutRateLimitGlobal + IcmpOutRateLimitHost"),
+    ("ip.ndp_solicitations_in", "Icmp6InNeighborSolicits"),
+    ("ip.ndp_advertisements_in", "Icmp6InNeighborAdvertisements"),
+    ("ip.ndp_solicitations_out", "Icmp6OutNeighborSolicits"),
+    ("ip.ndp_advertisements_out", "Icmp6OutNeighborAdvertisements"),
+    ("ip.ndp_router_solicitations_out", "Icmp6OutRouterSolicits"),
+    ("drop.bad_ip_header", "IpInHdrErrors, Ip6InHdrErrors"),
+    ("drop.bad_ip_checksum", "IpExtInCsumErrors"),
+    ("drop.martian_source", "IpInAddrErrors"),
+    ("drop.not_local", "IpInAddrErrors, Ip6InAddrErrors"),
+    ("drop.bad_transport_checksum", "TcpInCsumErrors + UdpInCsumErrors"),
+    ("device.NAME.rx_frames", "RX packets of `ip -s link`"),
+    ("device.NAME.rx_bytes", "RX bytes"),
+    ("device.NAME.tx_frames", "TX packets"),
+    ("device.NAME.tx_bytes", "TX bytes"),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().into()
+}
+
+/// The counters that are declared behind `start` in a file, with their documentation.
+fn declared(file: &str, start: &str) -> Vec<(String, String)> {
+    let source = std::fs::read_to_string(root().join(file)).unwrap();
+    let at = source.find(start).unwrap_or_else(|| panic!("{start:?} in {file}"));
+    let (mut found, mut text) = (Vec::new(), String::new());
+    let body = &source[at + start.find('\n').unwrap() + 1..];
+    for line in body.lines().map(str::trim) {
+        if let Some(doc) = line.strip_prefix("///") {
+            let _ = write!(text, "{}{}", if text.is_empty() { "" } else { " " }, doc.trim());
+        } else if line == "}" {
+            break;
+        } else if line.ends_with(',') {
+            // `name,` or `Reason => name,` or `pub name: u64,`.
+            let name = line.trim_end_matches(',').trim_start_matches("pub ");
+            let name = name.split(": ").next().unwrap().rsplit(' ').next().unwrap();
+            found.push((name.to_string(), std::mem::take(&mut text)));
+        }
+    }
+    assert!(!found.is_empty(), "{file}");
+    found
+}
+
+/// Every counter with its meaning, by group.
+fn documented() -> Vec<(&'static str, Vec<(String, String)>)> {
+    let group = |&(group, _, file, start): &(&'static str, &str, &str, &str)| {
+        let mut counters = if file.is_empty() { Vec::new() } else { declared(file, start) };
+        for (name, _) in &mut counters {
+            *name = format!("{group}.{name}");
+            if let Some((_, shown)) = RENAMED.iter().find(|(known, _)| known == name) {
+                *name = (*shown).into();
+            }
+        }
+        let others = OTHERS.iter().filter(|(name, _)| name.split('.').next() == Some(group));
+        counters.extend(others.map(|(name, text)| ((*name).into(), (*text).into())));
+        (group, counters)
+    };
+    GROUPS.iter().map(group).collect()
+}
+
+fn document() -> String {
+    let mut out = String::from(
+        "# Statistics\n\n\
+         What `ginnel stat` shows, and for `ginnel stat --json` under the same names. Each shard counts for itself; nothing is ever reset. `busy` is no counter: it is the\n\
+         share of the time in which the shard had something to do, made of `shard.idle_ns` and `shard.running_ns`.\n\n\
+         A busy shard shows its counters each `run.publish_ms`, one that falls asleep within a millisecond. How it does that without being disturbed:\n\
+         docs/adr/0014-statistics.md. The names stand in the shard's file, so that `ginnel stat` of any version shows what a stack of any version counts.\n\n\
+         The last column says what Linux calls the same, or nearly the same, in `nstat` and elsewhere.\n\n\
+         This page is generated from the sources (`crates/cli/tests/statistics_page.rs`).\n",
+    );
+    let linux: BTreeMap<&str, &str> = LINUX.iter().copied().collect();
+    for ((group, counters), (_, about, ..)) in documented().into_iter().zip(GROUPS) {
+        let _ = write!(out, "\n## `{group}`\n\n");
+        if !about.is_empty() {
+            let _ = write!(out, "{about}\n\n");
+        }
+        out.push_str("| Name | Meaning | Linux |\n|---|---|---|\n");
+        for (name, text) in counters {
+            let linux = linux.get(name.as_str()).copied().unwrap_or("–");
+            let _ = writeln!(out, "| `{name}` | {} | {linux} |", text.replace('|', "\\|"));
+        }
+        if group == "pool" {
+            out.push_str("\nThe pools:\n\n| Pool | What it holds |\n|---|---|\n");
+            for (name, text) in POOLS {
+                let _ = writeln!(out, "| `{name}` | {text} |");
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn every_counter_is_documented() {
+    let path = root().join("docs/statistics.md");
+    let expected = document();
+    if std::env::var_os("GINNEL_BLESS").is_some() {
+        std::fs::write(&path, &expected).unwrap();
+    }
+    let found = std::fs::read_to_string(&path).unwrap_or_default();
+    for (i, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(found, expected, "docs/statistics.md:{} (GINNEL_BLESS=1 writes it anew)", i + 1);
+    }
+    assert_eq!(found, expected, "docs/statistics.md (GINNEL_BLESS=1 writes it anew)");
+}
+
+/// A shard with this application that shows itself. It need not run: its names are there from the start.
+fn show<H: Handler>(presence: &std::sync::Arc<Presence>, label: &str, placement: Placement, handler: H) {
+    let mut config = Config::default();
+    config.shard.placement = placement;
+    config.devices = vec![DeviceConfig::new("wire", DeviceKind::Memory)];
+    config.links = vec![LinkConfig::new("lan", "wire", vec!["10.0.0.1/24".parse().unwrap()])];
+    let (device, _other) = pair(MemoryConfig::default());
+    let shard = Shard::builder(config).handler(handler).device("wire", device);
+    drop(shard.presence(Some(presence.clone()), label).build().unwrap());
+}
+
+#[test]
+fn what_shards_show_is_what_is_documented() {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("names-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("site")).unwrap();
+    // The only test of this process that makes directories.
+    let run = RunConfig { name: Some("names".into()), ..RunConfig::default() };
+    let presence = Presence::new_in(&folder.join("run"), &run, "test").unwrap().unwrap();
+    let site = folder.join("site");
+    let options = <ginnel_apps::httpd::Options as clap::FromArgMatches>::from_arg_matches(
+        &<ginnel_apps::httpd::Options as clap::Args>::augment_args(clap::Command::new("httpd"))
+            .try_get_matches_from(["httpd".as_ref(), site.as_os_str()])
+            .unwrap(),
+    )
+    .unwrap();
+    show(&presence, "0", Placement::Inline, Httpd::new(&options).unwrap());
+    let echo = ginnel_apps::echo::Options { listen: Vec::new(), udp: false };
+    show(&presence, "1", Placement::Split, Echo::new(&echo));
+    show(&presence, "2", Placement::Inline, Executor::new(|| async {}));
+
+    let mut shown = BTreeSet::new();
+    for page in pages(presence.dir().path()).unwrap() {
+        for (_, name) in page.names() {
+            let name = match name.split('.').collect::<Vec<_>>()[..] {
+                ["device", _, item] => format!("device.NAME.{item}"),
+                ["pool", pool, item] => {
+                    assert!(POOLS.iter().any(|(known, _)| *known == pool), "{name} is not documented");
+                    format!("pool.NAME.{item}")
+                }
+                _ => name.clone(),
+            };
+            shown.insert(name);
+        }
+    }
+    let documented: BTreeSet<String> =
+        documented().into_iter().flat_map(|(_, counters)| counters).map(|(name, _)| name).collect();
+    let missing: Vec<_> = shown.difference(&documented).collect();
+    assert!(missing.is_empty(), "shown and not documented: {missing:?}");
+    let gone: Vec<_> = documented.difference(&shown).collect();
+    assert!(gone.is_empty(), "documented and not shown: {gone:?}");
+    let unknown: Vec<_> = LINUX.iter().filter(|(name, _)| !documented.contains(*name)).collect();
+    assert!(unknown.is_empty(), "compared with Linux and not documented: {unknown:?}");
+    drop(presence);
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -1,0 +1,46 @@
+//! How a stack shows itself to other processes: a directory by name, with the counters of its shards in it.
+
+use crate::config::RunConfig;
+use crate::error::Error;
+use crate::run_dir::{self, RunDir};
+use core::time::Duration;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A stack that can be seen: `ginnel stat`. It is gone when the last of its shards is.
+#[derive(Debug)]
+pub struct Presence {
+    dir: RunDir,
+    publish_every: Duration,
+}
+
+impl Presence {
+    /// Makes the directory for a stack that is called `run.name`, or else by the name of its program and the number of its process. `None` if
+    /// `run.directory` is false.
+    ///
+    /// # Errors
+    /// As of [`RunDir::create`].
+    pub fn new(config: &RunConfig, program: &str) -> Result<Option<Arc<Self>>, Error> {
+        Self::new_in(&run_dir::base(), config, program)
+    }
+
+    /// The same in another place than the user's.
+    pub fn new_in(base: &Path, config: &RunConfig, program: &str) -> Result<Option<Arc<Self>>, Error> {
+        if !config.directory {
+            return Ok(None);
+        }
+        let name = config.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
+        let publish_every = Duration::from_millis(config.publish_ms.into());
+        Ok(Some(Arc::new(Self { dir: RunDir::create_in(base, &name)?, publish_every })))
+    }
+
+    /// Its directory.
+    pub fn dir(&self) -> &RunDir {
+        &self.dir
+    }
+
+    /// How often a busy shard shows its counters.
+    pub(crate) fn publish_every(&self) -> Duration {
+        self.publish_every
+    }
+}

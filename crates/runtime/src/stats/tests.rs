@@ -1,0 +1,198 @@
+//! Tests of the counters and of the files they are shown in.
+
+use super::page::{HEADER_BYTES, LEAD};
+use super::{BURST_BUCKETS, Doing, Kind, Page, PageError, PageReader, ShardStats, StatsWriter, pages};
+use core::time::Duration;
+use ginnel_devices::random::Random;
+use ginnel_stack::time::Instant;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+#[test]
+fn bursts_are_counted_by_powers_of_two() {
+    let mut stats = ShardStats::default();
+    for frames in [1, 2, 3, 4, 31, 32, 63, 64] {
+        stats.count_burst(frames);
+    }
+    assert_eq!(stats.bursts, [1, 2, 1, 0, 1, 2, 1]);
+    assert_eq!(stats.frames_received, 200);
+}
+
+#[test]
+fn a_reader_never_sees_half_a_snapshot() {
+    let writer = StatsWriter::new();
+    let reader = writer.reader();
+    let thread = std::thread::spawn(move || {
+        let mut last = 0;
+        while last < 20_000 {
+            let seen = reader.snapshot();
+            assert_eq!(seen.bursts, [seen.turns; BURST_BUCKETS]);
+            assert_eq!(seen.running_ns, seen.turns);
+            assert!(seen.turns >= last);
+            last = seen.turns;
+        }
+    });
+    for turns in 1..=20_000 {
+        writer.publish(&ShardStats {
+            turns,
+            running_ns: turns,
+            bursts: [turns; BURST_BUCKETS],
+            ..ShardStats::default()
+        });
+    }
+    thread.join().unwrap();
+}
+
+/// A directory that goes when the test does.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("ginnel-pages-{}-{number}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn page(&self, label: &str) -> Page {
+        let names = [(Kind::Counter, "tcp.a".into()), (Kind::Gauge, "device.my tap\n.b".into())];
+        Page::create(&self.0, label, Duration::from_millis(100), &names).unwrap()
+    }
+
+    fn path(&self, label: &str) -> PathBuf {
+        self.0.join(format!("stats.{label}"))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn publish(page: &mut Page, at: u64, values: [u64; 2]) {
+    page.publish(Instant::from_nanos(at), Doing::Turns, |publication| {
+        values.into_iter().for_each(|value| publication.put(value));
+    });
+}
+
+#[test]
+fn what_a_shard_shows_is_read_with_its_names() {
+    let folder = Folder::new();
+    let mut page = folder.page("0");
+    assert_eq!(fs::metadata(folder.path("0")).unwrap().permissions().mode() & 0o777, 0o600);
+    let reader = PageReader::open(&folder.0, "0").unwrap();
+    assert_eq!(reader.names(), [(Kind::Counter, "tcp.a".into()), (Kind::Gauge, "device.my_tap_.b".into())]);
+    assert_eq!(reader.every(), Duration::from_millis(100));
+    assert_eq!(reader.read().unwrap().values, [0, 0], "nothing was shown yet");
+    publish(&mut page, 5, [1, u64::MAX]);
+    let snapshot = reader.read().unwrap();
+    assert_eq!((snapshot.published, snapshot.doing), (Instant::from_nanos(5), Doing::Turns));
+    assert_eq!(snapshot.values, [1, u64::MAX]);
+    drop(page);
+    assert_eq!(reader.read().unwrap(), snapshot, "the last words of a shard stay");
+}
+
+#[test]
+fn shards_are_listed_by_number() {
+    let folder = Folder::new();
+    let _shown = ["10", "2.app", "server", "2", "0"].map(|label| folder.page(label));
+    fs::write(folder.0.join("lock"), "").unwrap();
+    let labels: Vec<String> = pages(&folder.0).unwrap().iter().map(|page| page.label().into()).collect();
+    assert_eq!(labels, ["0", "2", "2.app", "10", "server"]);
+}
+
+#[test]
+fn another_process_never_sees_half_a_publication() {
+    let folder = Folder::new();
+    let mut page = folder.page("0");
+    let reader = PageReader::open(&folder.0, "0").unwrap();
+    let thread = std::thread::spawn(move || {
+        let mut last = 0;
+        while last < 50_000 {
+            match reader.read() {
+                Ok(snapshot) => {
+                    let value = snapshot.published.as_nanos();
+                    assert_eq!(snapshot.values, [value, value]);
+                    assert!(value >= last);
+                    last = value;
+                }
+                // A writer that does nothing else can be faster than any reader.
+                Err(PageError::Unfinished(_)) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+    });
+    while !thread.is_finished() {
+        for value in 1..=50_000 {
+            publish(&mut page, value, [value, value]);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_shard_that_died_while_it_wrote_is_noticed() {
+    let folder = Folder::new();
+    let mut page = folder.page("0");
+    publish(&mut page, 5, [1, 2]);
+    let reader = PageReader::open(&folder.0, "0").unwrap();
+    let file = OpenOptions::new().write(true).open(folder.path("0")).unwrap();
+    file.write_all_at(&3u64.to_le_bytes(), 4096).unwrap();
+    let error = reader.read().unwrap_err();
+    assert!(matches!(error, PageError::Unfinished(_)), "{error}");
+}
+
+#[test]
+fn other_versions_and_other_files_are_refused() {
+    let folder = Folder::new();
+    let page = folder.page("0");
+    let file = OpenOptions::new().write(true).open(folder.path("0")).unwrap();
+    file.write_all_at(&2u32.to_le_bytes(), 8).unwrap();
+    let error = PageReader::open(&folder.0, "0").unwrap_err().to_string();
+    assert!(error.ends_with("stats.0: is of version 2, this program knows version 1"), "{error}");
+    file.write_all_at(b"X", 0).unwrap();
+    let error = PageReader::open(&folder.0, "0").unwrap_err().to_string();
+    assert!(error.ends_with("stats.0: is no file of counters"), "{error}");
+    drop(page);
+    fs::create_dir(folder.path("1")).unwrap();
+    assert!(matches!(PageReader::open(&folder.0, "1"), Err(PageError::Foreign(_))));
+    assert!(matches!(PageReader::open(&folder.0, "2"), Err(PageError::Io(..))));
+}
+
+/// A file that is cut off anywhere, or has any bytes anywhere, is an error or has some values, and never ends the reader.
+#[test]
+fn damaged_files_do_no_harm() {
+    let folder = Folder::new();
+    let mut page = folder.page("0");
+    publish(&mut page, 5, [1, 2]);
+    drop(page);
+    let whole = fs::read(folder.path("0")).unwrap();
+    assert_eq!(whole.len(), 4096 + 8 * (LEAD as usize + 2));
+    let open_and_read = || PageReader::open(&folder.0, "0").and_then(|reader| reader.read());
+    for len in (0..200).chain(whole.len() - 48..whole.len()) {
+        fs::write(folder.path("0"), &whole[..len]).unwrap();
+        assert!(open_and_read().is_err(), "{len} bytes");
+    }
+    let mut random = Random::new(1);
+    let mut refused = 0;
+    for _ in 0..3_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..=random.below(3) {
+            // Most often where it matters.
+            let reach = if random.below(8) == 0 { whole.len() as u64 } else { HEADER_BYTES + 40 };
+            let at = random.below(reach) as usize;
+            // An odd sequence number costs patience and is tried above.
+            if at != 4096 {
+                bytes[at] = random.below(256) as u8;
+            }
+        }
+        fs::write(folder.path("0"), &bytes).unwrap();
+        refused += u32::from(open_and_read().is_err());
+    }
+    assert!(refused > 1_000, "{refused}");
+}

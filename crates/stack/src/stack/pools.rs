@@ -1,0 +1,56 @@
+//! What a stack has of everything that is limited.
+
+use super::Stack;
+use crate::chunk_pool::CHUNK_BYTES;
+
+/// Something of which there is only so much.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// What it holds. In bytes if the name ends so.
+    pub name: &'static str,
+    /// In use now.
+    pub used: u64,
+    /// There is no more.
+    pub limit: u64,
+    /// Most ever in use.
+    pub high_water: u64,
+}
+
+/// Pools of a stack.
+pub const POOLS: usize = 8;
+
+impl Stack {
+    /// All of them, always in the same order.
+    pub fn pools(&self) -> [Pool; POOLS] {
+        let Self { net, tcp, udp, .. } = self;
+        let pool = |name, used: usize, limit: usize, high_water: usize| Pool {
+            name,
+            used: used as u64,
+            limit: limit as u64,
+            high_water: high_water as u64,
+        };
+        let chunks = &tcp.chunks;
+        let (fragments, datagrams) = (net.reassembly_bytes(), udp.queued_bytes());
+        let (listeners, sockets) = (tcp.listeners.usage(), udp.sockets());
+        [
+            pool("connections", tcp.conns.live(), tcp.config.connections_max as usize, tcp.conns.most()),
+            pool(
+                "half_open",
+                tcp.half_open as usize,
+                tcp.config.half_open_max as usize,
+                tcp.half_open_most as usize,
+            ),
+            pool("time_wait", tcp.time_wait.len(), tcp.config.time_wait_max as usize, tcp.time_wait.most()),
+            pool("listeners", listeners.0, tcp.config.listeners_max as usize, listeners.1),
+            pool(
+                "buffer_bytes",
+                chunks.in_use() * CHUNK_BYTES,
+                chunks.limit() * CHUNK_BYTES,
+                chunks.high_water() * CHUNK_BYTES,
+            ),
+            pool("reassembly_bytes", fragments.0, net.config.fragment_bytes as usize, fragments.1),
+            pool("udp_sockets", sockets.0, net.config.udp_sockets_max as usize, sockets.1),
+            pool("udp_receive_bytes", datagrams.0, udp.receive_total_bytes(), datagrams.1),
+        ]
+    }
+}
