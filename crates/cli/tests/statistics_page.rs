@@ -32,8 +32,8 @@ const GROUPS: &[(&str, &str, &str, &str)] = &[
     ("pool", "", "", ""),
     (
         "channel",
-        "Between a shard and applications that have a thread of their own (`shard.placement`).",
-        "crates/runtime/src/channel/server.rs",
+        "Between a shard and applications that have a thread of their own (`shard.placement`), or a process of their own.",
+        "crates/runtime/src/channel/stats.rs",
         "pub struct ChannelStats {\n",
     ),
     ("tasks", "Of an `Executor`.", "crates/runtime/src/executor/mod.rs", "pub struct ExecutorStats {\n"),
@@ -60,10 +60,15 @@ const OTHERS: &[(&str, &str)] = &[
     ("pool.NAME.used", "How much of it is in use."),
     ("pool.NAME.limit", "There is no more: what happens then stands in docs/limits.md."),
     ("pool.NAME.high_water", "The most that was ever in use."),
+    (
+        "channel.domains",
+        "Trust domains, also those that nobody uses any more and whose last bytes are on their way.",
+    ),
+    ("channel.domains_limit", "`channel.domains_max`."),
     ("channel.sockets", "Sockets in use: connections, and those that clients still hold after their end."),
-    ("channel.sockets_limit", "`channel.sockets_max`."),
+    ("channel.sockets_limit", "`channel.sockets_max` of all domains."),
     ("channel.clients", "Applications."),
-    ("channel.clients_limit", "`channel.clients_max`."),
+    ("channel.clients_limit", "`channel.clients_max` of all domains."),
     ("echo.datagrams_dropped", "Datagrams that could not be sent back."),
 ];
 

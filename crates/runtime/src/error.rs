@@ -1,7 +1,9 @@
 //! Errors of the runtime.
 
+use crate::door::Refusal;
 use core::fmt;
 use ginnel_stack::error::{ConfigError, ConnectError, ListenError, SendError};
+use ginnel_stack::udp::UdpError;
 
 /// Why a shard could not be built, started or kept running.
 #[derive(Debug)]
@@ -12,6 +14,8 @@ pub enum Error {
     Listen(core::net::SocketAddr, ListenError),
     /// A connection could not be opened.
     Connect(core::net::SocketAddr, ConnectError),
+    /// A UDP socket could not be opened.
+    Udp(core::net::SocketAddr, UdpError),
     /// Something could not be sent.
     Send(SendError),
     /// A system call failed; the text says which thing it was about.
@@ -22,6 +26,10 @@ pub enum Error {
     Shard(usize, Box<Error>),
     /// The thread of a shard panicked: what it said.
     Panicked(String),
+    /// The door of a stack does not do what it was asked.
+    Refused(Refusal),
+    /// The stack, in another process, is gone.
+    StackGone,
     /// The application's own reason.
     Application(String),
 }
@@ -44,11 +52,14 @@ impl fmt::Display for Error {
             Self::Config(e) => e.fmt(f),
             Self::Listen(address, e) => write!(f, "listen on {address}: {e}"),
             Self::Connect(address, e) => write!(f, "connect to {address}: {e}"),
+            Self::Udp(address, e) => write!(f, "bind {address}: {e}"),
             Self::Send(e) => write!(f, "send: {e}"),
             Self::Io(what, e) => write!(f, "{what}: {e}"),
             Self::DevicesLost(names) => write!(f, "no device is left: {names} went away"),
             Self::Shard(index, e) => write!(f, "shard {index}: {e}"),
             Self::Panicked(text) => write!(f, "panicked: {text}"),
+            Self::Refused(why) => write!(f, "the stack refuses: {why}"),
+            Self::StackGone => f.write_str("the stack is gone"),
             Self::Application(text) => f.write_str(text),
         }
     }
@@ -60,10 +71,12 @@ impl std::error::Error for Error {
             Self::Config(e) => Some(e),
             Self::Listen(_, e) => Some(e),
             Self::Connect(_, e) => Some(e),
+            Self::Udp(_, e) => Some(e),
             Self::Send(e) => Some(e),
             Self::Io(_, e) => Some(e),
             Self::Shard(_, e) => Some(e),
-            Self::DevicesLost(_) | Self::Panicked(_) | Self::Application(_) => None,
+            Self::Refused(why) => Some(why),
+            Self::DevicesLost(_) | Self::Panicked(_) | Self::StackGone | Self::Application(_) => None,
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod context;
 mod departure;
 pub mod devices;
 mod dispatch;
+pub mod door;
 mod engine;
 pub mod error;
 pub mod executor;

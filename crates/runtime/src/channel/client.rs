@@ -1,14 +1,23 @@
 //! The application's end of a channel.
 
+mod datagrams;
+mod heirs;
+mod streams;
+
+pub use super::hand::Status;
+pub use streams::Streams;
+
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
 use super::control::{Control, Reply, Request};
+use super::hand::Hand;
 use super::region::{Direction, Region};
 use super::socket::{Offer, reason, request, state};
-use super::stream::Impossible;
-use super::sync::{Ordering, fence};
+use super::sync::Ordering;
 use crate::error::Error;
 use crate::wait::{self, EventFd};
 use core::net::SocketAddr;
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::time::Duration;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::CloseReason;
@@ -96,20 +105,25 @@ struct Held {
     reported: u32,
     /// How many bytes had come when readable was last reported.
     shown: u64,
-    read: u64,
-    written: u64,
     /// Bytes that were acknowledged, and notices, when they were last reported.
     acked: u64,
     notices: u32,
-    /// A write was cut short.
-    blocked: bool,
 }
 
-/// An application's end of a channel. Used by one thread at a time.
+/// Who rings the stack.
+enum Up {
+    /// This thread alone.
+    Own(Ringer),
+    /// All threads of the process, which may share its sockets with others.
+    Shared(Arc<Streams>),
+}
+
+/// An application's end of a channel. Used by one thread at a time; if it came through the [door](crate::door), other threads may use its
+/// [streams](Client::streams) meanwhile.
 pub struct Client {
     region: Arc<Region>,
     number: usize,
-    up: Ringer,
+    up: Up,
     down: Answerer,
     /// The stack's, to wake it.
     stack: Arc<EventFd>,
@@ -117,6 +131,8 @@ pub struct Client {
     wake: Arc<EventFd>,
     control: Box<dyn Control>,
     sockets: Vec<Held>,
+    /// Sockets on which a write was cut short.
+    blocked: Arc<[AtomicBool]>,
     events: VecDeque<ClientEvent>,
     detached: bool,
 }
@@ -129,20 +145,24 @@ impl Client {
         wake: Arc<EventFd>,
         control: Box<dyn Control>,
     ) -> Self {
-        let (up, down) = (region.up(number).ringer(), region.down(number).answerer());
+        let up = Up::Own(region.up(number).ringer());
+        let blocked = (0..region.sockets()).map(|_| AtomicBool::new(false)).collect();
+        Self::with(region, number, up, stack, wake, control, blocked)
+    }
+
+    fn with(
+        region: Arc<Region>,
+        number: usize,
+        up: Up,
+        stack: Arc<EventFd>,
+        wake: Arc<EventFd>,
+        control: Box<dyn Control>,
+        blocked: Arc<[AtomicBool]>,
+    ) -> Self {
+        let down = region.down(number).answerer();
         let sockets = vec![Held::default(); region.sockets()];
-        Self {
-            region,
-            number,
-            up,
-            down,
-            stack,
-            wake,
-            control,
-            sockets,
-            events: VecDeque::new(),
-            detached: false,
-        }
+        let events = VecDeque::new();
+        Self { region, number, up, down, stack, wake, control, sockets, blocked, events, detached: false }
     }
 
     /// A client of a stack in another process.
@@ -151,11 +171,33 @@ impl Client {
     /// The region cannot be mapped, or is not what it should be.
     pub fn open(parts: ClientParts, control: Box<dyn Control>) -> Result<Self, Error> {
         let region = Region::open(parts.region).map_err(|e| Error::io("region of the channel", e))?;
-        if parts.number as usize >= region.clients() {
+        let number = parts.number as usize;
+        if number >= region.clients() {
             return Err(Error::application("channel: the region has no client of this number"));
         }
         let event = |fd| Arc::new(EventFd::from_fd(fd));
-        Ok(Self::new(region, parts.number as usize, event(parts.stack), event(parts.wake), control))
+        let (stack, wake) = (event(parts.stack), event(parts.wake));
+        Ok(Self::shared(region, number, stack, wake, control))
+    }
+
+    fn shared(
+        region: Arc<Region>,
+        number: usize,
+        stack: Arc<EventFd>,
+        wake: Arc<EventFd>,
+        control: Box<dyn Control>,
+    ) -> Self {
+        let blocked: Arc<[AtomicBool]> = (0..region.sockets()).map(|_| AtomicBool::new(false)).collect();
+        let streams = Arc::new(Streams::new(region.clone(), number, stack.clone(), blocked.clone()));
+        Self::with(region, number, Up::Shared(streams), stack, wake, control, blocked)
+    }
+
+    /// The streams of its connections, for other threads. `None` in the stack's own process, where a client is one thread's.
+    pub fn streams(&self) -> Option<Arc<Streams>> {
+        match &self.up {
+            Up::Shared(streams) => Some(streams.clone()),
+            Up::Own(_) => None,
+        }
     }
 
     pub(super) fn ask(&mut self, request: Request) -> Result<Reply, Error> {
@@ -207,7 +249,7 @@ impl Client {
 
     /// Rings for no socket in particular: credits are looked at with any bell.
     fn knock(&mut self) {
-        self.up.ring(self.region.up(self.number), 0, RUNG);
+        self.ring(0, RUNG);
     }
 
     /// Takes no more connections of a listener. The last client to do so closes it: connections that nobody took are reset.
@@ -276,6 +318,7 @@ impl Client {
     pub(super) fn hold(&mut self, socket: u32, generation: u32) {
         if let Some(held) = self.sockets.get_mut(socket as usize) {
             *held = Held { generation: Some(generation), ..Held::default() };
+            self.blocked[socket as usize].store(false, Relaxed);
             // What happened meanwhile was rung before it was held.
             self.look(socket);
         }
@@ -295,27 +338,27 @@ impl Client {
         Ok(self.region.socket(conn.index()).ends())
     }
 
+    /// What is done with the bytes of a connection.
+    fn hand(&self, conn: Conn) -> Result<Hand<'_>, Stale> {
+        self.held(conn)?;
+        let shared_by = matches!(self.up, Up::Shared(_)).then_some(self.number);
+        Ok(Hand::new(&self.region, conn.index(), shared_by))
+    }
+
     /// Bytes that wait to be read.
     ///
     /// # Errors
     /// The handle is stale.
     pub fn readable(&self, conn: Conn) -> Result<usize, Stale> {
-        let held = self.held(conn)?;
-        Ok(self.incoming(conn, held.read).unwrap_or(0))
-    }
-
-    fn incoming(&self, conn: Conn, read: u64) -> Result<usize, Impossible> {
-        self.region.stream(conn.index(), Direction::Incoming).readable(read)
+        Ok(self.hand(conn)?.readable())
     }
 
     /// Copies what waits, from `skip` bytes behind its beginning on; it stays. Returns how many bytes.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// The handle is stale, or a process that shares it was stopped in the middle of using it.
     pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
-        let held = self.held(conn).map_err(|_| RecvError::Stale)?;
-        let stream = self.region.stream(conn.index(), Direction::Incoming);
-        Ok(stream.peek(held.read, skip, out).unwrap_or(0))
+        self.hand(conn).map_err(|_| RecvError::Stale)?.peek(skip, out)
     }
 
     /// Takes `count` bytes off the front of what waits, at most what there is.
@@ -323,14 +366,7 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
-        let waiting = self.readable(conn)?;
-        let held = &mut self.sockets[conn.index() as usize];
-        let stream = self.region.stream(conn.index(), Direction::Incoming);
-        stream.consume(&mut held.read, count.min(waiting));
-        // Pairs with the fence of the stack's, which asks for this before it looks once more.
-        fence(Ordering::SeqCst);
-        let wants = &self.region.socket(conn.index()).wants_room;
-        if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
+        if self.hand(conn)?.consume(count) {
             self.ring(conn.index(), RUNG);
         }
         Ok(())
@@ -339,47 +375,31 @@ impl Client {
     /// Reads and takes what waits. `Ok(0)` if nothing does.
     ///
     /// # Errors
-    /// The handle is stale.
+    /// As [`Client::peek`].
     pub fn recv(&mut self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
-        let count = self.peek(conn, 0, out)?;
-        self.consume(conn, count).map_err(|_| RecvError::Stale)?;
+        let (count, ring) = self.hand(conn).map_err(|_| RecvError::Stale)?.recv(out)?;
+        if ring {
+            self.ring(conn.index(), RUNG);
+        }
         Ok(count)
     }
 
     /// Writes as many bytes as there is room for, and returns how many. If that is less than all, [`ClientEvent::Writable`] follows.
     ///
     /// # Errors
-    /// The handle is stale; the connection is over, or its write side closed.
+    /// The handle is stale; the connection is over, or its write side closed. [`SendError::Full`]: a process that shares it was stopped in the middle of
+    /// using it.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        self.held(conn).map_err(|_| SendError::Stale)?;
-        let socket = conn.index();
-        let words = self.region.socket(socket);
-        let closed =
-            words.requests.load(Ordering::Relaxed) & (request::SHUTDOWN | request::CLOSE | request::ABORT);
-        if closed != 0 || words.state.load(Ordering::Acquire) & state::ENDED != 0 {
-            return Err(SendError::Closed);
-        }
-        let held = &mut self.sockets[socket as usize];
-        let stream = self.region.stream(socket, Direction::Outgoing);
-        // The stack can be trusted: what it says cannot be impossible.
-        let mut count = stream.write(&mut held.written, bytes).unwrap_or(0);
-        held.blocked = count < bytes.len();
-        if held.blocked {
-            words.wants_space.store(1, Ordering::Relaxed);
-            // Pairs with the fence of the stack's, which looks for this after it made room.
-            fence(Ordering::SeqCst);
-            count += stream.write(&mut held.written, &bytes[count..]).unwrap_or(0);
-            held.blocked = count < bytes.len();
-        }
+        let hand = self.hand(conn).map_err(|_| SendError::Stale)?;
+        let count = hand.send(bytes, &self.blocked[conn.index() as usize])?;
         if count > 0 {
-            self.ring(socket, RUNG);
+            self.ring(conn.index(), RUNG);
         }
         Ok(count)
     }
 
     fn request(&mut self, conn: Conn, what: u32) -> Result<(), Stale> {
-        self.held(conn)?;
-        self.region.socket(conn.index()).requests.fetch_or(what, Ordering::Release);
+        self.hand(conn)?.request(what);
         self.ring(conn.index(), RUNG);
         Ok(())
     }
@@ -421,13 +441,21 @@ impl Client {
     }
 
     fn ring(&mut self, socket: u32, why: u8) {
-        self.up.ring(self.region.up(self.number), socket, why);
+        match &mut self.up {
+            Up::Own(up) => up.ring(self.region.up(self.number), socket, why),
+            Up::Shared(streams) => streams.ring(socket, why),
+        }
     }
 
     /// Tells the stack at once of what was done. To be called after each batch: until then the stack may sleep through it.
     pub fn flush(&mut self) {
-        if self.up.must_wake(self.region.up(self.number)) {
-            self.stack.signal();
+        match &mut self.up {
+            Up::Own(up) => {
+                if up.must_wake(self.region.up(self.number)) {
+                    self.stack.signal();
+                }
+            }
+            Up::Shared(streams) => streams.flush(),
         }
     }
 
@@ -462,9 +490,9 @@ impl Client {
             held.shown = came;
             self.events.push_back(ClientEvent::Readable { conn });
         }
-        let room = self.region.stream(socket, Direction::Outgoing).room(held.written);
-        if held.blocked && room.is_ok_and(|room| room > 0) {
-            held.blocked = false;
+        let blocked = &self.blocked[socket as usize];
+        if blocked.load(Acquire) && Hand::new(&self.region, socket, None).status().room > 0 {
+            blocked.store(false, Relaxed);
             self.events.push_back(ClientEvent::Writable { conn });
         }
         let acked = words.acked.load(Ordering::Relaxed);
@@ -506,6 +534,7 @@ impl Client {
             let Some(held) = self.sockets.get_mut(socket as usize) else { continue };
             let generation = region.socket(socket).generation.load(Ordering::Relaxed);
             *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
+            self.blocked[socket as usize].store(false, Relaxed);
             let conn = Conn::new(socket, generation);
             self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
             self.ring(socket, RUNG);

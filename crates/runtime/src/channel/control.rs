@@ -1,7 +1,7 @@
 //! What is rare and needs an answer: it goes through the shard's mailbox.
 
 use super::server::ChannelServer;
-use crate::command::{CommandError, Commander};
+use crate::command::{Command, CommandError, Commander};
 use crate::error::Error;
 use crate::shard::Shard;
 use core::net::SocketAddr;
@@ -12,6 +12,7 @@ use ginnel_stack::ip::{DropStats, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use rustix::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 
@@ -113,6 +114,64 @@ pub(crate) struct Envelope {
     pub reply: SyncSender<Reply>,
 }
 
+/// Something that clients hold: its numbers in the region of one shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thing {
+    /// A connection or a UDP socket.
+    Socket {
+        /// Its number.
+        socket: u32,
+        /// Of the one that is meant.
+        generation: u32,
+    },
+    /// A listener of this number.
+    Listener(u32),
+}
+
+/// What the door asks a shard to do. `domain` is a number of the shard's own.
+pub(crate) enum Errand {
+    /// A new domain and its first client, to be woken over `wake`.
+    Open { wake: OwnedFd },
+    /// A new client of a domain, to be woken over `wake`.
+    Admit { domain: u8, wake: OwnedFd },
+    /// A client is about to become two.
+    Fork { domain: u8, parent: u32, kept: Option<Vec<Thing>>, wake: OwnedFd },
+    /// What a client asks for.
+    Ask { domain: u8, client: u32, request: Request },
+    /// A descriptor that travels holds these things of a client.
+    Hold { domain: u8, client: u32, things: Vec<Thing> },
+    /// It arrived at this client.
+    Resolve { domain: u8, client: u32, things: Vec<Thing> },
+    /// Its last copy is gone.
+    LetGo { domain: u8, things: Vec<Thing> },
+    /// A client is gone.
+    Bury { domain: u8, client: u32 },
+}
+
+/// What came of it.
+pub(crate) enum Outcome {
+    Opened {
+        domain: u8,
+        region: OwnedFd,
+        wake: OwnedFd,
+        client: u32,
+    },
+    /// The client's number.
+    Seat(u32),
+    Reply(Reply),
+    Done,
+    /// As many as there may be.
+    NoRoom,
+    /// There is no such thing, or the client does not hold it.
+    Unknown,
+}
+
+/// An errand on its way.
+pub(crate) struct ErrandEnvelope {
+    pub errand: Errand,
+    pub reply: SyncSender<Outcome>,
+}
+
 /// Carries requests to the stack's side and answers back.
 pub trait Control: Send {
     /// Asks, and waits for the answer.
@@ -137,25 +196,35 @@ impl Control for SameThread {
 /// The way from a thread that is not the shard's.
 impl Control for Commander {
     fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {
-        let gone = || Error::application("channel: the shard is gone");
-        let (reply, answer) = sync_channel(1);
-        let mut command: crate::Command = Box::new(Envelope { client, request, reply });
-        loop {
-            match self.send(command) {
-                Ok(()) => break,
-                Err(CommandError::Full(back)) if !self.has_ended() => {
-                    command = back;
-                    std::thread::yield_now();
-                }
-                Err(_) => return Err(gone()),
+        answered(self, |reply| Box::new(Envelope { client, request, reply }))
+    }
+}
+
+/// Has a shard do something for the door.
+pub(crate) fn run(shard: &Commander, errand: Errand) -> Result<Outcome, Error> {
+    answered(shard, |reply| Box::new(ErrandEnvelope { errand, reply }))
+}
+
+/// Sends a command and waits for the answer.
+fn answered<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command) -> Result<T, Error> {
+    let gone = || Error::application("channel: the shard is gone");
+    let (reply, answer) = sync_channel(1);
+    let mut command = command(reply);
+    loop {
+        match shard.send(command) {
+            Ok(()) => break,
+            Err(CommandError::Full(back)) if !shard.has_ended() => {
+                command = back;
+                std::thread::yield_now();
             }
+            Err(_) => return Err(gone()),
         }
-        loop {
-            match answer.recv_timeout(LOOK_EVERY) {
-                Ok(reply) => return Ok(reply),
-                Err(RecvTimeoutError::Timeout) if !self.has_ended() => {}
-                Err(_) => return Err(gone()),
-            }
+    }
+    loop {
+        match answer.recv_timeout(LOOK_EVERY) {
+            Ok(reply) => return Ok(reply),
+            Err(RecvTimeoutError::Timeout) if !shard.has_ended() => {}
+            Err(_) => return Err(gone()),
         }
     }
 }

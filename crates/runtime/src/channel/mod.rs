@@ -13,6 +13,8 @@
 //! What is rare goes as a [`Request`](control::Request) through the shard's mailbox: to listen, to connect, to set options.
 
 mod bells;
+mod hand;
+mod lock;
 mod stream;
 mod sync;
 
@@ -21,40 +23,70 @@ pub mod control;
 mod region;
 pub(crate) mod remote;
 pub mod server;
+pub mod simulation;
 mod socket;
+mod stats;
 #[cfg(all(test, not(loom)))]
-mod tests;
+pub(crate) mod tests;
 
-pub use client::{Client, ClientEvent, ClientParts};
-pub use server::{ChannelServer, ChannelStats};
+pub use client::{Client, ClientEvent, ClientParts, Status, Streams};
+pub use control::Thing;
+pub use server::ChannelServer;
+pub use stats::ChannelStats;
 
 use core::ops::RangeInclusive;
 use ginnel_stack::error::ConfigError;
 use serde::Deserialize;
 
+/// Numbers of domains stand in six bits beside those of sockets, and bound what a shard looks at in each turn.
+pub(crate) const DOMAINS_MAX: usize = 64;
+const DOMAINS: RangeInclusive<u32> = 1..=DOMAINS_MAX as u32;
+const BACKLOG: RangeInclusive<u32> = 1..=1 << 24;
 /// Clients are bits of a word.
 const CLIENTS: RangeInclusive<u32> = 1..=64;
 const SOCKETS: RangeInclusive<u32> = 1..=1 << 24;
 const BUFFER_BYTES: RangeInclusive<u32> = 4096..=1 << 20;
+const BUFFERS: RangeInclusive<u64> = 8192..=1 << 40;
+const DATAGRAM_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const OFFER_MS: RangeInclusive<u32> = 1..=60_000;
 
 /// Keys of the `[channel]` table: applications outside of the shard's thread.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ChannelConfig {
-    /// Connections that applications may have at a time, 1 to 16,777,216. Memory is taken as they are used. Default 65,536.
+    /// Trust domains that may use a shard at a time, each with a budget of its own: 1 to 64. The threads of the stack's own process are one; so are the
+    /// processes of one user that gave the same name. Default 8.
+    pub domains_max: u32,
+    /// Sockets that the applications of a domain may have at a time on each shard, 1 to 16,777,216: connections and UDP sockets. Memory is taken as they are used. Default
+    /// 65,536.
     pub sockets_max: u32,
-    /// Applications (threads or processes), 1 to 64. Default 16.
+    /// Applications (threads or processes) of a domain, 1 to 64. Default 16.
     pub clients_max: u32,
     /// Bytes of each direction of a connection between application and stack, a power of two from 4,096 to 1,048,576. Default 65,536.
     pub socket_buffer_bytes: u32,
+    /// Bytes of all these buffers of a domain on each shard, 8,192 to 1,099,511,627,776: sockets beyond them are refused, as beyond `sockets_max`. One socket
+    /// there may always be. Default 8 GiB.
+    pub buffer_bytes_max: u64,
+    /// Bytes of datagrams that may wait for the UDP sockets of a domain on each shard, 65,536 to 1,073,741,824; more are dropped and counted. Default 16 MiB.
+    pub datagram_bytes_max: u32,
+    /// Connections that may wait to be accepted from a listener, whatever it asks for (as `somaxconn`): 1 to 16,777,216. Default 4,096.
+    pub backlog_max: u32,
     /// How long a worker may leave a connection that it was offered before another gets it, in milliseconds: 1 to 60,000. Default 50.
     pub offer_ms: u32,
 }
 
 impl Default for ChannelConfig {
     fn default() -> Self {
-        Self { sockets_max: 1 << 16, clients_max: 16, socket_buffer_bytes: 1 << 16, offer_ms: 50 }
+        Self {
+            domains_max: 8,
+            sockets_max: 1 << 16,
+            clients_max: 16,
+            socket_buffer_bytes: 1 << 16,
+            buffer_bytes_max: 8 << 30,
+            datagram_bytes_max: 16 << 20,
+            backlog_max: 4096,
+            offer_ms: 50,
+        }
     }
 }
 
@@ -71,6 +103,14 @@ impl ChannelConfig {
             let problem = format!("{value} is not within {} to {}", range.start(), range.end());
             Err(ConfigError::new(format!("channel.{key}"), problem))
         };
+        within("domains_max", self.domains_max, DOMAINS)?;
+        within("backlog_max", self.backlog_max, BACKLOG)?;
+        within("datagram_bytes_max", self.datagram_bytes_max, DATAGRAM_BYTES)?;
+        if !BUFFERS.contains(&self.buffer_bytes_max) {
+            let problem =
+                format!("{} is not within {} to {}", self.buffer_bytes_max, BUFFERS.start(), BUFFERS.end());
+            return Err(ConfigError::new("channel.buffer_bytes_max", problem));
+        }
         within("sockets_max", self.sockets_max, SOCKETS)?;
         within("clients_max", self.clients_max, CLIENTS)?;
         within("socket_buffer_bytes", self.socket_buffer_bytes, BUFFER_BYTES)?;

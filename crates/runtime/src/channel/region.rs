@@ -30,7 +30,7 @@ pub(crate) const OFFERS_MAX: usize = 64;
 
 const PAGE: usize = 4096;
 /// "ginnelch", and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6301;
+const MAGIC: u64 = 0x6869_6e6e_656c_6302;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// At the start of the region. Written once, by the stack.
@@ -78,6 +78,8 @@ pub(super) struct SocketWords {
     pub requests: AtomicU32,
     /// A client could not write all and wants to hear that there is space.
     pub wants_space: AtomicU32,
+    /// See [`super::lock`].
+    pub lock: AtomicU32,
     // Written by both, each their own.
     incoming: Positions,
     outgoing: Positions,
@@ -332,6 +334,7 @@ impl SocketWords {
         self.wants_room.store(0, Ordering::Relaxed);
         self.requests.store(0, Ordering::Relaxed);
         self.wants_space.store(0, Ordering::Relaxed);
+        self.lock.store(0, Ordering::Relaxed);
         self.acked.store(0, Ordering::Relaxed);
         self.notices.store(0, Ordering::Relaxed);
         self.incoming.clear();

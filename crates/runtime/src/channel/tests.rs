@@ -8,6 +8,7 @@ use crate::{
     CloseReason, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, SendError,
     Shard, StopFlag,
 };
+use core::any::Any;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_devices::memory::{MemoryConfig, pair};
@@ -15,27 +16,33 @@ use ginnel_devices::random::Random;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+mod limits;
+mod shared;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The other end of the cable: opens connections or listens, sends what it is told and keeps what it receives.
 #[derive(Default)]
-struct Peer {
+pub(crate) struct Peer {
     /// Bytes of each connection, in the order in which they began.
-    received: Vec<Vec<u8>>,
-    ends: Vec<Option<CloseReason>>,
-    finished: Vec<bool>,
-    to_send: Vec<(Vec<u8>, usize)>,
-    numbers: HashMap<Conn, usize>,
-    conns: Vec<Conn>,
+    pub(crate) received: Vec<Vec<u8>>,
+    pub(crate) ends: Vec<Option<CloseReason>>,
+    pub(crate) finished: Vec<bool>,
+    pub(crate) to_send: Vec<(Vec<u8>, usize)>,
+    pub(crate) numbers: HashMap<Conn, usize>,
+    pub(crate) conns: Vec<Conn>,
     /// It closes when all is sent, and when the other end has.
-    close_when_sent: bool,
-    listens: bool,
+    pub(crate) close_when_sent: bool,
+    pub(crate) listens: bool,
     /// Echoes instead.
-    echoes: bool,
+    pub(crate) echoes: bool,
 }
 
+/// Has the peer open a connection to this port and send this.
+pub(crate) struct Dial(pub u16, pub Vec<u8>);
+
 impl Peer {
-    fn add(&mut self, conn: Conn, text: &[u8]) {
+    pub(crate) fn add(&mut self, conn: Conn, text: &[u8]) {
         self.numbers.insert(conn, self.conns.len());
         self.conns.push(conn);
         self.received.push(Vec::new());
@@ -63,6 +70,12 @@ impl Handler for Peer {
             cx.listen("0.0.0.0:90".parse().unwrap(), ListenOptions::default())?;
         }
         Ok(())
+    }
+
+    fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
+        let Dial(port, text) = *command.downcast().unwrap();
+        let conn = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()).unwrap();
+        self.add(conn, &text);
     }
 
     fn accepted(&mut self, _cx: &mut Context<'_>, conn: Conn, _listener: Listener) {
@@ -105,7 +118,7 @@ struct Rig {
     now: Instant,
 }
 
-fn config(address: &str) -> Config {
+pub(crate) fn config(address: &str) -> Config {
     let device = DeviceConfig::new("cable", DeviceKind::Memory);
     let mut config = Config::single(device, &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
@@ -120,8 +133,8 @@ fn shards(channel: &ChannelConfig, peer: Peer, now: Instant) -> (Shard<ChannelSe
     (server.seed([1; 32]).now(now).build().unwrap(), peer.seed([2; 32]).now(now).build().unwrap())
 }
 
-fn small() -> ChannelConfig {
-    ChannelConfig { sockets_max: 8, clients_max: 3, socket_buffer_bytes: 4096, offer_ms: 50 }
+pub(crate) fn small() -> ChannelConfig {
+    ChannelConfig { sockets_max: 8, clients_max: 3, socket_buffer_bytes: 4096, ..ChannelConfig::default() }
 }
 
 impl Rig {
@@ -170,7 +183,7 @@ impl Rig {
     }
 
     fn stats(&self) -> super::ChannelStats {
-        *self.server.lock().unwrap().handler().stats()
+        self.server.lock().unwrap().handler().stats()
     }
 }
 
@@ -179,7 +192,7 @@ fn listen(client: &mut Client, credits: u32) -> u32 {
 }
 
 /// The connections that were accepted among some events.
-fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
+pub(crate) fn accepted(events: &[ClientEvent]) -> Vec<Conn> {
     let conns = events.iter().map(|event| match event {
         ClientEvent::Accepted { conn, .. } => Some(*conn),
         _ => None,

@@ -1,8 +1,18 @@
 //! Listeners, and connections that are offered to clients (docs/adr/0013-accept-credits.md).
 
-use super::*;
+use super::domain::{Domain, Listening, Offered};
+use crate::channel::bells::RUNG;
+use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
+use crate::channel::socket::Offer;
+use crate::channel::sync::Ordering;
+use crate::context::Context;
+use crate::error::Error;
+use core::net::SocketAddr;
+use ginnel_stack::error::{ListenError, Stale};
+use ginnel_stack::options::ListenOptions;
+use std::collections::VecDeque;
 
-impl ChannelServer {
+impl Domain {
     /// A connection that a client took is its own.
     pub(super) fn settle(&mut self, number: usize, place: usize) {
         let Some(client) = &mut self.clients[number] else { return };
@@ -93,7 +103,7 @@ impl ChannelServer {
         word.store(Offer::Offered { listener, socket }.to_bits(), Ordering::Release);
         client.down.ring(self.region.down(number), socket, RUNG);
         if !self.timer_runs {
-            self.timer_runs = cx.set_timer(self.offer_time, 0).is_some();
+            self.timer_runs = cx.set_timer(self.offer_time, self.token()).is_some();
         }
         self.take_more(cx);
         true
@@ -107,12 +117,14 @@ impl ChannelServer {
         options: ListenOptions,
     ) -> Result<u32, Error> {
         let Some(number) = self.listeners.iter().position(Option::is_none) else {
+            self.stats.listeners_refused += 1;
             return Err(Error::Listen(at, ListenError::TooMany));
         };
-        let listener = cx.listen(at, options)?;
-        let backlog = options.backlog.max(1) as usize;
-        let holders = 1 << client;
-        self.listeners[number] = Some(Listening { listener, holders, waiting: VecDeque::new(), backlog });
+        let backlog = options.backlog.min(self.backlog_max as u32);
+        let listener = cx.listen(at, ListenOptions { backlog, ..options })?;
+        let (backlog, holders) = (backlog.max(1) as usize, 1 << client);
+        let waiting = VecDeque::new();
+        self.listeners[number] = Some(Listening { listener, holders, placeholders: 0, waiting, backlog });
         for client in 0..self.clients.len() {
             // Credit for a listener that had this number before.
             self.region.credits(client)[number].store(0, Ordering::Relaxed);
@@ -128,14 +140,18 @@ impl ChannelServer {
 
     /// A client holds a listener no more.
     pub(super) fn unlisten(&mut self, cx: &mut Context<'_>, client: usize, number: u32) {
-        let Some(slot) = self.listeners.get_mut(number as usize) else { return };
-        let Some(listening) = slot else { return };
+        let Some(Some(listening)) = self.listeners.get_mut(number as usize) else { return };
         let held = listening.holders & 1 << client != 0;
         listening.holders &= !(1 << client);
-        if !held || listening.holders != 0 {
-            return;
+        if held {
+            self.unheld_listener(cx, number);
         }
-        let Some(listening) = slot.take() else { return };
+    }
+
+    /// A listener may have lost its last holder.
+    pub(super) fn unheld_listener(&mut self, cx: &mut Context<'_>, number: u32) {
+        let Some(slot) = self.listeners.get_mut(number as usize) else { return };
+        let Some(listening) = slot.take_if(|l| l.holders == 0 && l.placeholders == 0) else { return };
         // Only a stale handle can be refused.
         let _ = cx.unlisten(listening.listener);
         let mut nobodys: Vec<u32> = listening.waiting.into();
@@ -155,6 +171,34 @@ impl ChannelServer {
                 let _ = cx.abort(conn);
             }
             self.unheld(cx, socket);
+        }
+    }
+
+    /// Takes back what was offered and not taken in time, if somebody else would.
+    pub(super) fn take_back(&mut self, cx: &mut Context<'_>) {
+        self.timer_runs = false;
+        let now = cx.now();
+        let mut next = None;
+        for number in 0..self.clients.len() {
+            for place in 0..OFFERS_MAX {
+                self.settle(number, place);
+                let Some(client) = &self.clients[number] else { break };
+                let Some(offer) = client.offers[place] else { continue };
+                let others = (0..self.clients.len()).filter(|other| *other != number);
+                let mut others = others.filter(|other| self.has_credit(*other, offer.listener.into()));
+                if now >= offer.until && others.next().is_some() && self.revoke(number, place) {
+                    self.stats.offers_revoked += 1;
+                    if let Some(client) = &mut self.clients[number] {
+                        client.dozes = true;
+                    }
+                } else {
+                    next = Some(self.offer_time);
+                }
+            }
+        }
+        self.deal(cx);
+        if let Some(after) = next.filter(|_| !self.timer_runs) {
+            self.timer_runs = cx.set_timer(after, self.token()).is_some();
         }
     }
 }

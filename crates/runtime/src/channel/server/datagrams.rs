@@ -1,8 +1,18 @@
 //! UDP sockets of clients: each datagram is a question and an answer.
 
-use super::*;
+use super::domain::{Domain, Socket};
+use crate::channel::control::{Reply, UdpRequest};
+use crate::channel::socket::state;
+use crate::channel::sync::Ordering;
+use crate::context::Context;
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::udp::{Datagram, UdpError};
+use std::collections::VecDeque;
 
-impl ChannelServer {
+/// Datagrams that wait on a UDP socket.
+const DATAGRAMS_MAX: usize = 256;
+
+impl Domain {
     pub(super) fn serve_udp(&mut self, cx: &mut Context<'_>, client: usize, asked: UdpRequest) -> Reply {
         let known = |server: &Self, socket: UdpHandle| {
             let known = server.sockets.get(socket.index() as usize)?;
@@ -12,9 +22,10 @@ impl ChannelServer {
         let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
         match asked {
             UdpRequest::Bind(local, options) => {
-                let Some(socket) = self.free.last().copied() else {
+                if self.is_full() {
                     return Reply::UdpBind(Err(UdpError::TooMany));
-                };
+                }
+                let socket = *self.free.last().expect("it is not full");
                 Reply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.free.pop();
                     let generation = self.socket(socket).generation;
@@ -39,27 +50,39 @@ impl ChannelServer {
             }
             UdpRequest::Recv(socket) => Reply::UdpRecv(to(self, socket).and_then(|udp| {
                 let waiting = self.udp.get_mut(&udp).and_then(|(_, waiting)| waiting.pop_front());
+                if let Some(Ok((_, data))) = &waiting {
+                    self.datagram_bytes -= data.len();
+                }
                 waiting.unwrap_or(Err(UdpError::WouldBlock))
             })),
             UdpRequest::Local(socket) => Reply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp))),
             // The client releases its number afterwards.
             UdpRequest::Close(socket) => Reply::Udp(to(self, socket).and_then(|udp| {
                 self.socket(socket.index()).udp = None;
-                self.udp.remove(&udp);
+                self.forget_datagrams(udp);
                 cx.udp_close(udp)
             })),
         }
     }
 
-    /// A datagram or an error came.
-    pub(super) fn came(&mut self, udp: UdpHandle, what: Result<(Datagram, Vec<u8>), UdpError>) {
-        let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return };
-        if waiting.len() == DATAGRAMS_MAX {
+    /// A UDP socket goes, and with it what waits on it.
+    pub(super) fn forget_datagrams(&mut self, udp: UdpHandle) {
+        let Some((_, waiting)) = self.udp.remove(&udp) else { return };
+        self.datagram_bytes -= waiting.iter().flatten().map(|(_, data)| data.len()).sum::<usize>();
+    }
+
+    /// A datagram or an error came. Whether it was for this domain.
+    pub(super) fn came(&mut self, udp: UdpHandle, what: Result<(Datagram, &[u8]), UdpError>) -> bool {
+        let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return false };
+        let bytes = what.map_or(0, |(_, data)| data.len());
+        if waiting.len() == DATAGRAMS_MAX || bytes > self.datagram_bytes_max - self.datagram_bytes {
             self.stats.datagrams_dropped += 1;
-            return;
+            return true;
         }
-        waiting.push_back(what);
+        self.datagram_bytes += bytes;
+        waiting.push_back(what.map(|(datagram, data)| (datagram, data.to_vec())));
         let socket = *socket;
         self.notice(socket);
+        true
     }
 }

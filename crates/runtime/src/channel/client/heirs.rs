@@ -1,0 +1,56 @@
+//! Clients that come from clients: another of the same domain, and the child of one that forked.
+
+use super::super::bells::RUNG;
+use super::super::control::Control;
+use super::{Client, Held};
+use crate::wait::EventFd;
+use ginnel_stack::handle::Conn;
+use rustix::fd::OwnedFd;
+use std::sync::Arc;
+
+impl Client {
+    /// The client's number in its domain.
+    pub fn number(&self) -> u32 {
+        // Cannot truncate: clients are 64 at the most.
+        self.number as u32
+    }
+
+    /// Another client of the same domain, in this process.
+    pub(crate) fn beside(&self, number: u32, wake: OwnedFd, control: Box<dyn Control>) -> Self {
+        let wake = Arc::new(EventFd::from_fd(wake));
+        Self::shared(self.region.clone(), number as usize, self.stack.clone(), wake, control)
+    }
+
+    /// Holds from now on what `parent` held when it forked, and goes on where that stood.
+    pub(crate) fn inherit(&mut self, parent: &Self) {
+        for (socket, held) in parent.sockets.iter().enumerate() {
+            if held.generation.is_some() {
+                self.sockets[socket] = *held;
+            }
+        }
+        // What the parent had not looked at yet the child looks at, too.
+        self.events.extend(&parent.events);
+        self.look_at_all();
+    }
+
+    /// Takes the lock of a connection, and keeps it: what a client does that dies in the middle.
+    #[cfg(all(test, not(loom)))]
+    pub(in crate::channel) fn lock(&self, conn: Conn) -> Option<super::super::lock::Guard<'_>> {
+        let word = &self.region.socket(conn.index()).lock;
+        super::super::lock::take(word, self.number, core::time::Duration::ZERO)
+    }
+
+    /// The connections that it holds.
+    pub fn conns(&self) -> impl Iterator<Item = Conn> + '_ {
+        let held = |(socket, held): (usize, &Held)| Some(Conn::new(socket as u32, held.generation?));
+        self.sockets.iter().enumerate().filter_map(held)
+    }
+
+    /// Whatever was rung before it listened: it compares all it holds, and the stack looks at its credits.
+    fn look_at_all(&mut self) {
+        for socket in 0..self.sockets.len() as u32 {
+            self.look(socket);
+        }
+        self.ring(0, RUNG);
+    }
+}

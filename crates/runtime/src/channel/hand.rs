@@ -1,0 +1,157 @@
+//! What clients do with the bytes of a socket. Positions stand in the region, so that whoever holds the socket goes on where another stopped;
+//! who shares it with others does so under the lock.
+
+use super::lock::{self, Guard};
+use super::region::{Direction, Region, SocketWords};
+use super::socket::{reason, request, state};
+use super::stream::Stream;
+use super::sync::{Ordering, fence};
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::Release;
+use core::time::Duration;
+use ginnel_stack::error::{RecvError, SendError};
+use ginnel_stack::events::CloseReason;
+
+/// A holder that runs is done in microseconds; one that was stopped in the middle must not stop others.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How a socket stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Bytes that wait to be read.
+    pub readable: usize,
+    /// Bytes that can be written now.
+    pub room: usize,
+    /// It is established, or was.
+    pub connected: bool,
+    /// The peer's FIN follows what there is to read.
+    pub peer_closed: bool,
+    /// Somebody who holds it has ended its write side.
+    pub write_closed: bool,
+    /// It is over, for this reason.
+    pub ended: Option<CloseReason>,
+    /// How often urgent data were announced, or datagrams came.
+    pub notices: u32,
+}
+
+/// A client's grip on a socket.
+#[derive(Clone, Copy)]
+pub(super) struct Hand<'a> {
+    words: &'a SocketWords,
+    incoming: Stream<'a>,
+    outgoing: Stream<'a>,
+    /// The client's number, if others may use the socket at the same time.
+    shared_by: Option<usize>,
+}
+
+impl<'a> Hand<'a> {
+    #[inline]
+    pub fn new(region: &'a Region, socket: u32, shared_by: Option<usize>) -> Self {
+        Self {
+            words: region.socket(socket),
+            incoming: region.stream(socket, Direction::Incoming),
+            outgoing: region.stream(socket, Direction::Outgoing),
+            shared_by,
+        }
+    }
+
+    /// `Err`: another holder has it and was stopped there.
+    #[inline]
+    fn lock(&self) -> Result<Option<Guard<'a>>, ()> {
+        match self.shared_by {
+            None => Ok(None),
+            Some(client) => lock::take(&self.words.lock, client, PATIENCE).map(Some).ok_or(()),
+        }
+    }
+
+    pub fn status(&self) -> Status {
+        let bits = self.words.state.load(Ordering::Acquire);
+        let requests = self.words.requests.load(Ordering::Relaxed);
+        Status {
+            readable: self.readable(),
+            room: self.outgoing.room(self.words.positions(Direction::Outgoing).written()).unwrap_or(0),
+            connected: bits & state::CONNECTED != 0,
+            peer_closed: bits & state::FIN != 0,
+            write_closed: requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0,
+            ended: reason(bits),
+            notices: self.words.notices.load(Ordering::Relaxed),
+        }
+    }
+
+    fn read_position(&self) -> u64 {
+        self.words.positions(Direction::Incoming).read()
+    }
+
+    pub fn readable(&self) -> usize {
+        // The stack can be trusted, and other holders are of the same domain: what cannot be is nothing.
+        self.incoming.readable(self.read_position()).unwrap_or(0)
+    }
+
+    #[inline]
+    pub fn peek(&self, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        Ok(self.incoming.peek(self.read_position(), skip, out).unwrap_or(0))
+    }
+
+    /// Takes up to `count` bytes off. Whether the stack wants to hear of it.
+    #[inline]
+    pub fn consume(&self, count: usize) -> bool {
+        // Without the lock nothing is taken, and what was peeked at comes again.
+        let Ok(_guard) = self.lock() else { return false };
+        self.take_off(count)
+    }
+
+    #[inline]
+    fn take_off(&self, count: usize) -> bool {
+        let mut read = self.read_position();
+        let waiting = self.incoming.readable(read).unwrap_or(0);
+        self.incoming.consume(&mut read, count.min(waiting));
+        // Pairs with the fence of the stack's, which asks for this before it looks once more.
+        fence(Ordering::SeqCst);
+        let wants = &self.words.wants_room;
+        wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0
+    }
+
+    /// Reads and takes what waits: how many bytes, and whether the stack wants to hear of it.
+    #[inline]
+    pub fn recv(&self, out: &mut [u8]) -> Result<(usize, bool), RecvError> {
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        let count = self.incoming.peek(self.read_position(), 0, out).unwrap_or(0);
+        Ok((count, self.take_off(count)))
+    }
+
+    /// Writes what there is room for; how many bytes. If that is not all, `blocked` is set, and the stack tells when there is room.
+    #[inline]
+    pub fn send(&self, bytes: &[u8], blocked: &AtomicBool) -> Result<usize, SendError> {
+        let requests = self.words.requests.load(Ordering::Relaxed);
+        let closed = requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0;
+        if closed || self.words.state.load(Ordering::Acquire) & state::ENDED != 0 {
+            return Err(SendError::Closed);
+        }
+        let _guard = self.lock().map_err(|()| SendError::Full)?;
+        let mut written = self.words.positions(Direction::Outgoing).written();
+        let mut count = self.outgoing.write(&mut written, bytes).unwrap_or(0);
+        while count < bytes.len() {
+            // First: who waits for events may hear of room before this returns.
+            blocked.store(true, Release);
+            self.words.wants_space.store(1, Ordering::Relaxed);
+            // Pairs with the fence of the stack's, which looks for this after it made room.
+            fence(Ordering::SeqCst);
+            let more = self.outgoing.write(&mut written, &bytes[count..]).unwrap_or(0);
+            count += more;
+            if more == 0 {
+                return Ok(count);
+            }
+        }
+        if self.shared_by.is_none() {
+            // Nobody else waits for room.
+            blocked.store(false, Release);
+        }
+        Ok(count)
+    }
+
+    /// Asks for something that is done once.
+    pub fn request(&self, what: u32) {
+        self.words.requests.fetch_or(what, Ordering::Release);
+    }
+}

@@ -1,0 +1,489 @@
+//! One trust domain: its region, its clients and its sockets. What one domain does costs another nothing but its turn.
+
+use super::super::bells::{Answerer, RUNG, Ringer};
+use super::super::region::{Direction, LISTENERS_MAX, OFFERS_MAX, Region};
+use super::super::socket::{ended, request, state};
+use super::super::sync::{Ordering, fence};
+use super::super::{ChannelConfig, ChannelStats};
+use super::wake::Wake;
+use crate::context::Context;
+use crate::wait::EventFd;
+use core::time::Duration;
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::udp::{Datagram, UdpError};
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Bells of one client answered in a turn, so that one that rings without end does not keep frames waiting.
+const BELLS_PER_TURN_MAX: usize = 256;
+/// Bytes copied from a client to the engine at a time.
+const COPY_BYTES: usize = 16 << 10;
+/// The engine's token of a connection: the domain above these bits, the socket in them.
+const SOCKET_BITS: u32 = 24;
+
+/// One client.
+pub(super) struct Served {
+    pub up: Answerer,
+    pub down: Ringer,
+    pub wake: Wake,
+    pub offers: [Option<Offered>; OFFERS_MAX],
+    /// It did not take what it was offered: its credits are worth nothing until it rings again.
+    pub dozes: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Offered {
+    pub listener: u16,
+    pub socket: u32,
+    pub until: ginnel_stack::time::Instant,
+}
+
+/// One listener.
+pub(super) struct Listening {
+    pub listener: Listener,
+    /// Clients that hold it, a bit each.
+    pub holders: u64,
+    /// Descriptors on their way between processes that hold it.
+    pub placeholders: u32,
+    /// Connections that nobody took yet.
+    pub waiting: VecDeque<u32>,
+    /// How many may wait here; the others wait in the engine.
+    pub backlog: usize,
+}
+
+/// One socket.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Socket {
+    pub conn: Option<Conn>,
+    pub in_use: bool,
+    pub generation: u32,
+    /// Clients that hold it, a bit each.
+    pub holders: u64,
+    /// Descriptors on their way between processes that hold it.
+    pub placeholders: u32,
+    /// The client and the place where it is offered.
+    pub offered: Option<(u8, u8)>,
+    /// It waits for somebody to take it.
+    pub waits: bool,
+    pub bits: u32,
+    /// Positions: bytes received, and bytes taken from clients.
+    pub received: u64,
+    pub taken: u64,
+    /// The engine holds bytes back for which there was no room.
+    pub held_back: bool,
+    /// The engine's send buffer was full.
+    pub blocked: bool,
+    /// Nobody holds it any more: what was written is still sent.
+    pub closing: bool,
+    /// FIN was asked of the engine.
+    pub shut: bool,
+    /// It is a UDP socket.
+    pub udp: Option<UdpHandle>,
+}
+
+/// What came on a UDP socket and was not taken yet.
+pub(super) type Datagrams = VecDeque<Result<(Datagram, Vec<u8>), UdpError>>;
+
+/// The stack's side of one region.
+pub(super) struct Domain {
+    index: u8,
+    pub region: Arc<Region>,
+    /// Wakes the shard.
+    pub wake: Arc<EventFd>,
+    /// It was made for processes that came through the door, and goes with them.
+    pub comes_and_goes: bool,
+    pub clients: Vec<Option<Served>>,
+    pub sockets: Vec<Socket>,
+    pub free: Vec<u32>,
+    /// How many were free at first.
+    sockets_max: usize,
+    pub listeners: Vec<Option<Listening>>,
+    pub offer_time: Duration,
+    pub backlog_max: usize,
+    /// UDP sockets by the engine's handles: their numbers here, and what waits on them.
+    pub udp: HashMap<UdpHandle, (u32, Datagrams)>,
+    /// Bytes of datagrams that wait, and how many may.
+    pub datagram_bytes: usize,
+    pub datagram_bytes_max: usize,
+    /// A timer is set for offers that are out.
+    pub timer_runs: bool,
+    /// Some listener could not take all that came.
+    starved: bool,
+    scratch: Box<[u8; COPY_BYTES]>,
+    pub stats: ChannelStats,
+}
+
+/// The domain and the socket of a token.
+pub(super) fn from_token(token: u32) -> (usize, u32) {
+    ((token >> SOCKET_BITS) as usize, token & ((1 << SOCKET_BITS) - 1))
+}
+
+impl Domain {
+    /// A domain without clients.
+    pub fn new(index: u8, config: &ChannelConfig, comes_and_goes: bool) -> std::io::Result<Self> {
+        let region = Region::create(config)?;
+        let sockets = region.sockets();
+        let for_bytes = config.buffer_bytes_max / (2 * u64::from(config.socket_buffer_bytes));
+        let sockets_max = usize::try_from(for_bytes).map_or(sockets, |most| most.clamp(1, sockets));
+        Ok(Self {
+            index,
+            wake: Arc::new(EventFd::new()?),
+            comes_and_goes,
+            clients: (0..region.clients()).map(|_| None).collect(),
+            sockets: vec![Socket::default(); sockets],
+            free: (0..sockets_max as u32).rev().collect(),
+            sockets_max,
+            listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
+            offer_time: Duration::from_millis(config.offer_ms.into()),
+            backlog_max: config.backlog_max as usize,
+            udp: HashMap::new(),
+            datagram_bytes: 0,
+            datagram_bytes_max: config.datagram_bytes_max as usize,
+            timer_runs: false,
+            starved: false,
+            scratch: Box::new([0; COPY_BYTES]),
+            stats: ChannelStats::default(),
+            region,
+        })
+    }
+
+    /// What the domain's timers carry.
+    pub fn token(&self) -> u64 {
+        self.index.into()
+    }
+
+    /// Sockets in use: connections, and those that clients still hold after their end.
+    pub fn in_use(&self) -> usize {
+        self.sockets_max - self.free.len()
+    }
+
+    /// Sockets that it may have.
+    pub fn sockets_max(&self) -> usize {
+        self.sockets_max
+    }
+
+    /// Nobody will ever use it again, and nothing of it is under way.
+    pub fn is_deserted(&self) -> bool {
+        self.comes_and_goes
+            && self.in_use() == 0
+            && self.clients.iter().all(Option::is_none)
+            && self.listeners.iter().all(Option::is_none)
+    }
+
+    pub fn socket(&mut self, socket: u32) -> &mut Socket {
+        &mut self.sockets[socket as usize]
+    }
+
+    /// The socket of a connection, if it is this number.
+    pub fn of(&self, socket: u32, conn: Conn) -> Option<u32> {
+        let known = self.sockets.get(socket as usize)?;
+        (known.conn == Some(conn)).then_some(socket)
+    }
+
+    /// A socket cannot be had: there are as many as the domain may have.
+    pub fn is_full(&mut self) -> bool {
+        let full = self.free.is_empty();
+        self.stats.sockets_refused += u64::from(full);
+        full
+    }
+
+    /// A socket for a new connection.
+    pub(super) fn begin(&mut self, cx: &mut Context<'_>, conn: Conn, bits: u32) -> Option<u32> {
+        let socket = self.free.pop()?;
+        let generation = self.socket(socket).generation;
+        *self.socket(socket) =
+            Socket { conn: Some(conn), in_use: true, generation, bits, ..Socket::default() };
+        let words = self.region.socket(socket);
+        words.begin(generation);
+        if let Ok(ends) = cx.ends(conn) {
+            words.set_ends(ends);
+        }
+        words.state.store(bits, Ordering::Release);
+        // Only a stale handle can be refused.
+        let _ = cx.set_token(conn, u32::from(self.index) << SOCKET_BITS | socket);
+        Some(socket)
+    }
+
+    /// Tells all who hold it.
+    pub(super) fn ring(&mut self, socket: u32) {
+        let known = &self.sockets[socket as usize];
+        let mut holders = known.holders;
+        if let Some((client, _)) = known.offered {
+            // It may have been taken, and the client learnt of nothing since.
+            holders |= 1 << client;
+        }
+        while holders != 0 {
+            let number = holders.trailing_zeros() as usize;
+            holders &= holders - 1;
+            if let Some(client) = &mut self.clients[number] {
+                client.down.ring(self.region.down(number), socket, RUNG);
+            }
+        }
+    }
+
+    pub(super) fn add_bits(&mut self, socket: u32, bits: u32) {
+        let known = self.socket(socket);
+        known.bits |= bits;
+        let bits = known.bits;
+        self.region.socket(socket).state.store(bits, Ordering::Release);
+        self.ring(socket);
+    }
+
+    /// A client wrote what cannot be.
+    pub(super) fn violated(&mut self, cx: &mut Context<'_>, socket: u32) {
+        self.stats.violations += 1;
+        if let Some(conn) = self.socket(socket).conn {
+            let _ = cx.abort(conn);
+        }
+    }
+
+    /// Does what clients asked for, as far as it goes.
+    pub(super) fn go_on(&mut self, cx: &mut Context<'_>, socket: u32) {
+        let Some(conn) = self.socket(socket).conn else { return };
+        let requests = self.region.socket(socket).requests.load(Ordering::Acquire);
+        if requests & request::ABORT != 0 {
+            let _ = cx.abort(conn);
+            return;
+        }
+        let close = requests & request::CLOSE != 0 || self.socket(socket).closing;
+        if close && self.is_unread(socket) {
+            // As on Linux: the peer must learn that not all was read.
+            let _ = cx.abort(conn);
+            return;
+        }
+        // First, for it must not depend on the other direction: an application that writes back what it reads has both full.
+        if core::mem::take(&mut self.socket(socket).held_back) {
+            cx.resume_reading(conn);
+        }
+        if !self.forward(cx, socket, conn) {
+            return;
+        }
+        if close {
+            let _ = cx.close(conn);
+        } else if requests & request::SHUTDOWN != 0 && !self.socket(socket).shut {
+            self.socket(socket).shut = true;
+            let _ = cx.shutdown_write(conn);
+        }
+    }
+
+    /// Whether a client left bytes unread. A position that cannot be counts as unread.
+    pub(super) fn is_unread(&self, socket: u32) -> bool {
+        let known = &self.sockets[socket as usize];
+        let stream = self.region.stream(socket, Direction::Incoming);
+        known.held_back || stream.room(known.received) != Ok(self.region.buffer_bytes())
+    }
+
+    /// Moves what clients wrote to the engine. Whether that was all.
+    pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) -> bool {
+        let mut moved = false;
+        let mut taken = self.socket(socket).taken;
+        let stream = self.region.stream(socket, Direction::Outgoing);
+        let whole = loop {
+            let Ok(count) = stream.peek(taken, 0, &mut self.scratch[..]) else {
+                self.violated(cx, socket);
+                break false;
+            };
+            if count == 0 {
+                break true;
+            }
+            // After an end of the stream nothing can be sent any more: it is dropped, as the client is about to learn.
+            let accepted = cx.send(conn, &self.scratch[..count]).unwrap_or(count);
+            stream.consume(&mut taken, accepted);
+            moved |= accepted > 0;
+            if accepted < count {
+                self.sockets[socket as usize].blocked = true;
+                break false;
+            }
+        };
+        let known = &mut self.sockets[socket as usize];
+        known.taken = taken;
+        if moved {
+            // Pairs with the fence of a client that found no room.
+            fence(Ordering::SeqCst);
+            let wants = &self.region.socket(socket).wants_space;
+            if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
+                self.ring(socket);
+            }
+        }
+        whole
+    }
+
+    /// The last client let go of it.
+    pub(super) fn unheld(&mut self, cx: &mut Context<'_>, socket: u32) {
+        let known = self.socket(socket);
+        if known.holders != 0
+            || known.placeholders != 0
+            || known.waits
+            || known.offered.is_some()
+            || !known.in_use
+        {
+            return;
+        }
+        if let Some(udp) = known.udp.take() {
+            self.forget_datagrams(udp);
+            // Only a stale handle can be refused.
+            let _ = cx.udp_close(udp);
+        }
+        let known = self.socket(socket);
+        if known.conn.is_some() {
+            known.closing = true;
+            self.go_on(cx, socket);
+        } else {
+            self.put_back(cx, socket);
+        }
+    }
+
+    pub(super) fn put_back(&mut self, cx: &mut Context<'_>, socket: u32) {
+        let known = self.socket(socket);
+        known.in_use = false;
+        known.generation = known.generation.wrapping_add(1);
+        self.free.push(socket);
+        self.take_more(cx);
+    }
+
+    /// Listeners that could not take all may have room again.
+    pub(super) fn take_more(&mut self, cx: &mut Context<'_>) {
+        if !core::mem::take(&mut self.starved) {
+            return;
+        }
+        for number in 0..LISTENERS_MAX {
+            let Some(listener) = self.listeners[number].as_ref().map(|l| l.listener) else { continue };
+            while self.may_accept(number)
+                && let Some(conn) = cx.accept(listener)
+            {
+                self.accepted(cx, conn, number);
+            }
+        }
+    }
+
+    /// Tells of something that is no byte of a stream.
+    pub(super) fn notice(&mut self, socket: u32) {
+        self.region.socket(socket).notices.fetch_add(1, Ordering::Relaxed);
+        self.ring(socket);
+    }
+
+    /// Wakes the clients that sleep and were rung.
+    fn wake_clients(&mut self) {
+        for (number, client) in self.clients.iter_mut().enumerate() {
+            if let Some(client) = client
+                && client.down.must_wake(self.region.down(number))
+            {
+                client.wake.signal();
+            }
+        }
+    }
+
+    /// For no socket in particular: whoever waits looks again.
+    pub fn ring_all(&mut self) {
+        for (number, client) in self.clients.iter_mut().enumerate() {
+            if let Some(client) = client {
+                client.down.ring(self.region.down(number), 0, RUNG);
+            }
+        }
+    }
+
+    /// Answers what clients rang for. Returns how many bells.
+    pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
+        let clients = 0..self.clients.len();
+        let answered = clients.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
+        self.deal(cx);
+        self.wake_clients();
+        answered
+    }
+
+    /// Whether the shard may sleep as far as this domain is concerned. From now on bells wake it.
+    pub fn before_sleep(&mut self) -> bool {
+        let region = &self.region;
+        let clients = self.clients.iter_mut().enumerate();
+        // All of them, also behind one that has rung.
+        clients.fold(true, |quiet, (number, client)| {
+            client.as_mut().is_none_or(|c| c.up.before_sleep(region.up(number))) && quiet
+        })
+    }
+
+    /// Whether a client has woken the shard.
+    pub fn after_sleep(&mut self) -> bool {
+        let region = &self.region;
+        let clients = self.clients.iter_mut().enumerate();
+        clients.fold(false, |woken, (number, client)| {
+            client.as_mut().is_some_and(|c| c.up.after_sleep(region.up(number))) || woken
+        })
+    }
+
+    pub fn may_accept(&mut self, number: usize) -> bool {
+        let listening = self.listeners[number].as_ref();
+        let may = !self.free.is_empty() && listening.is_some_and(|l| l.waiting.len() < l.backlog);
+        self.starved |= !may;
+        may
+    }
+
+    pub fn accepted(&mut self, cx: &mut Context<'_>, conn: Conn, number: usize) {
+        let Some(socket) = self.begin(cx, conn, state::CONNECTED) else {
+            let _ = cx.abort(conn);
+            return;
+        };
+        match &mut self.listeners[number] {
+            Some(listening) => {
+                listening.waiting.push_back(socket);
+                self.socket(socket).waits = true;
+            }
+            None => {
+                let _ = cx.abort(conn);
+            }
+        }
+    }
+
+    pub fn connected(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32) {
+        if let Ok(ends) = cx.ends(conn) {
+            self.region.socket(socket).set_ends(ends);
+        }
+        self.add_bits(socket, state::CONNECTED);
+    }
+
+    pub fn data(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32, data: &[u8]) -> usize {
+        if self.socket(socket).closing {
+            // Nobody will ever read it.
+            let _ = cx.abort(conn);
+            return data.len();
+        }
+        let stream = self.region.stream(socket, Direction::Incoming);
+        let mut received = self.sockets[socket as usize].received;
+        let mut count = stream.write(&mut received, data);
+        if matches!(count, Ok(count) if count < data.len()) {
+            self.sockets[socket as usize].held_back = true;
+            self.region.socket(socket).wants_room.store(1, Ordering::Relaxed);
+            // Pairs with the fence of a client that has read.
+            fence(Ordering::SeqCst);
+            count = count.and_then(|done| Ok(done + stream.write(&mut received, &data[done..])?));
+            self.sockets[socket as usize].held_back = count.is_ok_and(|count| count < data.len());
+        }
+        self.sockets[socket as usize].received = received;
+        match count {
+            Ok(count) => {
+                self.ring(socket);
+                count
+            }
+            Err(_) => {
+                self.violated(cx, socket);
+                data.len()
+            }
+        }
+    }
+
+    pub fn writable(&mut self, cx: &mut Context<'_>, socket: u32) {
+        self.socket(socket).blocked = false;
+        self.go_on(cx, socket);
+    }
+
+    pub fn closed(&mut self, cx: &mut Context<'_>, socket: u32, reason: CloseReason) {
+        self.add_bits(socket, ended(reason));
+        self.socket(socket).conn = None;
+        self.unheld(cx, socket);
+    }
+
+    pub fn acked(&mut self, socket: u32, bytes: u32) {
+        self.region.socket(socket).acked.fetch_add(bytes.into(), Ordering::Relaxed);
+        self.ring(socket);
+    }
+}

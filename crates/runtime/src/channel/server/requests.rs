@@ -1,0 +1,114 @@
+//! What clients ask for: by bells, and by requests, which are rare and get an answer.
+
+use super::domain::Domain;
+use crate::channel::bells::RELEASED;
+use crate::channel::control::{Counters, Reply, Request};
+use crate::context::Context;
+use crate::error::Error;
+use ginnel_stack::error::{ConnectError, OptionError, RecvError, SendError, Stale};
+
+impl Domain {
+    /// Answers bells of a client, `most` at the most and no more than its ring holds. Returns how many.
+    pub(super) fn answer_bells(&mut self, cx: &mut Context<'_>, number: usize, most: usize) -> usize {
+        let most = most.min(self.sockets.len());
+        let mut answered = 0;
+        while answered < most {
+            let Some(client) = self.clients.get_mut(number).and_then(Option::as_mut) else { break };
+            match client.up.take(self.region.up(number)) {
+                Ok(None) => break,
+                Ok(Some((socket, why))) => {
+                    client.dozes = false;
+                    answered += 1;
+                    self.answer(cx, number, socket, why);
+                }
+                Err(_) => {
+                    self.stats.violations += 1;
+                    break;
+                }
+            }
+        }
+        self.stats.bells += answered as u64;
+        answered
+    }
+
+    /// Answers one bell.
+    fn answer(&mut self, cx: &mut Context<'_>, number: usize, socket: u32, why: u8) {
+        let Some(known) = self.sockets.get(socket as usize) else {
+            self.stats.violations += 1;
+            return;
+        };
+        if let Some((client, place)) = known.offered
+            && usize::from(client) == number
+        {
+            self.settle(number, place.into());
+        }
+        let known = self.socket(socket);
+        let bit = 1 << number;
+        if known.holders & bit == 0 {
+            return;
+        }
+        if why & RELEASED != 0 {
+            known.holders &= !bit;
+            self.unheld(cx, socket);
+        }
+        // Also what was written before it was released.
+        self.go_on(cx, socket);
+    }
+
+    /// Does what a client asks for.
+    pub(in crate::channel) fn serve(&mut self, cx: &mut Context<'_>, number: usize, asked: Request) -> Reply {
+        let held = |server: &Self, socket: u32| {
+            let known = server.sockets.get(socket as usize)?;
+            known.conn.filter(|_| known.holders & 1 << number != 0)
+        };
+        // What it did before it asked is in its ring.
+        self.answer_bells(cx, number, usize::MAX);
+        match asked {
+            Request::Listen(at, options) => Reply::Listen(self.listen(cx, number, at, options)),
+            Request::Join(listener) => Reply::Join(self.join(number, listener)),
+            Request::Unlisten(listener) => {
+                self.unlisten(cx, number, listener);
+                Reply::Done
+            }
+            Request::Connect(remote, options) => {
+                if self.is_full() {
+                    return Reply::Connect(Err(Error::Connect(remote, ConnectError::TooMany)));
+                }
+                let socket = cx.connect(remote, options).map(|conn| self.begin(cx, conn, 0));
+                Reply::Connect(socket.map(|socket| {
+                    let socket = socket.expect("one was free");
+                    self.socket(socket).holders = 1 << number;
+                    (socket, self.socket(socket).generation)
+                }))
+            }
+            Request::SetOption(socket, option) => Reply::SetOption(match held(self, socket) {
+                Some(conn) => cx.set_option(conn, option),
+                None => Err(OptionError::Stale),
+            }),
+            Request::Info(socket) => Reply::Info(match held(self, socket) {
+                Some(conn) => cx.info(conn).map(Box::new),
+                None => Err(Stale::Handle),
+            }),
+            Request::SendUrgent(socket, bytes) => Reply::SendUrgent(match held(self, socket) {
+                // It stands behind what was written before.
+                Some(conn) if self.forward(cx, socket, conn) => cx.send_urgent(conn, &bytes),
+                Some(_) => Err(SendError::Full),
+                None => Err(SendError::Stale),
+            }),
+            Request::RecvUrgent(socket) => Reply::RecvUrgent(match held(self, socket) {
+                Some(conn) => cx.recv_urgent(conn),
+                None => Err(RecvError::Stale),
+            }),
+            Request::Udp(request) => self.serve_udp(cx, number, request),
+            Request::Counters => Reply::Counters(Box::new(Counters {
+                tcp: *cx.tcp_stats(),
+                network: cx.network_stats().clone(),
+                drops: cx.network_drops().clone(),
+            })),
+            Request::Detach => {
+                self.detach(cx, number);
+                Reply::Done
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What the stack's end of a channel counts.
+
+use crate::stats::Kind;
+use core::ops::Add;
+
+/// What the stack's end has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelStats {
+    /// Bells answered.
+    pub bells: u64,
+    /// Datagrams that nobody took in time.
+    pub datagrams_dropped: u64,
+    /// Connections that clients accepted.
+    pub accepted: u64,
+    /// Offers that were not taken in time and went to another client.
+    pub offers_revoked: u64,
+    /// Positions, numbers and rings that cannot be: each cost its client a connection, or bells.
+    pub violations: u64,
+    /// Domains that were refused because there were `channel.domains_max`.
+    pub domains_refused: u64,
+    /// Clients that were refused because there were `channel.clients_max`.
+    pub clients_refused: u64,
+    /// Sockets that were refused because there were `channel.sockets_max`, or as many as `channel.buffer_bytes_max` allows.
+    pub sockets_refused: u64,
+    /// Listeners that were refused because a domain had as many as it can have.
+    pub listeners_refused: u64,
+}
+
+impl Add for ChannelStats {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bells: self.bells + other.bells,
+            datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
+            accepted: self.accepted + other.accepted,
+            offers_revoked: self.offers_revoked + other.offers_revoked,
+            violations: self.violations + other.violations,
+            domains_refused: self.domains_refused + other.domains_refused,
+            clients_refused: self.clients_refused + other.clients_refused,
+            sockets_refused: self.sockets_refused + other.sockets_refused,
+            listeners_refused: self.listeners_refused + other.listeners_refused,
+        }
+    }
+}
+
+impl ChannelStats {
+    /// Tells each with its name.
+    pub(super) fn report(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
+        let Self {
+            bells,
+            datagrams_dropped,
+            accepted,
+            offers_revoked,
+            violations,
+            domains_refused,
+            clients_refused,
+            sockets_refused,
+            listeners_refused,
+        } = *self;
+        for (name, count) in [
+            ("channel.bells", bells),
+            ("channel.datagrams_dropped", datagrams_dropped),
+            ("channel.accepted", accepted),
+            ("channel.offers_revoked", offers_revoked),
+            ("channel.violations", violations),
+            ("channel.domains_refused", domains_refused),
+            ("channel.clients_refused", clients_refused),
+            ("channel.sockets_refused", sockets_refused),
+            ("channel.listeners_refused", listeners_refused),
+        ] {
+            report(Kind::Counter, name, count);
+        }
+    }
+}

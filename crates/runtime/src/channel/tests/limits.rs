@@ -1,0 +1,147 @@
+//! The budget of a domain at its limit: refused and counted, recovered, and the domain beside it unhurt.
+
+use super::*;
+use crate::channel::simulation::SimulatedDomain;
+use ginnel_stack::udp::{UdpError, UdpOptions};
+
+fn peer() -> Peer {
+    Peer { listens: true, echoes: true, ..Peer::default() }
+}
+
+/// Two domains beside each other.
+fn two(rig: &Rig) -> [(SimulatedDomain, Client); 2] {
+    let server = SameThread(rig.server.clone());
+    [(); 2].map(|()| {
+        let (domain, parts) = server.open_domain().unwrap();
+        let client = Client::open(parts, Box::new(domain.clone())).unwrap();
+        (domain, client)
+    })
+}
+
+fn connect(client: &mut Client) -> Result<Conn, Error> {
+    client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default())
+}
+
+/// Sends a line and gets it back.
+fn is_served(rig: &mut Rig, client: &mut Client, conn: Conn) {
+    client.send(conn, b"as ever").unwrap();
+    rig.events(client);
+    let mut out = [0; 64];
+    assert_eq!(client.recv(conn, &mut out), Ok(7));
+    assert_eq!(&out[..7], b"as ever");
+}
+
+#[test]
+fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
+    let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small() };
+    let mut rig = Rig::new(&config, peer());
+    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let conn = connect(&mut good).unwrap();
+    let conns: Vec<Conn> = (0..3).map(|_| connect(&mut greedy).unwrap()).collect();
+    for _ in 0..5 {
+        let error = connect(&mut greedy).unwrap_err().to_string();
+        assert_eq!(error, "connect to 10.0.0.2:90: too many connections");
+    }
+    let error = greedy.udp_bind("0.0.0.0:53".parse().unwrap(), UdpOptions::default()).unwrap_err();
+    assert_eq!(error.to_string(), "bind 0.0.0.0:53: too many sockets");
+    assert_eq!(rig.stats().sockets_refused, 6);
+    is_served(&mut rig, &mut good, conn);
+    connect(&mut good).unwrap();
+    // One goes, and one fits again.
+    greedy.abort(conns[0]).unwrap();
+    greedy.release(conns[0]).unwrap();
+    rig.run(SECOND);
+    let conn = connect(&mut greedy).unwrap();
+    is_served(&mut rig, &mut greedy, conn);
+    drop(greedy);
+    rig.run(300 * SECOND);
+    assert_eq!(rig.in_use(), 2, "those of the other");
+}
+
+#[test]
+fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
+    let mut rig = Rig::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small() }, peer());
+    let [(_, mut lazy), (_, mut good)] = two(&rig);
+    let bind = |client: &mut Client, port: u16| {
+        client.udp_bind(([0, 0, 0, 0], port).into(), UdpOptions::default()).unwrap()
+    };
+    let (waits, also, taken) = (bind(&mut lazy, 53), bind(&mut lazy, 54), bind(&mut good, 55));
+    let from = rig
+        .peer
+        .with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:1000".parse().unwrap(), UdpOptions::default()).unwrap());
+    let send = |rig: &mut Rig, port: u16| {
+        let sent =
+            rig.peer.with(rig.now, |_, cx| cx.udp_send(from, Some(([10, 0, 0, 1], port).into()), &[7; 1400]));
+        rig.run(Duration::from_millis(1));
+        rig.run(Duration::from_millis(1));
+        sent.unwrap();
+    };
+    for port in [53, 54, 55].into_iter().cycle().take(300) {
+        send(&mut rig, port);
+        let _ = good.udp_recv(taken);
+    }
+    let fit = (1 << 16) / 1400;
+    assert_eq!(rig.stats().datagrams_dropped, 200 - fit, "those of the other were all taken");
+    let count = |client: &mut Client, socket| {
+        (0..).take_while(|_| client.udp_recv(socket) != Err(UdpError::WouldBlock)).count() as u64
+    };
+    let first = count(&mut lazy, waits);
+    assert!(first > 0);
+    // There is room again, for all sockets of the domain.
+    (0..first).for_each(|_| send(&mut rig, 54));
+    assert_eq!(rig.stats().datagrams_dropped, 200 - fit);
+    assert_eq!((first, count(&mut lazy, also)), (23, fit));
+    drop(lazy);
+    rig.run(SECOND);
+    assert_eq!(rig.in_use(), 1);
+}
+
+#[test]
+fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
+    let mut rig = Rig::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small() }, peer());
+    let [(_, mut lazy), (_, mut good)] = two(&rig);
+    let long = ListenOptions { backlog: u32::MAX, ..ListenOptions::default() };
+    lazy.listen("0.0.0.0:80".parse().unwrap(), long, 0).unwrap();
+    good.listen("0.0.0.0:81".parse().unwrap(), ListenOptions::default(), 8).unwrap();
+    for _ in 0..40 {
+        // Who has something to say comes again until it is heard: an accept queue that is full answers with cookies.
+        rig.dial(b"?");
+    }
+    rig.run(Duration::from_millis(100));
+    assert_eq!(rig.in_use(), 4, "the others wait in the engine, or for its answer");
+    rig.peer.with(rig.now, |peer, cx| {
+        let conn = cx.connect("10.0.0.1:81".parse().unwrap(), ConnectOptions::default()).unwrap();
+        peer.add(conn, b"as ever");
+    });
+    rig.run(SECOND);
+    let conn = accepted(&rig.events(&mut good))[0];
+    assert_eq!(good.readable(conn), Ok(7));
+    // It begins to take them, and in the end has all.
+    let mut got = 0;
+    for _ in 0..600 {
+        lazy.set_credits(0, 8);
+        got += accepted(&rig.events(&mut lazy)).len();
+        rig.run(Duration::from_millis(200));
+    }
+    assert_eq!(got, 40);
+}
+
+#[test]
+fn listeners_of_a_domain_are_bounded() {
+    let mut rig = Rig::new(&small(), peer());
+    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let mut listen = |client: &mut Client, port: u16| {
+        let listener = client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 1);
+        rig.run(Duration::from_millis(1));
+        listener
+    };
+    for port in 0..64 {
+        listen(&mut greedy, 1000 + port).unwrap();
+    }
+    let error = listen(&mut greedy, 2000).unwrap_err().to_string();
+    assert_eq!(error, "listen on 0.0.0.0:2000: too many listeners");
+    listen(&mut good, 2000).unwrap();
+    greedy.unlisten(7).unwrap();
+    assert_eq!(listen(&mut greedy, 2001).unwrap(), 7);
+    assert_eq!(rig.stats().listeners_refused, 1);
+}

@@ -1,0 +1,120 @@
+//! Sockets that several clients hold: children and threads.
+
+use super::*;
+
+/// A parent and its child read the same stream in turns, and write to the same one: each byte once and in order.
+#[test]
+fn a_child_goes_on_where_its_parent_stopped() {
+    let mut rig = Rig::new(&small(), Peer { echoes: true, ..Peer::default() });
+    let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
+    let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
+    let listener = listen(&mut parent, 4);
+    rig.dial(b"first half, second half");
+    let conn = accepted(&rig.events(&mut parent))[0];
+    let mut out = [0; 12];
+    assert_eq!(parent.recv(conn, &mut out), Ok(12));
+    assert_eq!(&out, b"first half, ");
+    let mut child = domain.fork(&parent).unwrap();
+    assert_eq!(child.recv(conn, &mut out), Ok(11));
+    assert_eq!(&out[..11], b"second half");
+    assert_eq!(parent.recv(conn, &mut out), Ok(0), "the child took it");
+    for part in 0..6 {
+        let who = if part % 2 == 0 { &mut parent } else { &mut child };
+        who.send(conn, &[b'0' + part]).unwrap();
+    }
+    rig.run(SECOND);
+    assert_eq!(rig.peer.handler().received[0], b"012345");
+    // The parent lets go of everything; the child keeps it alive.
+    parent.release(conn).unwrap();
+    drop(parent);
+    rig.run(SECOND);
+    assert_eq!((rig.peer.handler().ends[0], rig.peer.handler().finished[0]), (None, false));
+    child.set_credits(listener, 4);
+    rig.dial(b"to the child");
+    assert_eq!(accepted(&rig.events(&mut child)).len(), 1, "it holds the listener, too");
+    child.send(conn, b"6").unwrap();
+    child.shutdown_write(conn).unwrap();
+    rig.run(SECOND);
+    assert_eq!(rig.peer.handler().received[0], b"0123456");
+    assert!(rig.peer.handler().finished[0]);
+    drop(child);
+    rig.run(300 * SECOND);
+    assert_eq!(rig.in_use(), 0);
+    assert_eq!(rig.server.lock().unwrap().handler().domains(), 1, "this process's own alone");
+}
+
+/// A client dies with the lock of a stream in its hand, having written without committing: the other goes on as soon as it is buried.
+#[test]
+fn who_dies_with_the_lock_holds_nobody_up() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
+    let mut parent = Client::open(parts, Box::new(domain.clone())).unwrap();
+    listen(&mut parent, 4);
+    rig.dial(b"something");
+    let conn = accepted(&rig.events(&mut parent))[0];
+    let child = domain.fork(&parent).unwrap();
+    std::mem::forget(child.lock(conn).unwrap());
+    let mut out = [0; 64];
+    assert_eq!(parent.recv(conn, &mut out), Err(crate::RecvError::WouldBlock), "it may be stopped only");
+    assert_eq!(parent.send(conn, b"x"), Err(SendError::Full));
+    drop(child);
+    assert_eq!(parent.recv(conn, &mut out), Ok(9));
+    assert_eq!(parent.send(conn, b"x"), Ok(1));
+}
+
+/// Four threads read and write numbered lines through one connection, which sends them back: no line is torn, lost or doubled.
+#[test]
+fn threads_share_a_stream() {
+    const LINES: u32 = 2000;
+    let now = clock::now();
+    let (server, mut peer) = shards(&small(), Peer { echoes: true, ..Peer::default() }, now);
+    let stop = StopFlag::new().unwrap();
+    let server = Arc::new(Mutex::new(server));
+    let (domain, parts) = SameThread(server.clone()).open_domain().unwrap();
+    let mut client = Client::open(parts, Box::new(domain)).unwrap();
+    listen(&mut client, 1);
+    let turn = |peer: &mut Shard<Peer>| {
+        server.lock().unwrap().poll_once(clock::now()).unwrap();
+        peer.poll_once(clock::now()).unwrap();
+    };
+    turn(&mut peer);
+    peer.with(clock::now(), |peer, cx| {
+        let conn = cx.connect("10.0.0.1:80".parse().unwrap(), ConnectOptions::default()).unwrap();
+        peer.add(conn, b"");
+    });
+    let conn = loop {
+        turn(&mut peer);
+        if let Some(ClientEvent::Accepted { conn, .. }) = client.next_event() {
+            break conn;
+        }
+    };
+    let streams = client.streams().unwrap();
+    let came = Mutex::new(vec![0u32; 4 * LINES as usize]);
+    let left = std::sync::atomic::AtomicU32::new(4 * LINES);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (streams, came, left) = (streams.clone(), &came, &left);
+            scope.spawn(move || {
+                let mut next = 0;
+                while left.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+                    // A line is written whole or not at all: four bytes fit into what is a multiple of four.
+                    let line = (thread * LINES + next).to_le_bytes();
+                    if next < LINES && streams.send(conn, &line) == Ok(4) {
+                        next += 1;
+                    }
+                    let mut out = [0; 4];
+                    if streams.recv(conn, &mut out) == Ok(4) {
+                        came.lock().unwrap()[u32::from_le_bytes(out) as usize] += 1;
+                        left.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+                    }
+                    streams.flush();
+                }
+            });
+        }
+        while left.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            turn(&mut peer);
+        }
+    });
+    assert!(came.into_inner().unwrap().iter().all(|times| *times == 1));
+    drop(stop);
+}

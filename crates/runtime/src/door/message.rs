@@ -1,0 +1,153 @@
+//! What is said at the door. Each message is one packet: a number that the answer repeats, then what is asked or answered.
+
+use super::codec::{Code, Reader, choice, record};
+use crate::channel::Thing;
+use crate::channel::control::{Reply, Request};
+use core::fmt;
+
+/// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
+pub const VERSION: u32 = 1;
+/// First word of a first message, in every version.
+pub(super) const MAGIC: u32 = 0x6c65_6e67;
+/// Bytes of the longest message: a datagram with all that stands around it.
+pub(super) const MESSAGE_MAX: usize = 66 << 10;
+/// Descriptors with a message at the most: the region, and what wakes the stack.
+pub(super) const DESCRIPTORS_MAX: usize = 2;
+/// Bytes of a domain's name.
+pub(super) const NAME_MAX: usize = 64;
+/// Things that may be named in one message.
+pub(super) const THINGS_MAX: usize = 4096;
+
+/// The first message of a connection. It stays as it is in all versions, so that a refusal can always be understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub magic: u32,
+    pub version: u32,
+    /// The domain to join, by the name that its user gave it. Ignored on a connection that belongs to a domain already.
+    pub domain: String,
+}
+record!(Hello { magic, version, domain });
+
+/// A thing on one of the shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The shard.
+    pub shard: u16,
+    /// What it is there.
+    pub thing: Thing,
+}
+record!(Held { shard, thing });
+
+/// What a process asks the door for.
+#[derive(Clone, Debug)]
+pub(super) enum Ask {
+    /// The region of a shard, and what wakes it: as descriptors.
+    Attach(u16),
+    /// Something of a shard.
+    Shard(u16, Request),
+    /// A child is about to be, which will hold all that this process holds. The descriptor is the stack's end of its connection.
+    Fork,
+    /// Another program is about to be started, which keeps these things. The descriptor is the stack's end of its connection.
+    Start(Vec<Held>),
+    /// A descriptor with this cookie holds these things from now on. Beside this message: its other end.
+    Share(u64, Vec<Held>),
+    /// A descriptor with this cookie came: what does it hold?
+    Resolve(u64),
+}
+choice!(Ask {
+    0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Start(kept), 4 => Share(cookie, things), 5 => Resolve(cookie),
+});
+
+/// The answer.
+#[derive(Debug)]
+pub(super) enum Answer {
+    /// To [`Hello`]: how many shards there are. Beside it: what wakes this process.
+    Welcome(u16),
+    /// To [`Ask::Attach`]: the number of the client there.
+    Seat(u32),
+    /// To [`Ask::Shard`].
+    Reply(Reply),
+    /// It is done.
+    Done,
+    /// To [`Ask::Resolve`].
+    Things(Vec<Held>),
+    /// No, and why.
+    Refused(Refusal),
+}
+choice!(Answer {
+    0 => Welcome(shards), 1 => Seat(number), 2 => Reply(reply), 3 => Done, 4 => Things(things), 5 => Refused(why),
+});
+
+/// Why the door does not do what it was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The stack is of another version: this one.
+    Version(u32),
+    /// The user is neither the stack's nor root.
+    User,
+    /// As many applications of the domain as `channel.clients_max` are there.
+    Clients,
+    /// As many domains as `channel.domains_max` are there.
+    Domains,
+    /// As many descriptors between processes as there may be are out.
+    Placeholders,
+    /// There is no such shard, connection or descriptor, or the process does not hold it.
+    Unknown,
+    /// The message could not be understood.
+    Malformed,
+    /// The shard has ended.
+    Gone,
+}
+choice!(Refusal {
+    0 => Version(theirs), 1 => User, 2 => Clients, 3 => Domains, 4 => Placeholders, 5 => Unknown, 6 => Malformed, 7 => Gone,
+});
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(theirs) => {
+                write!(f, "it speaks version {theirs} of the channel, and this program version {VERSION}")
+            }
+            Self::User => f.write_str("it serves its own user only"),
+            Self::Clients => f.write_str("as many applications as channel.clients_max are attached"),
+            Self::Domains => f.write_str("as many domains as channel.domains_max are there"),
+            Self::Placeholders => f.write_str("too many sockets are on their way between processes"),
+            Self::Unknown => f.write_str("there is no such connection, or this process does not hold it"),
+            Self::Malformed => f.write_str("the message could not be understood"),
+            Self::Gone => f.write_str("the shard has ended"),
+        }
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// A message with its number.
+pub(super) fn encode(number: u32, what: &impl Code) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(128);
+    number.put(&mut bytes);
+    what.put(&mut bytes);
+    bytes
+}
+
+/// The number of a message, and what it says if that can be understood.
+pub(super) fn decode<T: Code>(bytes: &[u8]) -> (u32, Option<T>) {
+    let mut from = Reader::new(bytes);
+    let Some(number) = u32::get(&mut from) else { return (0, None) };
+    let what = T::get(&mut from).filter(|_| from.is_done());
+    (number, what)
+}
+
+/// What fuzzing does with a message: decodes it as each side would. Whatever can be decoded says the same when it is encoded and decoded again.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    fn again<T: Code + fmt::Debug>(bytes: &[u8]) {
+        let (number, Some(what)) = decode::<T>(bytes) else { return };
+        let encoded = encode(number, &what);
+        let (second, same) = decode::<T>(&encoded);
+        assert_eq!(second, number);
+        assert_eq!(format!("{same:?}"), format!("{:?}", Some(&what)));
+    }
+    again::<Hello>(bytes);
+    again::<Ask>(bytes);
+    again::<Answer>(bytes);
+}

@@ -1,0 +1,135 @@
+//! The door: how other processes come to use a stack's connections (docs/adr/0012-holders-and-placeholders.md).
+//!
+//! ```text
+//!   another process                         the stack's process
+//!   ┌─────────────────────┐   control    ┌──────────────────┐  errands  ┌──────────────────────────┐
+//!   │ Process             │◄────────────►│ Door, a thread   │──────────►│ ChannelServer of a shard │
+//!   │   Client per shard  │              │   who holds what │           │                          │
+//!   │                     │◄═════════════╪══════════════════╪══════════►│                          │
+//!   └─────────────────────┘    region    └──────────────────┘           └──────────────────────────┘
+//! ```
+//!
+//! The door is a thread of the stack's process that is no shard. It lets processes in, gives them the regions of all shards, hears when they fork, start
+//! programs and die, and carries their rare requests. Bytes, bells and offers pass it by.
+
+mod codec;
+mod line;
+mod listen;
+mod message;
+mod process;
+mod requests;
+mod serve;
+#[cfg(all(test, not(loom)))]
+mod tests;
+
+#[doc(hidden)]
+pub use message::fuzz;
+pub use message::{Held, Refusal, VERSION};
+pub use process::Process;
+
+use crate::command::Commander;
+use crate::error::Error;
+use crate::wait::EventFd;
+use listen::Knocker;
+use rustix::fd::OwnedFd;
+use serve::{Handed, Porter};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// What the door has counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DoorStats {
+    /// Processes that were let in.
+    pub admitted: u64,
+    /// Connections of other users, of other versions, and of those who said nothing that could be understood.
+    pub turned_away: u64,
+    /// Processes that found no room.
+    pub no_room: u64,
+    /// Requests that were refused: malformed ones, and such about what the process does not hold.
+    pub refused: u64,
+    /// Processes that went, or were killed, and were cleaned up after.
+    pub buried: u64,
+}
+
+/// The counters, written by the door's thread.
+#[derive(Debug, Default)]
+struct Counts {
+    admitted: AtomicU64,
+    turned_away: AtomicU64,
+    no_room: AtomicU64,
+    refused: AtomicU64,
+    buried: AtomicU64,
+}
+
+/// The way in for other processes, served by a thread of its own until it is dropped. Whoever is attached then finds the stack gone.
+#[derive(Debug)]
+pub struct Door {
+    /// What the thread has to look at besides the sockets.
+    handed: Mutex<Sender<Handed>>,
+    wake: Arc<EventFd>,
+    counts: Arc<Counts>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Door {
+    /// Opens the door to these shards, each of which runs a [`ChannelServer`](crate::channel::ChannelServer). With a path, processes of the same user
+    /// and of root find it there; others are [handed in](Door::hand_in).
+    ///
+    /// # Errors
+    /// No such socket can be made there; no descriptors or thread.
+    pub fn open(path: Option<&Path>, shards: Vec<Commander>) -> Result<Self, Error> {
+        let knocker = path.map(|path| {
+            Knocker::new(path).map_err(|e| Error::io(format!("control socket {}", path.display()), e))
+        });
+        let io = |e| Error::io("door for other processes", e);
+        let (wake, counts) = (Arc::new(EventFd::new().map_err(io)?), Arc::new(Counts::default()));
+        let (handed, inbox) = channel();
+        let porter =
+            Porter::new(knocker.transpose()?, shards, inbox, wake.clone(), counts.clone()).map_err(io)?;
+        let thread = std::thread::Builder::new().name("door".into()).spawn(move || porter.serve());
+        Ok(Self { handed: Mutex::new(handed), wake, counts, thread: Some(thread.map_err(io)?) })
+    }
+
+    /// A connection without an address, for a program that this process starts: its end is to be inherited, and goes to [`Process::over`]. The program
+    /// belongs to the domain of this name.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn hand_in(&self, domain: &str) -> Result<OwnedFd, Error> {
+        let (ours, its) = line::pair().map_err(|e| Error::io("connection for a program", e))?;
+        self.tell(Handed::Line(ours, domain.into()));
+        Ok(its)
+    }
+
+    fn tell(&self, what: Handed) {
+        // If the thread has ended there is nobody to be told.
+        let _ = self.handed.lock().unwrap_or_else(PoisonError::into_inner).send(what);
+        self.wake.signal();
+    }
+
+    /// What was counted.
+    pub fn stats(&self) -> DoorStats {
+        let Counts { admitted, turned_away, no_room, refused, buried } = &*self.counts;
+        let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        DoorStats {
+            admitted: read(admitted),
+            turned_away: read(turned_away),
+            no_room: read(no_room),
+            refused: read(refused),
+            buried: read(buried),
+        }
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.tell(Handed::Close);
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was told where it happened.
+            let _ = thread.join();
+        }
+    }
+}

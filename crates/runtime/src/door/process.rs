@@ -1,0 +1,155 @@
+//! A process at the door: what a program, or the library in it, has of the stack.
+
+use super::codec::Code;
+use super::line::{self, Received};
+use super::listen::connect_to;
+use super::message::{Answer, Ask, Hello, MAGIC, Refusal, VERSION, decode, encode};
+use crate::channel::Client;
+use crate::channel::client::ClientParts;
+use crate::channel::control::{Control, Reply, Request};
+use crate::error::Error;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long the stack may take to answer. A request costs a turn of its shard, so this is long.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A connection to the door, on which one question is asked at a time.
+#[derive(Debug)]
+struct Line {
+    fd: OwnedFd,
+    /// Of the last question.
+    number: u32,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    fn new(fd: OwnedFd) -> Self {
+        Self { fd, number: 0, buffer: line::buffer() }
+    }
+
+    /// Asks, and waits for the answer, which may come with descriptors.
+    fn ask(&mut self, what: &impl Code, with: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), Error> {
+        self.number = self.number.wrapping_add(1);
+        line::send(&self.fd, &encode(self.number, what), with).map_err(|_| Error::StackGone)?;
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match line::receive(&self.fd, &mut self.buffer) {
+                Received::Packet(bytes, descriptors) => match decode::<Answer>(&self.buffer[..bytes]) {
+                    (number, Some(answer)) if number == self.number || number == 0 => match answer {
+                        Answer::Refused(why) => return Err(Error::Refused(why)),
+                        answer => return Ok((answer, descriptors)),
+                    },
+                    // To a question that nobody waits for any more.
+                    (_, Some(_)) => {}
+                    (_, None) => return Err(Error::Refused(Refusal::Malformed)),
+                },
+                Received::Nothing => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Error::io("answer of the stack", std::io::ErrorKind::TimedOut));
+                    }
+                    let left =
+                        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                    // Interrupted or not: there is something, or there is not.
+                    let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left));
+                }
+                Received::Closed | Received::TooLong => return Err(Error::StackGone),
+            }
+        }
+    }
+}
+
+/// How clients ask: all shards over the same connection.
+struct Asker {
+    line: Arc<Mutex<Line>>,
+    shard: u16,
+}
+
+impl Control for Asker {
+    fn ask(&mut self, _client: usize, request: Request) -> Result<Reply, Error> {
+        match request {
+            // The hang-up says it, and nothing else does: a child must not say it for its parent.
+            Request::Detach => Ok(Reply::Done),
+            Request::Counters => Err(Error::application("channel: counters are not told at the door")),
+            request => match locked(&self.line).ask(&Ask::Shard(self.shard, request), &[])?.0 {
+                Answer::Reply(reply) => Ok(reply),
+                _ => Err(Error::Refused(Refusal::Malformed)),
+            },
+        }
+    }
+}
+
+fn locked(line: &Mutex<Line>) -> std::sync::MutexGuard<'_, Line> {
+    // A thread that panicked left a question without an answer, which the next recognises by its number.
+    line.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process that is attached to a stack: a client for each shard. All are woken by the same descriptor.
+pub struct Process {
+    line: Arc<Mutex<Line>>,
+    clients: Vec<Client>,
+}
+
+impl Process {
+    /// Attaches to the stack whose door is at `path`, in the domain of this name: what processes of the same user that gave the same name hold, they may share.
+    ///
+    /// # Errors
+    /// Nobody is there, or [`Error::Refused`].
+    pub fn connect(path: &Path, domain: &str) -> Result<Self, Error> {
+        let line = connect_to(path).map_err(|e| Error::io(format!("stack at {}", path.display()), e))?;
+        Self::greet(line, domain)
+    }
+
+    /// Attaches over a connection that was [handed in](super::Door::hand_in) for this process.
+    ///
+    /// # Errors
+    /// As [`Process::connect`].
+    pub fn over(line: OwnedFd) -> Result<Self, Error> {
+        Self::greet(line, "")
+    }
+
+    fn greet(line: OwnedFd, domain: &str) -> Result<Self, Error> {
+        let mut line = Line::new(line);
+        let io = |e| Error::io("descriptor of this process", e);
+        let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(|e| io(e.into()))?;
+        let hello = Hello { magic: MAGIC, version: VERSION, domain: domain.into() };
+        let (Answer::Welcome(shards), mut wake) = line.ask(&hello, &[this.as_fd()])? else {
+            return Err(Error::Refused(Refusal::Malformed));
+        };
+        let wake = wake.pop().ok_or(Error::Refused(Refusal::Malformed))?;
+        let mut parts = Vec::new();
+        for shard in 0..shards {
+            let (Answer::Seat(number), descriptors) = line.ask(&Ask::Attach(shard), &[])? else {
+                return Err(Error::Refused(Refusal::Malformed));
+            };
+            let [region, stack] =
+                <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Error::Refused(Refusal::Malformed))?;
+            parts.push(ClientParts { region, stack, wake: wake.try_clone().map_err(io)?, number });
+        }
+        let line = Arc::new(Mutex::new(line));
+        let clients = parts.into_iter().enumerate().map(|(shard, parts)| {
+            // Cannot truncate: it was counted by a number of as many bits.
+            let asker = Asker { line: line.clone(), shard: shard as u16 };
+            Client::open(parts, Box::new(asker))
+        });
+        Ok(Self { clients: clients.collect::<Result<_, _>>()?, line })
+    }
+
+    /// Whether the stack has hung up: its process ended, or closed the door.
+    pub fn is_gone(&self) -> bool {
+        let line = locked(&self.line);
+        let mut fds = [PollFd::new(&line.fd, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// The clients, one for each shard.
+    pub fn clients(&mut self) -> &mut [Client] {
+        &mut self.clients
+    }
+}

@@ -1,0 +1,194 @@
+//! Requests of the channel, and answers to them, as they stand in messages of the door.
+
+use super::codec::{Code, Reader, choice, record};
+use crate::channel::Thing;
+use crate::channel::control::{Reply, Request, UdpRequest};
+use crate::error::Error;
+use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::tcp::state::State;
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+
+choice!(ListenError { 0 => AddressInUse, 1 => AddressNotAvailable, 2 => TooMany, 3 => InvalidOption });
+choice!(ConnectError {
+    0 => PortsExhausted, 1 => AddressNotAvailable, 2 => AddressInUse, 3 => NetUnreachable, 4 => InvalidAddress, 5 => TooMany,
+    6 => InvalidOption,
+});
+choice!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
+choice!(RecvError { 0 => Stale, 1 => WouldBlock });
+choice!(OptionError { 0 => Stale, 1 => Invalid, 2 => TooMany });
+choice!(Stale { 0 => Handle });
+choice!(UdpError {
+    0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooMany, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
+    7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => Refused, 12 => Unreachable,
+    13 => NoBuffers, 14 => WouldBlock,
+});
+choice!(State {
+    0 => Closed, 1 => Listen, 2 => SynSent, 3 => SynReceived, 4 => Established, 5 => FinWait1, 6 => FinWait2, 7 => CloseWait,
+    8 => Closing, 9 => LastAck, 10 => TimeWait,
+});
+choice!(CaState { 0 => Open, 1 => Disorder, 2 => Cwr, 3 => Recovery, 4 => Loss });
+record!(SocketOptions { recv_buffer_bytes, send_buffer_bytes, mss, nodelay, keepalive, ack_events });
+record!(ListenOptions { backlog, v6_only, socket });
+record!(ConnectOptions { local, socket });
+record!(UdpOptions { reuse_address, reuse_port, broadcast, only_v6, receive_bytes, hop_limit, tos });
+record!(Datagram { len, from, to, ecn, hop_limit });
+choice!(TcpOption {
+    0 => NoDelay(on), 1 => Cork(on), 2 => QuickAck(on), 3 => KeepAlive(on), 4 => KeepIdle(time), 5 => KeepInterval(time),
+    6 => KeepCount(count), 7 => UserTimeout(time), 8 => LingerZero(on), 9 => Linger2(time), 10 => OobInline(on), 11 => AckEvents(on),
+    12 => RecvBuffer(bytes), 13 => SendBuffer(bytes), 14 => MaxSegment(bytes),
+});
+record!(TcpInfo {
+    state,
+    local,
+    remote,
+    ca_state,
+    retransmits,
+    probes,
+    backoff,
+    rto,
+    ato,
+    snd_mss,
+    rcv_mss,
+    advmss,
+    pmtu,
+    unacked,
+    sacked,
+    lost,
+    retrans,
+    total_retrans,
+    rtt,
+    rttvar,
+    min_rtt,
+    snd_ssthresh,
+    snd_cwnd,
+    reordering,
+    snd_wnd,
+    rcv_wnd,
+    snd_wscale,
+    rcv_wscale,
+    timestamps,
+    sack,
+    wscale,
+    ecn,
+    notsent_bytes,
+    recv_queued,
+});
+choice!(Thing { 0 => Socket { socket, generation }, 1 => Listener(number) });
+
+impl Code for UdpHandle {
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.index(), self.generation()).put(out);
+    }
+
+    fn get(from: &mut Reader<'_>) -> Option<Self> {
+        <(u32, u32)>::get(from).map(|(index, generation)| Self::new(index, generation))
+    }
+}
+
+choice!(UdpRequest {
+    0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
+    4 => Recv(socket), 5 => Local(socket), 6 => Close(socket),
+});
+
+// `Detach` is the hang-up of a connection to the door, and counters are asked for in other ways.
+impl Code for Request {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Listen(at, options) => (0u8, (*at, *options)).put(out),
+            Self::Join(listener) => (1u8, *listener).put(out),
+            Self::Unlisten(listener) => (2u8, *listener).put(out),
+            Self::Connect(remote, options) => (3u8, (*remote, *options)).put(out),
+            Self::SetOption(socket, option) => (4u8, (*socket, *option)).put(out),
+            Self::Info(socket) => (5u8, *socket).put(out),
+            Self::SendUrgent(socket, bytes) => {
+                (6u8, *socket).put(out);
+                bytes.put(out);
+            }
+            Self::RecvUrgent(socket) => (7u8, *socket).put(out),
+            Self::Udp(request) => {
+                8u8.put(out);
+                request.put(out);
+            }
+            Self::Counters | Self::Detach => u8::MAX.put(out),
+        }
+    }
+
+    fn get(from: &mut Reader<'_>) -> Option<Self> {
+        Some(match u8::get(from)? {
+            0 => Self::Listen(Code::get(from)?, Code::get(from)?),
+            1 => Self::Join(Code::get(from)?),
+            2 => Self::Unlisten(Code::get(from)?),
+            3 => Self::Connect(Code::get(from)?, Code::get(from)?),
+            4 => Self::SetOption(Code::get(from)?, Code::get(from)?),
+            5 => Self::Info(Code::get(from)?),
+            6 => Self::SendUrgent(Code::get(from)?, Code::get(from)?),
+            7 => Self::RecvUrgent(Code::get(from)?),
+            8 => Self::Udp(Code::get(from)?),
+            _ => return None,
+        })
+    }
+}
+
+impl Code for Error {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Listen(at, error) => (0u8, (*at, *error)).put(out),
+            Self::Connect(to, error) => (1u8, (*to, *error)).put(out),
+            other => (2u8, other.to_string()).put(out),
+        }
+    }
+
+    fn get(from: &mut Reader<'_>) -> Option<Self> {
+        Some(match u8::get(from)? {
+            0 => Self::Listen(Code::get(from)?, Code::get(from)?),
+            1 => Self::Connect(Code::get(from)?, Code::get(from)?),
+            2 => Self::application(String::get(from)?),
+            _ => return None,
+        })
+    }
+}
+
+impl Code for Reply {
+    fn put(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Listen(result) => tagged(out, 0, result),
+            Self::Join(result) => tagged(out, 1, result),
+            Self::Connect(result) => tagged(out, 2, result),
+            Self::SetOption(result) => tagged(out, 3, result),
+            Self::Info(result) => tagged(out, 4, result),
+            Self::SendUrgent(result) => tagged(out, 5, result),
+            Self::RecvUrgent(result) => tagged(out, 6, result),
+            Self::UdpBind(result) => tagged(out, 7, result),
+            Self::UdpRecv(result) => tagged(out, 8, result),
+            Self::UdpLocal(result) => tagged(out, 9, result),
+            Self::Udp(result) => tagged(out, 10, result),
+            // Counters are not asked for over the door.
+            Self::Done | Self::Counters(_) => out.push(11),
+        }
+    }
+
+    fn get(from: &mut Reader<'_>) -> Option<Self> {
+        Some(match u8::get(from)? {
+            0 => Self::Listen(Code::get(from)?),
+            1 => Self::Join(Code::get(from)?),
+            2 => Self::Connect(Code::get(from)?),
+            3 => Self::SetOption(Code::get(from)?),
+            4 => Self::Info(Code::get(from)?),
+            5 => Self::SendUrgent(Code::get(from)?),
+            6 => Self::RecvUrgent(Code::get(from)?),
+            7 => Self::UdpBind(Code::get(from)?),
+            8 => Self::UdpRecv(Code::get(from)?),
+            9 => Self::UdpLocal(Code::get(from)?),
+            10 => Self::Udp(Code::get(from)?),
+            11 => Self::Done,
+            _ => return None,
+        })
+    }
+}
+
+fn tagged(out: &mut Vec<u8>, tag: u8, value: &impl Code) {
+    out.push(tag);
+    value.put(out);
+}

@@ -1,0 +1,622 @@
+//! The door's thread: who is there, what they hold, and what they ask for. It trusts nothing that comes from a process.
+
+use super::Counts;
+use super::line::{self, Received};
+use super::listen::{Caller, Knocker};
+use super::message::{
+    Answer, Ask, Held, Hello, MAGIC, NAME_MAX, Refusal, THINGS_MAX, VERSION, decode, encode,
+};
+use crate::channel::Thing;
+use crate::channel::control::{Errand, Outcome, run};
+use crate::command::Commander;
+use crate::wait::EventFd;
+use rustix::event::epoll;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::geteuid;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+
+/// Connections that have not said who they are; the oldest makes room for one more.
+const SILENT_MAX: usize = 64;
+/// Descriptors between processes that hold something.
+const PLACEHOLDERS_MAX: usize = 4096;
+/// Events looked at in one go.
+const EVENTS: usize = 64;
+/// After an error that would only come again: no descriptors, usually.
+const PAUSE: std::time::Duration = std::time::Duration::from_millis(100);
+
+const HANDED: u64 = u64::MAX;
+const KNOCKER: u64 = u64::MAX - 1;
+
+/// What an event is about: a number, and which descriptor of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    Line = 0,
+    Process = 1,
+    Placeholder = 2,
+}
+
+/// What other threads of the stack's process hand to this one.
+pub(super) enum Handed {
+    /// A connection of a program that belongs to the domain of this name.
+    Line(OwnedFd, String),
+    /// The end.
+    Close,
+}
+
+/// A descriptor that is watched for as long as the value lives: closing alone is not enough, for whoever sent it may have kept a copy.
+struct Watched {
+    fd: OwnedFd,
+    epoll: Arc<OwnedFd>,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        // It was added.
+        let _ = epoll::delete(&self.epoll, &self.fd);
+    }
+}
+
+/// A process, or one that is about to be, or a connection that did not say yet who it is.
+struct Holder {
+    line: Watched,
+    /// The process itself: its connection may stay open when it dies, in a child that nobody was told of.
+    process: Option<Watched>,
+    user: u32,
+    /// The domain it belongs to without saying so.
+    name: Option<String>,
+    /// Its domain, and its number on each shard.
+    seated: Option<(u64, Vec<u32>)>,
+    /// What wakes it, until it is given that.
+    wake: Option<OwnedFd>,
+    /// It has said who it is.
+    greeted: bool,
+}
+
+/// A domain, while somebody is in it.
+struct Home {
+    user: u32,
+    name: String,
+    shards: Vec<Region>,
+    holders: usize,
+    placeholders: usize,
+}
+
+/// A domain on one shard.
+struct Region {
+    domain: u8,
+    memory: OwnedFd,
+    wake: OwnedFd,
+}
+
+/// A descriptor that may be anywhere, and what it holds.
+struct Placeholder {
+    end: Watched,
+    cookie: u64,
+    home: u64,
+    things: Vec<Held>,
+}
+
+pub(super) struct Porter {
+    knocker: Option<Knocker>,
+    shards: Vec<Commander>,
+    handed: Receiver<Handed>,
+    wake: Arc<EventFd>,
+    counts: Arc<Counts>,
+    epoll: Arc<OwnedFd>,
+    /// In the order in which they came.
+    holders: BTreeMap<u64, Holder>,
+    homes: HashMap<u64, Home>,
+    placeholders: HashMap<u64, Placeholder>,
+    /// Numbers of placeholders by their cookies.
+    cookies: HashMap<u64, u64>,
+    next: u64,
+    buffer: Vec<u8>,
+}
+
+fn count(what: &AtomicU64) {
+    what.fetch_add(1, Ordering::Relaxed);
+}
+
+impl Porter {
+    pub fn new(
+        knocker: Option<Knocker>,
+        shards: Vec<Commander>,
+        handed: Receiver<Handed>,
+        wake: Arc<EventFd>,
+        counts: Arc<Counts>,
+    ) -> io::Result<Self> {
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        let add = |fd: BorrowedFd<'_>, what| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(what), epoll::EventFlags::IN)
+        };
+        add(wake.as_fd(), HANDED)?;
+        if let Some(knocker) = &knocker {
+            add(knocker.fd(), KNOCKER)?;
+        }
+        Ok(Self {
+            knocker,
+            shards,
+            handed,
+            wake,
+            counts,
+            epoll,
+            holders: BTreeMap::new(),
+            homes: HashMap::new(),
+            placeholders: HashMap::new(),
+            cookies: HashMap::new(),
+            next: 0,
+            buffer: line::buffer(),
+        })
+    }
+
+    /// Until the door is closed.
+    pub fn serve(mut self) {
+        let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
+        let mut events = [nothing; EVENTS];
+        loop {
+            let ready = match epoll::wait(&self.epoll, &mut events, None) {
+                Ok(ready) => ready,
+                Err(Errno::INTR) => 0,
+                Err(_) => {
+                    std::thread::sleep(PAUSE);
+                    0
+                }
+            };
+            for event in &events[..ready] {
+                match event.data.u64() {
+                    HANDED => {
+                        self.wake.clear();
+                        while let Ok(handed) = self.handed.try_recv() {
+                            match handed {
+                                Handed::Line(line, name) => {
+                                    self.meet(line, geteuid().as_raw(), Some(name));
+                                }
+                                Handed::Close => return,
+                            }
+                        }
+                    }
+                    KNOCKER => self.let_in(),
+                    data => self.attend(data),
+                }
+            }
+        }
+    }
+
+    /// Watches a descriptor, unless it is one that cannot be watched.
+    fn watch(&self, fd: OwnedFd, number: u64, what: What) -> Result<Watched, Refusal> {
+        let data = epoll::EventData::new_u64(number << 2 | what as u64);
+        match epoll::add(&self.epoll, &fd, data, epoll::EventFlags::IN) {
+            Ok(()) => Ok(Watched { fd, epoll: self.epoll.clone() }),
+            Err(_) => Err(Refusal::Malformed),
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn let_in(&mut self) {
+        let Some(knocker) = &self.knocker else { return };
+        match knocker.answer() {
+            Ok(Caller::Welcome(line, user)) => self.meet(line, user, None),
+            Ok(Caller::Stranger(line)) => {
+                count(&self.counts.turned_away);
+                // It may be gone.
+                let _ = line::send(&line, &encode(0, &Answer::Refused(Refusal::User)), &[]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            // It would be ready again at once.
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+
+    /// Somebody who has not said anything yet.
+    fn meet(&mut self, line: OwnedFd, user: u32, name: Option<String>) {
+        let silent = |holder: &Holder| !holder.greeted && holder.seated.is_none();
+        if self.holders.values().filter(|holder| silent(holder)).count() >= SILENT_MAX {
+            let oldest = self.holders.iter().find(|(_, holder)| silent(holder)).map(|(number, _)| *number);
+            count(&self.counts.turned_away);
+            oldest.map(|oldest| self.holders.remove(&oldest));
+        }
+        let number = self.number();
+        if let Ok(line) = self.watch(line, number, What::Line) {
+            let holder = Holder { line, process: None, user, name, seated: None, wake: None, greeted: false };
+            self.holders.insert(number, holder);
+        }
+    }
+
+    /// Something happened to a process or a placeholder.
+    fn attend(&mut self, data: u64) {
+        let number = data >> 2;
+        if data & 3 == What::Placeholder as u64 {
+            let Some(placeholder) = self.placeholders.get(&number) else { return };
+            // Somebody may write into it; that is nothing to us.
+            if matches!(line::receive(&placeholder.end.fd, &mut self.buffer), Received::Closed) {
+                self.let_go(number);
+            }
+            return;
+        }
+        if data & 3 == What::Process as u64 {
+            self.hear_out(number);
+            self.bury(number);
+            return;
+        }
+        let Some(holder) = self.holders.get(&number) else { return };
+        match line::receive(&holder.line.fd, &mut self.buffer) {
+            Received::Nothing => {}
+            Received::Closed => self.bury(number),
+            Received::TooLong => {
+                count(&self.counts.refused);
+                self.bury(number);
+            }
+            Received::Packet(bytes, descriptors) => {
+                // Taken out, because what is done with it needs the rest of the porter.
+                let buffer = core::mem::take(&mut self.buffer);
+                let stays = self.hear(number, &buffer[..bytes], descriptors);
+                self.buffer = buffer;
+                if !stays {
+                    self.bury(number);
+                }
+            }
+        }
+    }
+
+    /// What a process said before it died still counts: it may have announced a child.
+    fn hear_out(&mut self, number: u64) {
+        let mut buffer = core::mem::take(&mut self.buffer);
+        // One question is under way at a time, and behind it there may be one more.
+        for _ in 0..2 {
+            let Some(holder) = self.holders.get(&number) else { break };
+            let Received::Packet(bytes, descriptors) = line::receive(&holder.line.fd, &mut buffer) else {
+                break;
+            };
+            self.hear(number, &buffer[..bytes], descriptors);
+        }
+        self.buffer = buffer;
+    }
+
+    /// A message. Whether whoever sent it may stay.
+    fn hear(&mut self, number: u64, bytes: &[u8], descriptors: Vec<OwnedFd>) -> bool {
+        let Some(holder) = self.holders.get(&number) else { return true };
+        if !holder.greeted {
+            let (asked, hello) = decode::<Hello>(bytes);
+            let answer = match hello {
+                Some(hello) if hello.magic == MAGIC => self.greet(number, &hello, descriptors),
+                _ => Err(Refusal::Malformed),
+            };
+            return match answer {
+                Ok(wake) => {
+                    count(&self.counts.admitted);
+                    // Cannot truncate: shards are 64 at the most.
+                    self.say(number, asked, &Answer::Welcome(self.shards.len() as u16), &[wake])
+                }
+                Err(why) => {
+                    let full = matches!(why, Refusal::Clients | Refusal::Domains);
+                    count(if full { &self.counts.no_room } else { &self.counts.turned_away });
+                    self.say(number, asked, &Answer::Refused(why), &[]);
+                    false
+                }
+            };
+        }
+        let (asked, ask) = decode::<Ask>(bytes);
+        let answer = match ask {
+            Some(ask) => self.answer(number, ask, descriptors),
+            None => Err(Refusal::Malformed),
+        };
+        let (answer, descriptors) = answer.unwrap_or_else(|why| {
+            let full = matches!(why, Refusal::Clients);
+            count(if full { &self.counts.no_room } else { &self.counts.refused });
+            (Answer::Refused(why), Vec::new())
+        });
+        self.say(number, asked, &answer, &descriptors)
+    }
+
+    /// Whether it could be said: whoever does not read answers is sent away.
+    fn say(&self, number: u64, asked: u32, answer: &Answer, descriptors: &[OwnedFd]) -> bool {
+        let Some(holder) = self.holders.get(&number) else { return false };
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        line::send(&holder.line.fd, &encode(asked, answer), &descriptors).is_ok()
+    }
+
+    /// The first word of a process. Returns what wakes it.
+    fn greet(
+        &mut self,
+        number: u64,
+        hello: &Hello,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<OwnedFd, Refusal> {
+        if hello.version != VERSION {
+            return Err(Refusal::Version(VERSION));
+        }
+        if hello.domain.len() > NAME_MAX {
+            return Err(Refusal::Malformed);
+        }
+        let process = descriptors.pop().ok_or(Refusal::Malformed)?;
+        let process = self.watch(process, number, What::Process)?;
+        let holder = self.holders.get_mut(&number).ok_or(Refusal::Unknown)?;
+        holder.process = Some(process);
+        if holder.seated.is_none() {
+            let name = holder.name.clone().unwrap_or_else(|| hello.domain.clone());
+            let user = holder.user;
+            let (home, seats, wake) = self.seat(user, &name)?;
+            let holder = self.holders.get_mut(&number).ok_or(Refusal::Unknown)?;
+            (holder.seated, holder.wake) = (Some((home, seats)), Some(wake));
+        }
+        let holder = self.holders.get_mut(&number).ok_or(Refusal::Unknown)?;
+        holder.greeted = true;
+        holder.wake.take().ok_or(Refusal::Unknown)
+    }
+
+    /// A place on each shard for somebody in a domain.
+    fn seat(&mut self, user: u32, name: &str) -> Result<(u64, Vec<u32>, OwnedFd), Refusal> {
+        let home = self.homes.iter().find(|(_, home)| home.user == user && home.name == name);
+        let home = home.map(|(number, _)| *number);
+        let (ours, its) = wake_pair()?;
+        if let Some(home) = home {
+            let admit = |domain, wake| Errand::Admit { domain, wake };
+            let seats = self.seat_in(home, &ours, admit)?;
+            return Ok((home, seats, its));
+        }
+        let (mut shards, mut seats) = (Vec::new(), Vec::new());
+        for shard in &self.shards {
+            let wake = ours.try_clone().map_err(|_| Refusal::Clients)?;
+            match run(shard, Errand::Open { wake }) {
+                Ok(Outcome::Opened { domain, region, wake, client }) => {
+                    shards.push(Region { domain, memory: region, wake });
+                    seats.push(client);
+                }
+                other => {
+                    for ((shard, region), client) in self.shards.iter().zip(&shards).zip(&seats) {
+                        let _ = run(shard, Errand::Bury { domain: region.domain, client: *client });
+                    }
+                    return Err(if other.is_ok() { Refusal::Domains } else { Refusal::Gone });
+                }
+            }
+        }
+        let number = self.number();
+        let home = Home { user, name: name.into(), shards, holders: 1, placeholders: 0 };
+        self.homes.insert(number, home);
+        Ok((number, seats, its))
+    }
+
+    /// A place on each shard in a domain that there is.
+    fn seat_in(
+        &mut self,
+        home: u64,
+        wake: &OwnedFd,
+        mut errand: impl FnMut(u8, OwnedFd) -> Errand,
+    ) -> Result<Vec<u32>, Refusal> {
+        let there = self.homes.get_mut(&home).ok_or(Refusal::Unknown)?;
+        let mut seats = Vec::new();
+        for (shard, region) in self.shards.iter().zip(&there.shards) {
+            let wake = wake.try_clone().map_err(|_| Refusal::Clients)?;
+            match run(shard, errand(region.domain, wake)) {
+                Ok(Outcome::Seat(client)) => seats.push(client),
+                other => {
+                    for ((shard, region), client) in self.shards.iter().zip(&there.shards).zip(&seats) {
+                        let _ = run(shard, Errand::Bury { domain: region.domain, client: *client });
+                    }
+                    return Err(if other.is_ok() { Refusal::Clients } else { Refusal::Gone });
+                }
+            }
+        }
+        there.holders += 1;
+        Ok(seats)
+    }
+
+    /// Where a process sits on a shard: its domain there, and its number.
+    fn place(&self, number: u64, shard: u16) -> Result<(&Commander, &Region, u32), Refusal> {
+        let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
+        let (home, seats) = holder.seated.as_ref().ok_or(Refusal::Unknown)?;
+        let shard = usize::from(shard);
+        let home = self.homes.get(home).ok_or(Refusal::Unknown)?;
+        match (self.shards.get(shard), home.shards.get(shard), seats.get(shard)) {
+            (Some(commander), Some(region), Some(client)) => Ok((commander, region, *client)),
+            _ => Err(Refusal::Unknown),
+        }
+    }
+
+    /// Does what a process asks for: the one place where that is decided.
+    fn answer(
+        &mut self,
+        number: u64,
+        ask: Ask,
+        descriptors: Vec<OwnedFd>,
+    ) -> Result<(Answer, Vec<OwnedFd>), Refusal> {
+        let answer = match ask {
+            Ask::Attach(shard) => {
+                let (_, region, client) = self.place(number, shard)?;
+                let copies = [region.memory.try_clone(), region.wake.try_clone()];
+                let copies: Result<Vec<OwnedFd>, _> = copies.into_iter().collect();
+                return Ok((Answer::Seat(client), copies.map_err(|_| Refusal::Clients)?));
+            }
+            Ask::Shard(shard, request) => {
+                let (commander, region, client) = self.place(number, shard)?;
+                match run(commander, Errand::Ask { domain: region.domain, client, request }) {
+                    Ok(Outcome::Reply(reply)) => Answer::Reply(reply),
+                    Ok(_) => return Err(Refusal::Unknown),
+                    Err(_) => return Err(Refusal::Gone),
+                }
+            }
+            Ask::Fork => self.expect(number, None, descriptors)?,
+            Ask::Start(kept) => self.expect(number, Some(kept), descriptors)?,
+            Ask::Share(cookie, things) => self.share(number, cookie, things, descriptors)?,
+            Ask::Resolve(cookie) => self.resolve(number, cookie)?,
+        };
+        Ok((answer, Vec::new()))
+    }
+
+    /// A process announces another, which will hold what it holds, or some of that.
+    fn expect(
+        &mut self,
+        number: u64,
+        kept: Option<Vec<Held>>,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Refusal> {
+        let line = descriptors.pop().ok_or(Refusal::Malformed)?;
+        if kept.as_ref().is_some_and(|kept| kept.len() > THINGS_MAX) {
+            return Err(Refusal::Malformed);
+        }
+        let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
+        let (user, name) = (holder.user, holder.name.clone());
+        let (home, parents) = holder.seated.clone().ok_or(Refusal::Unknown)?;
+        let (ours, its) = wake_pair()?;
+        let child = self.number();
+        let line = self.watch(line, child, What::Line)?;
+        let mut shard = 0;
+        let seats = self.seat_in(home, &ours, |domain, wake| {
+            let kept = kept.as_ref().map(|kept| things_on(kept, shard));
+            let parent = parents[shard];
+            shard += 1;
+            Errand::Fork { domain, parent, kept, wake }
+        })?;
+        let holder = Holder {
+            line,
+            process: None,
+            user,
+            name,
+            seated: Some((home, seats)),
+            wake: Some(its),
+            greeted: false,
+        };
+        self.holders.insert(child, holder);
+        Ok(Answer::Done)
+    }
+
+    /// A process has a descriptor that it may send to others.
+    fn share(
+        &mut self,
+        number: u64,
+        cookie: u64,
+        things: Vec<Held>,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<Answer, Refusal> {
+        let end = descriptors.pop().ok_or(Refusal::Malformed)?;
+        if things.is_empty() || things.len() > THINGS_MAX || self.cookies.contains_key(&cookie) {
+            return Err(Refusal::Malformed);
+        }
+        if self.placeholders.len() >= PLACEHOLDERS_MAX {
+            return Err(Refusal::Placeholders);
+        }
+        let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
+        let (home, _) = holder.seated.as_ref().ok_or(Refusal::Unknown)?;
+        let home = *home;
+        let placeholder = self.number();
+        let end = self.watch(end, placeholder, What::Placeholder)?;
+        let hold = |domain, client, things| Errand::Hold { domain, client, things };
+        if let Err((why, done)) = self.for_each_shard(number, &things, hold) {
+            self.undo(home, &things, done);
+            return Err(why);
+        }
+        self.cookies.insert(cookie, placeholder);
+        self.placeholders.insert(placeholder, Placeholder { end, cookie, home, things });
+        if let Some(home) = self.homes.get_mut(&home) {
+            home.placeholders += 1;
+        }
+        Ok(Answer::Done)
+    }
+
+    /// A process was sent such a descriptor.
+    fn resolve(&mut self, number: u64, cookie: u64) -> Result<Answer, Refusal> {
+        let placeholder = self.cookies.get(&cookie).and_then(|number| self.placeholders.get(number));
+        let placeholder = placeholder.ok_or(Refusal::Unknown)?;
+        let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
+        // Another domain has other memory.
+        if holder.seated.as_ref().is_none_or(|(home, _)| *home != placeholder.home) {
+            return Err(Refusal::Unknown);
+        }
+        let things = placeholder.things.clone();
+        let resolve = |domain, client, things| Errand::Resolve { domain, client, things };
+        self.for_each_shard(number, &things, resolve).map_err(|(why, _)| why)?;
+        Ok(Answer::Things(things))
+    }
+
+    /// Asks each shard on which there are some of these things. An error comes with the number of shards that had agreed before.
+    fn for_each_shard(
+        &self,
+        number: u64,
+        things: &[Held],
+        errand: impl Fn(u8, u32, Vec<Thing>) -> Errand,
+    ) -> Result<(), (Refusal, usize)> {
+        if things.iter().any(|held| usize::from(held.shard) >= self.shards.len()) {
+            return Err((Refusal::Unknown, 0));
+        }
+        for shard in 0..self.shards.len() {
+            let here = things_on(things, shard);
+            if here.is_empty() {
+                continue;
+            }
+            let (commander, region, client) = self.place(number, shard as u16).map_err(|why| (why, shard))?;
+            match run(commander, errand(region.domain, client, here)) {
+                Ok(Outcome::Done) => {}
+                Ok(_) => return Err((Refusal::Unknown, shard)),
+                Err(_) => return Err((Refusal::Gone, shard)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Things are held by a placeholder no more, on so many shards.
+    fn undo(&self, home: u64, things: &[Held], shards: usize) {
+        let Some(home) = self.homes.get(&home) else { return };
+        for (index, (shard, region)) in self.shards.iter().zip(&home.shards).enumerate().take(shards) {
+            let things = things_on(things, index);
+            if !things.is_empty() {
+                // A shard that is gone holds nothing.
+                let _ = run(shard, Errand::LetGo { domain: region.domain, things });
+            }
+        }
+    }
+
+    /// The last copy of a descriptor is gone.
+    fn let_go(&mut self, number: u64) {
+        let Some(placeholder) = self.placeholders.remove(&number) else { return };
+        self.cookies.remove(&placeholder.cookie);
+        self.undo(placeholder.home, &placeholder.things, self.shards.len());
+        if let Some(home) = self.homes.get_mut(&placeholder.home) {
+            home.placeholders -= 1;
+        }
+        self.forget_if_empty(placeholder.home);
+    }
+
+    /// A process is gone: whatever it alone held ends.
+    fn bury(&mut self, number: u64) {
+        let Some(holder) = self.holders.remove(&number) else { return };
+        let Some((home, seats)) = holder.seated else { return };
+        count(&self.counts.buried);
+        if let Some(home) = self.homes.get_mut(&home) {
+            for ((shard, region), client) in self.shards.iter().zip(&home.shards).zip(&seats) {
+                // A shard that is gone holds nothing.
+                let _ = run(shard, Errand::Bury { domain: region.domain, client: *client });
+            }
+            home.holders -= 1;
+        }
+        self.forget_if_empty(home);
+    }
+
+    /// A domain without anybody in it is no longer one to join. On the shards it lives until its last byte is sent.
+    fn forget_if_empty(&mut self, home: u64) {
+        if self.homes.get(&home).is_some_and(|home| home.holders == 0 && home.placeholders == 0) {
+            self.homes.remove(&home);
+        }
+    }
+}
+
+/// Those of the things that are on a shard.
+fn things_on(things: &[Held], shard: usize) -> Vec<Thing> {
+    things.iter().filter(|held| usize::from(held.shard) == shard).map(|held| held.thing).collect()
+}
+
+/// What wakes a process: our end and its.
+fn wake_pair() -> Result<(OwnedFd, OwnedFd), Refusal> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // Out of descriptors.
+    socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).map_err(|_| Refusal::Clients)
+}

@@ -1,0 +1,183 @@
+//! The door with a shard that runs on a thread, over memory to a peer that runs on another.
+
+use super::*;
+use crate::channel::tests::{Dial, Peer, config, small};
+use crate::channel::{ChannelConfig, ChannelServer, Client, ClientEvent};
+use crate::{Conn, ConnectOptions, ListenOptions, Shard, StopFlag, clock};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use std::time::{Duration, Instant};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A stack at 10.0.0.1 and a peer at 10.0.0.2 that echoes, each on a thread, until it is dropped.
+struct Rig {
+    door: Door,
+    peer: Commander,
+    stop: StopFlag,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Rig {
+    fn new(channel: &ChannelConfig, path: Option<&Path>) -> Self {
+        let (a, b) = pair(MemoryConfig::default());
+        let served = ChannelServer::for_processes(channel).unwrap();
+        let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
+        let peer = Peer { echoes: true, listens: true, ..Peer::default() };
+        let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
+        let (mut server, mut peer) =
+            (server.now(clock::now()).build().unwrap(), peer.now(clock::now()).build().unwrap());
+        let stop = StopFlag::new().unwrap();
+        let (to_server, to_peer) = (server.commander(), peer.commander());
+        let (first, second) = (stop.clone(), stop.clone());
+        let threads = vec![
+            std::thread::spawn(move || server.run(&first).unwrap()),
+            std::thread::spawn(move || peer.run(&second).unwrap()),
+        ];
+        let door = Door::open(path, vec![to_server]).unwrap();
+        Self { door, peer: to_peer, stop, threads }
+    }
+
+    fn dial(&self, port: u16, text: &[u8]) {
+        self.peer.send(Box::new(Dial(port, text.to_vec()))).unwrap();
+    }
+
+    /// Attaches a process of this domain: here, another thread would do as well.
+    fn attach(&self, domain: &str) -> Process {
+        Process::over(self.door.hand_in(domain).unwrap()).unwrap()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.stop();
+        for thread in self.threads.drain(..) {
+            thread.join().unwrap();
+        }
+    }
+}
+
+/// The next event for which `wanted` has an answer. The others are passed over.
+fn wait_for<T>(client: &mut Client, mut wanted: impl FnMut(&mut Client, ClientEvent) -> Option<T>) -> T {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        while let Some(event) = client.next_event() {
+            if let Some(found) = wanted(client, event) {
+                return found;
+            }
+        }
+        assert!(Instant::now() < until, "nothing came");
+        client.sleep(Some(Duration::from_millis(100))).unwrap();
+    }
+}
+
+fn wait_for_text(client: &mut Client, conn: Conn, text: &[u8]) {
+    let mut got = Vec::<u8>::new();
+    let mut take = |client: &mut Client| {
+        let mut out = [0; 4096];
+        let count = client.recv(conn, &mut out).unwrap();
+        got.extend(&out[..count]);
+        (got.len() >= text.len()).then(|| assert_eq!(got, text))
+    };
+    if take(client).is_none() {
+        wait_for(client, |client, _| take(client));
+    }
+}
+
+fn listen(client: &mut Client, port: u16) -> u32 {
+    client.listen(([0, 0, 0, 0], port).into(), ListenOptions::default(), 4).unwrap()
+}
+
+fn accept(client: &mut Client) -> Conn {
+    wait_for(client, |_, event| match event {
+        ClientEvent::Accepted { conn, .. } => Some(conn),
+        _ => None,
+    })
+}
+
+#[test]
+fn processes_of_two_domains_are_attached_listen_connect_and_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let rig = Rig::new(&small(), Some(&path));
+    let mut first = Process::connect(&path, "first").unwrap();
+    let mut second = rig.attach("second");
+    let (one, two) = (&mut first.clients()[0], &mut second.clients()[0]);
+    listen(one, 80);
+    let error = two.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).unwrap_err();
+    assert_eq!(error.to_string(), "listen on 0.0.0.0:80: address already in use", "of the other domain");
+    listen(two, 81);
+    rig.dial(80, b"to the first");
+    rig.dial(81, b"to the second");
+    let (to_one, to_two) = (accept(one), accept(two));
+    wait_for_text(one, to_one, b"to the first");
+    wait_for_text(two, to_two, b"to the second");
+    assert_eq!(one.info(to_one).unwrap().local, "10.0.0.1:80".parse().unwrap());
+    let out = two.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    two.send(out, b"there and back").unwrap();
+    two.flush();
+    wait_for_text(two, out, b"there and back");
+    let stats = rig.door.stats();
+    assert_eq!((stats.admitted, stats.buried, stats.refused), (2, 0, 0));
+    drop(first);
+    // Its port is free as soon as it was buried.
+    let until = Instant::now() + PATIENCE;
+    while second.clients()[0].listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).is_err() {
+        assert!(Instant::now() < until);
+    }
+    assert_eq!(rig.door.stats().buried, 1);
+    assert!(!second.is_gone());
+    drop(rig);
+    assert!(second.is_gone());
+    let error = second.clients()[0].connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default());
+    assert!(matches!(error, Err(Error::StackGone)));
+}
+
+#[test]
+fn whoever_finds_no_room_or_speaks_another_version_is_told_so() {
+    let rig = Rig::new(&ChannelConfig { domains_max: 2, ..small() }, None);
+    let refused = |domain: &str| Process::over(rig.door.hand_in(domain).unwrap()).err().unwrap();
+    let first: Vec<Process> = (0..3).map(|_| rig.attach("first")).collect();
+    assert!(matches!(refused("first"), Error::Refused(Refusal::Clients)));
+    let _second = rig.attach("second");
+    assert!(matches!(refused("third"), Error::Refused(Refusal::Domains)));
+    assert_eq!(rig.door.stats().no_room, 2);
+    drop(first);
+    // The domain went with its last process, and another has its place.
+    let until = Instant::now() + PATIENCE;
+    while Process::over(rig.door.hand_in("third").unwrap()).is_err() {
+        assert!(Instant::now() < until);
+    }
+    let line = rig.door.hand_in("").unwrap();
+    let hello = message::Hello { magic: message::MAGIC, version: VERSION + 1, domain: String::new() };
+    line::send(&line, &message::encode(5, &hello), &[]).unwrap();
+    let mut buffer = line::buffer();
+    let bytes = loop {
+        if let line::Received::Packet(bytes, _) = line::receive(&line, &mut buffer) {
+            break bytes;
+        }
+    };
+    let (5, Some(message::Answer::Refused(why))) = message::decode(&buffer[..bytes]) else {
+        panic!("{bytes}")
+    };
+    assert_eq!(why, Refusal::Version(VERSION));
+}
+
+#[test]
+fn a_message_that_was_cut_or_grown_or_changed_is_no_message_or_another() {
+    use super::codec::Code;
+    use super::message::{Ask, decode, encode};
+    let ask = encode(7, &Ask::Resolve(77));
+    assert!(matches!(decode::<Ask>(&ask), (7, Some(Ask::Resolve(77)))));
+    for end in 0..ask.len() {
+        assert!(decode::<Ask>(&ask[..end]).1.is_none(), "{end}");
+    }
+    let mut longer = ask.clone();
+    0u8.put(&mut longer);
+    assert!(decode::<Ask>(&longer).1.is_none());
+    // A list that says it is longer than memory is.
+    let mut list = encode(1, &Ask::Start(Vec::new()));
+    let end = list.len();
+    list[end - 4..].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(decode::<Ask>(&list).1.is_none());
+}
