@@ -5,7 +5,7 @@ use clap::Args;
 use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
-use ginnel::config::{DeviceConfig, DeviceKind, LinkSpec, MemifConfig, Prefix};
+use ginnel::config::{AfXdpKeys, DeviceConfig, DeviceKind, LinkSpec, MemifConfig, Prefix};
 use std::path::PathBuf;
 
 /// Options of the stack.
@@ -16,8 +16,8 @@ pub struct StackOptions {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// What to run over: tap:NAME (attached to if the interface exists, created if not), or memory, a cable inside this
-    /// process.
+    /// What to run over: tap:NAME (attached to if the interface exists, created if not), af_xdp:NAME (queues of an interface, which stays the host's; more
+    /// as in af_xdp:eth0,queues=0-3,take=ports,ports=80, see docs/configuration.md), or memory, a cable inside this process.
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<DeviceName>,
 
@@ -67,13 +67,15 @@ pub struct StackOptions {
     pub spin_us: Option<u32>,
 }
 
-/// `memory` or `tap:NAME`.
+/// `memory`, `tap:NAME` or `af_xdp:NAME,KEY=VALUE,…`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceName {
     /// A cable inside the process.
     Memory,
     /// A TAP interface of this name.
     Tap(String),
+    /// Queues of the interface of this name.
+    AfXdp(String, AfXdpKeys),
 }
 
 impl FromStr for DeviceName {
@@ -82,12 +84,21 @@ impl FromStr for DeviceName {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             None if text == "memory" => Ok(Self::Memory),
-            Some(("tap", name)) if (1..=15).contains(&name.len()) && !name.contains(['/', ' ']) => {
-                Ok(Self::Tap(name.into()))
+            Some(("tap", name)) => Ok(Self::Tap(interface(name)?)),
+            Some(("af_xdp", rest)) => {
+                let (name, keys) = rest.split_once(',').unwrap_or((rest, ""));
+                Ok(Self::AfXdp(interface(name)?, keys.parse()?))
             }
-            Some(("tap", name)) => Err(format!("\"{name}\" is no interface name (1 to 15 characters)")),
-            _ => Err("neither \"memory\" nor \"tap:NAME\"".into()),
+            _ => Err("neither \"memory\" nor \"tap:NAME\" nor \"af_xdp:NAME\"".into()),
         }
+    }
+}
+
+fn interface(name: &str) -> Result<String, String> {
+    if (1..=15).contains(&name.len()) && !name.contains(['/', ' ']) {
+        Ok(name.into())
+    } else {
+        Err(format!("\"{name}\" is no interface name (1 to 15 characters)"))
     }
 }
 
@@ -151,13 +162,17 @@ impl StackOptions {
         let device = match (&self.device, &self.memif) {
             (Some(DeviceName::Memory), _) => DeviceConfig::new("memory", DeviceKind::Memory),
             (Some(DeviceName::Tap(interface)), _) => DeviceConfig::new(interface, DeviceKind::Tap),
+            (Some(DeviceName::AfXdp(interface, keys)), _) => {
+                let af_xdp = Some(keys.clone());
+                DeviceConfig { af_xdp, ..DeviceConfig::new(interface, DeviceKind::AfXdp) }
+            }
             (None, Some(memif)) => {
                 let memif = Some(memif.clone());
                 DeviceConfig { memif, ..DeviceConfig::new("memif", DeviceKind::Memif) }
             }
             (None, None) => {
                 return Err(Failure::usage(
-                    "--device is missing: memory or tap:NAME, or --memif, or a --config FILE with [[device]]",
+                    "--device is missing: memory, tap:NAME or af_xdp:NAME, or --memif, or a --config FILE with [[device]]",
                 ));
             }
         };
@@ -192,7 +207,7 @@ impl StackOptions {
 #[cfg(test)]
 mod tests {
     use super::{DeviceName, StackOptions};
-    use ginnel::config::DeviceKind;
+    use ginnel::config::{AfXdpKeys, DeviceKind};
 
     fn options() -> StackOptions {
         StackOptions {
@@ -234,7 +249,12 @@ mod tests {
     fn device_names_are_checked() {
         assert_eq!("memory".parse(), Ok(DeviceName::Memory));
         assert_eq!("tap:x".parse(), Ok(DeviceName::Tap("x".into())));
-        for bad in ["", "tap", "tap:", "eth0", "tap:sixteen-letters-", "memory:x"] {
+        let keys = "queues=1,take=all".parse().unwrap();
+        assert_eq!("af_xdp:x,queues=1,take=all".parse(), Ok(DeviceName::AfXdp("x".into(), keys)));
+        assert_eq!("af_xdp:x".parse(), Ok(DeviceName::AfXdp("x".into(), AfXdpKeys::default())));
+        for bad in
+            ["af_xdp:", "af_xdp:x,take=some", "", "tap", "tap:", "eth0", "tap:sixteen-letters-", "memory:x"]
+        {
             assert!(bad.parse::<DeviceName>().is_err(), "{bad}");
         }
     }

@@ -50,4 +50,9 @@ impl RxQueue for JoinedRx {
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.any.as_raw_fd())
     }
+
+    /// They are of one interface.
+    fn is_gone(&self) -> bool {
+        self.queues.iter().any(|queue| queue.is_gone())
+    }
 }

@@ -229,7 +229,7 @@ impl<H> ShardBuilder<H> {
         }
         let mut ports = Vec::new();
         for device in &config.devices {
-            let Device { rx, tx } = take_or_open(&mut self.devices, device)?;
+            let Device { rx, tx } = take_or_open(&mut self.devices, device, config)?;
             ports.push(Port {
                 id: stack.add_port(tx),
                 name: device.name.clone(),
@@ -254,10 +254,14 @@ pub(crate) fn commands(config: &Config) -> Result<(Commander, Mailbox), Error> {
         .map_err(|e| Error::io("event descriptor of the mailbox", e))
 }
 
-fn take_or_open(supplied: &mut Vec<(String, Device)>, config: &DeviceConfig) -> Result<Device, Error> {
+fn take_or_open(
+    supplied: &mut Vec<(String, Device)>,
+    config: &DeviceConfig,
+    whole: &Config,
+) -> Result<Device, Error> {
     let device = match supplied.iter().position(|(name, _)| *name == config.name) {
         Some(i) => supplied.swap_remove(i).1,
-        None => devices::open(config)?,
+        None => devices::open(config, whole)?,
     };
     devices::wrap(device, config)
 }

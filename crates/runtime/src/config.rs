@@ -13,6 +13,7 @@ pub use values::{Mac, Prefix};
 pub use crate::channel::ChannelConfig;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
+pub use ginnel_devices::af_xdp::AfXdpKeys;
 pub use ginnel_devices::faults::LinkSpec;
 pub use ginnel_devices::memif::MemifConfig;
 use ginnel_stack::error::ConfigError;
@@ -108,6 +109,9 @@ pub enum DeviceKind {
     Tap,
     /// Shared memory with another process.
     Memif,
+    /// Queues of an interface of the kernel.
+    #[serde(rename = "af_xdp")]
+    AfXdp,
 }
 
 /// Keys of a `[[device]]` table.
@@ -116,9 +120,9 @@ pub enum DeviceKind {
 pub struct DeviceConfig {
     /// The name by which links refer to it.
     pub name: String,
-    /// `memory`, `tap` or `memif`.
+    /// `memory`, `tap`, `memif` or `af_xdp`.
     pub kind: DeviceKind,
-    /// Interface name for `tap`: attached to if it exists, created if not. Default: the device's name.
+    /// Interface name for `tap`, attached to if it exists, created if not; and for `af_xdp`, which must exist and be up. Default: the device's name.
     #[serde(default)]
     pub interface: Option<String>,
     /// Addresses that the kernel's side of a `tap` gets: `["10.1.0.1/24"]`. Default: none.
@@ -133,6 +137,14 @@ pub struct DeviceConfig {
     /// (bytes, a multiple of 64 up to 65,536; 2,048). Default: none; a `memif` needs it.
     #[serde(default, deserialize_with = "values::optional_text")]
     pub memif: Option<MemifConfig>,
+    /// How an `af_xdp` device uses its interface: `"queues=0-3,take=ports,ports=80+443"`. `queues=N-M+K` are the interface's, one for each shard (a single shard has
+    /// them all; all there are, or one for each shard, from 0 on). `take=addresses` gives the stack the addresses of its links, which must not be the host's; `take=ports` shares the host's, of which the
+    /// stack gets `ports=N-M+K` and the local ports that it chooses, TCP and UDP (they must not be ones that the host chooses); `take=all` gives it all frames (addresses).
+    /// `mode=auto`, `copy` or `zerocopy`, `attach=auto`, `driver` or `generic`: how the driver takes part (auto both). `ring=N`: descriptors of a ring, a power of two from 64 to 32,768 (2,048).
+    /// `need_wakeup=on` or `off`: call the kernel only when it asks (on). `busy_poll=N`: the driver works in the shard's calls, for N microseconds each (0: not), and
+    /// `busy_budget=N` packets (64). docs/adr/0016-af-xdp.md says what comes to the stack. Default: all of these defaults.
+    #[serde(default, deserialize_with = "values::optional_text")]
+    pub af_xdp: Option<AfXdpKeys>,
     /// MAC address of our side of a `tap` or `memif`, `02:00:00:00:00:01`. Default: the kernel's with its last bit flipped; for `memif` one made from its socket, id and role.
     #[serde(default)]
     pub mac: Option<Mac>,
@@ -160,6 +172,7 @@ impl DeviceConfig {
             kernel_addresses: Vec::new(),
             mtu: None,
             memif: None,
+            af_xdp: None,
             mac: None,
             offload: true,
             faults: None,
@@ -342,13 +355,20 @@ impl DeviceConfig {
     /// Whether the keys go with the kind. The error is a key and what is wrong with it.
     fn validate_kind(&self) -> Result<(), (&'static str, &'static str)> {
         let (tap, memif) = (self.kind == DeviceKind::Tap, self.kind == DeviceKind::Memif);
+        let af_xdp = self.kind == DeviceKind::AfXdp;
+        let named = tap || af_xdp;
         let misplaced = [
-            ("interface", self.interface.is_some() && !tap, "is for devices of kind \"tap\""),
+            (
+                "interface",
+                self.interface.is_some() && !named,
+                "is for devices of kind \"tap\" and \"af_xdp\"",
+            ),
             ("kernel_addresses", !self.kernel_addresses.is_empty() && !tap, "is for devices of kind \"tap\""),
             ("memif", self.memif.is_some() && !memif, "is for devices of kind \"memif\""),
             ("memif", self.memif.is_none() && memif, "is missing, as in \"socket=/run/lan,role=server\""),
+            ("af_xdp", self.af_xdp.is_some() && !af_xdp, "is for devices of kind \"af_xdp\""),
             ("mac", self.mac.is_some() && !tap && !memif, "is for devices of kind \"tap\" and \"memif\""),
-            ("interface", tap && !(1..=15).contains(&self.interface().len()), "must have 1 to 15 bytes"),
+            ("interface", named && !(1..=15).contains(&self.interface().len()), "must have 1 to 15 bytes"),
         ];
         match misplaced.into_iter().find(|(_, wrong, _)| *wrong) {
             Some((key, _, problem)) => Err((key, problem)),

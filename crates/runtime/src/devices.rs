@@ -1,8 +1,9 @@
 //! From a device's configuration to the device.
 
-use crate::config::{DeviceConfig, DeviceKind};
+use crate::config::{Config, DeviceConfig, DeviceKind};
 use crate::error::Error;
 use core::time::Duration;
+use ginnel_devices::af_xdp::{self, AfXdpConfig};
 use ginnel_devices::memif::{MemifConfig, Role};
 use ginnel_devices::{capture, faults, memif, tap};
 use ginnel_stack::device::Device;
@@ -11,8 +12,8 @@ use ginnel_stack::error::ConfigError;
 /// How long a client's memif waits at first for a server that is there already, so that its first frames are not lost.
 const SERVER_ANSWERS: Duration = Duration::from_millis(200);
 
-/// Opens the device itself, without the layers around it.
-pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
+/// Opens the device itself, without the layers around it. `whole` is the configuration that it is from.
+pub(crate) fn open(config: &DeviceConfig, whole: &Config) -> Result<Device, Error> {
     match config.kind {
         DeviceKind::Memory => {
             let problem =
@@ -26,6 +27,9 @@ pub(crate) fn open(config: &DeviceConfig) -> Result<Device, Error> {
         DeviceKind::Memif => {
             open_memif(config, None)?.into_one().map_err(|e| Error::io(format!("device {}", config.name), e))
         }
+        DeviceKind::AfXdp => af_xdp::open(&af_xdp_config(config, whole, 0))
+            .and_then(af_xdp::AfXdp::into_one)
+            .map_err(|e| Error::io(format!("device {}", config.name), e)),
     }
 }
 
@@ -50,10 +54,14 @@ fn open_memif(config: &DeviceConfig, shards: Option<usize>) -> Result<memif::Mem
 }
 
 /// Opens the device with one queue for each of several shards.
-pub(crate) fn open_queues(config: &DeviceConfig, queues: usize) -> Result<Vec<Device>, Error> {
+pub(crate) fn open_queues(
+    config: &DeviceConfig,
+    whole: &Config,
+    queues: usize,
+) -> Result<Vec<Device>, Error> {
     match config.kind {
-        _ if queues == 1 => Ok(vec![open(config)?]),
-        DeviceKind::Memory => Ok(vec![open(config)?]),
+        _ if queues == 1 => Ok(vec![open(config, whole)?]),
+        DeviceKind::Memory => Ok(vec![open(config, whole)?]),
         DeviceKind::Tap => {
             let tap = tap::open_queues(&tap_config(config), queues).map_err(|e| {
                 let kind = e.kind();
@@ -68,6 +76,35 @@ pub(crate) fn open_queues(config: &DeviceConfig, queues: usize) -> Result<Vec<De
             Ok(tap.queues)
         }
         DeviceKind::Memif => Ok(open_memif(config, Some(queues))?.queues),
+        DeviceKind::AfXdp => {
+            let spec = af_xdp_config(config, whole, queues);
+            if spec.keys.queues.as_ref().is_some_and(|numbers| numbers.len() != queues) {
+                let problem =
+                    format!("of \"{}\" needs {queues} queues, one for each shard: queues=…", config.name);
+                return Err(ConfigError::new("device.af_xdp", problem).into());
+            }
+            let device = af_xdp::open(&spec).map_err(|e| Error::io(format!("device {}", config.name), e))?;
+            Ok(device.queues)
+        }
+    }
+}
+
+/// What is the stack's at the interface follows from the links over the device, and from the ports that the stack chooses.
+fn af_xdp_config(config: &DeviceConfig, whole: &Config, queues: usize) -> AfXdpConfig {
+    let links = whole.links.iter().filter(|link| link.device == config.name);
+    let addresses = links
+        .flat_map(|link| link.addresses.iter().map(|prefix| (prefix.address, link.vlan.unwrap_or_default())));
+    let (tcp, network) = (&whole.tcp, &whole.network);
+    AfXdpConfig {
+        interface: config.interface().into(),
+        keys: config.af_xdp.clone().unwrap_or_default(),
+        queue_count: queues,
+        addresses: addresses.collect(),
+        ephemeral: [
+            (tcp.local_port_first, tcp.local_port_last),
+            (network.udp_port_first, network.udp_port_last),
+        ],
+        mtu: config.mtu.map(|mtu| mtu as usize),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Devices without an engine: for programs that bring a TCP of their own, such as a load generator's. They get the device as a shard
 //! would, with all its layers, and sleep as a shard does.
 
-use crate::config::DeviceConfig;
+use crate::config::{Config, DeviceConfig};
 use crate::error::Error;
 use crate::shard::LOOK_EVERY;
 use crate::stop::StopFlag;
@@ -9,14 +9,15 @@ use crate::{clock, devices, pin, wait};
 use ginnel_stack::device::{Device, RxQueue};
 use ginnel_stack::time::Instant;
 
-/// Opens the device, or takes the one that is supplied (a memory device must be), and puts the configured layers around it.
+/// Opens the device, or takes the one that is supplied (a memory device must be), and puts the configured layers around it. `whole` is the configuration that
+/// it is from: what its links say is the stack's.
 ///
 /// # Errors
 /// The device cannot be opened, or the capture's file not be written.
-pub fn open(config: &DeviceConfig, supplied: Option<Device>) -> Result<Device, Error> {
+pub fn open(config: &DeviceConfig, whole: &Config, supplied: Option<Device>) -> Result<Device, Error> {
     let device = match supplied {
         Some(device) => device,
-        None => devices::open(config)?,
+        None => devices::open(config, whole)?,
     };
     devices::wrap(device, config)
 }
@@ -51,7 +52,7 @@ pub fn sleep(rx: &mut dyn RxQueue, stop: &StopFlag, until: Instant) -> Result<()
 mod tests {
     use super::{open, sleep};
     use crate::clock;
-    use crate::config::{DeviceConfig, DeviceKind};
+    use crate::config::{Config, DeviceConfig, DeviceKind};
     use crate::stop::StopFlag;
     use core::time::Duration;
     use ginnel_devices::memory::{MemoryConfig, pair};
@@ -60,9 +61,9 @@ mod tests {
     #[test]
     fn a_frame_the_time_and_the_stop_flag_end_a_sleep() {
         let (mut far, near) = pair(MemoryConfig::default());
-        let config = DeviceConfig::new("cable", DeviceKind::Memory);
-        assert!(open(&config, None).is_err(), "nobody has the other end");
-        let mut near = open(&config, Some(near)).unwrap();
+        let (config, whole) = (DeviceConfig::new("cable", DeviceKind::Memory), Config::default());
+        assert!(open(&config, &whole, None).is_err(), "nobody has the other end");
+        let mut near = open(&config, &whole, Some(near)).unwrap();
         let stop = StopFlag::new().unwrap();
         let (hour, start) = (Duration::from_secs(3600), clock::now());
 

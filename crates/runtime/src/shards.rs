@@ -110,7 +110,7 @@ impl Shards {
         for device in &self.config.devices {
             let queues = match self.devices.iter().position(|(name, _)| *name == device.name) {
                 Some(i) => self.devices.swap_remove(i).1,
-                None => devices::open_queues(device, count)?,
+                None => devices::open_queues(device, &self.config, count)?,
             };
             if queues.len() != count {
                 let problem = format!(

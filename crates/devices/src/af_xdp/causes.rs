@@ -81,7 +81,7 @@ pub(super) fn of_socket(step: Step, error: io::Error, queue: u16, mode: CopyMode
             )
         }
         (Step::Bind, Errno::INVAL) => format!(
-            "the interface has no queue {queue} (\"ethtool -l\" shows how many there are), or the kernel does not know what is asked for (an MTU above 3,822 needs Linux 6.6)"
+            "the kernel or the driver does not know what is asked for of queue {queue} (an MTU above 3,822 needs Linux 6.6)"
         ),
         (Step::Bind, Errno::OPNOTSUPP) if mode == CopyMode::ZeroCopy => {
             "the driver has no zero copy for AF_XDP: mode=copy or mode=auto".into()
@@ -114,7 +114,7 @@ mod tests {
             (of_attach(Errno::OPNOTSUPP, Attach::Driver), "attach=generic"),
             (socket(Step::Memory, Errno::NOBUFS, CopyMode::Auto), "5 MiB of locked memory"),
             (socket(Step::Bind, Errno::BUSY, CopyMode::Auto), "queue 3 has another"),
-            (socket(Step::Bind, Errno::INVAL, CopyMode::Auto), "no queue 3"),
+            (socket(Step::Bind, Errno::INVAL, CopyMode::Auto), "of queue 3"),
             (socket(Step::Bind, Errno::OPNOTSUPP, CopyMode::ZeroCopy), "mode=copy"),
             (socket(Step::Bind, Errno::NETDOWN, CopyMode::Copy), "ip link set"),
             (socket(Step::Open, Errno::AFNOSUPPORT, CopyMode::Copy), "CONFIG_XDP_SOCKETS"),

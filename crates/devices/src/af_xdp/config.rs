@@ -50,7 +50,7 @@ pub enum Attach {
 /// The keys of a device in one line: `queues=0-3,mode=zerocopy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AfXdpKeys {
-    /// Queues of the interface, in the order in which shards get them. Text key `queues`, as `0-3` or `1+5`; default: one for each shard, from 0 on.
+    /// Queues of the interface, in the order in which shards get them. Text key `queues`, as `0-3` or `1+5`; default: none are named.
     pub queues: Option<Vec<u16>>,
     /// Text key `take`: `addresses` (the default), `ports` or `all`.
     pub take: Take,
@@ -93,7 +93,7 @@ pub struct AfXdpConfig {
     pub interface: String,
     /// How it is used.
     pub keys: AfXdpKeys,
-    /// Queues, if the keys name none: so many from 0 on, at least one.
+    /// Queues, if the keys name none: so many from 0 on. 0 is as many as the interface has.
     pub queue_count: usize,
     /// The stack's addresses with the VLAN that they are in (0 is none).
     pub addresses: Vec<(IpAddr, u16)>,
@@ -104,13 +104,6 @@ pub struct AfXdpConfig {
 }
 
 impl AfXdpConfig {
-    /// Numbers of the queues.
-    #[must_use]
-    pub fn queues(&self) -> Vec<u16> {
-        // Cannot truncate: `validate` checked both.
-        self.keys.queues.clone().unwrap_or_else(|| (0..self.queue_count.max(1) as u16).collect())
-    }
-
     /// Checks every range.
     ///
     /// # Errors
@@ -322,7 +315,6 @@ mod tests {
             ..AfXdpConfig::default()
         };
         assert_eq!(good.validate(), Ok(()));
-        assert_eq!(good.queues(), [0, 1]);
         let error = |config: AfXdpConfig| config.validate().expect_err("wrong");
         assert!(error(AfXdpConfig { interface: "a/b".into(), ..good.clone() }).contains("no name"));
         assert!(error(AfXdpConfig { addresses: vec![], ..good.clone() }).starts_with("take: "));

@@ -13,8 +13,8 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Addresses at the most.
-const ADDRESSES_MAX: u32 = 1024;
+/// Addresses that can be added at run time.
+const ADDRESSES_MORE: u32 = 1024;
 
 /// A transport protocol with ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +48,9 @@ pub(super) struct Attached {
 }
 
 impl Filter {
-    /// Empty maps. Queues have numbers below `queues`.
-    pub(super) fn new(take: Take, queues: u32) -> io::Result<Self> {
+    /// Empty maps, with room for so many addresses and some more. Queues have numbers below `queues`.
+    pub(super) fn new(take: Take, queues: u32, addresses: usize) -> io::Result<Self> {
+        let addresses = u32::try_from(addresses).unwrap_or(u32::MAX).saturating_add(ADDRESSES_MORE);
         let map = |kind, key: usize, value: usize, entries, name| {
             // Cannot truncate: sizes of a few bytes.
             bpf::create_map(kind, key as u32, value as u32, entries, name).map_err(causes::of_map)
@@ -57,7 +58,7 @@ impl Filter {
         let inner = Inner {
             take,
             sockets: map(MapKind::Sockets, 4, 4, queues, "ginnel_sockets")?,
-            addresses: map(MapKind::Hash, KEY_BYTES, 4, ADDRESSES_MAX, "ginnel_addrs")?,
+            addresses: map(MapKind::Hash, KEY_BYTES, 4, addresses, "ginnel_addrs")?,
             ports: map(MapKind::Array, 4, PORT_BYTES, 1, "ginnel_ports")?,
             missed: map(MapKind::Array, 4, 8, 1, "ginnel_missed")?,
             port_bits: Mutex::new(Box::new([0; PORT_BYTES])),
@@ -85,7 +86,7 @@ impl Filter {
     /// An address, in a VLAN (0 is none), is the stack's from now on.
     ///
     /// # Errors
-    /// What the kernel answered: there may be 1,024 addresses.
+    /// What the kernel answered: 1,024 more than the device was opened with have room.
     pub fn add_address(&self, address: IpAddr, vlan: u16) -> io::Result<()> {
         let what = if self.0.take == Take::Ports { PORTS } else { WHOLE };
         Ok(bpf::update(self.0.addresses.as_fd(), &redirect::key(address, vlan), &what)?)

@@ -10,12 +10,14 @@
 //! neighbours   what stack and kernel must both hear
 //! socket       one queue: memory (umem), rings, and the calls that wake the kernel
 //! rx, tx       the halves of the device
+//! channels     how many queues there are
 //! causes       what the kernel's errors mean
 //! ```
 
 mod assembler;
 mod bpf;
 mod causes;
+mod channels;
 mod config;
 mod filter;
 mod neighbours;
@@ -151,10 +153,10 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     whose_addresses(config)?;
     // Frames of the interface's MTU may come, even if the stack sends shorter ones.
     let layout = Layout::of(link.mtu.min(MTU_MAX));
-    let queues = config.queues();
+    let queues = choose_queues(config)?;
     let highest = queues.iter().copied().max().unwrap_or_default();
 
-    let filter = Filter::new(keys.take.clone(), u32::from(highest) + 1)?;
+    let filter = Filter::new(keys.take.clone(), u32::from(highest) + 1, config.addresses.len())?;
     tell(&filter, config)?;
     let program = filter.load(layout.multi_buffer)?;
     // Drivers without a copy want the program first.
@@ -217,6 +219,31 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
         "AF_XDP"
     );
     Ok(AfXdp { queues: devices, stats, filter, in_driver, zero_copy, sockets, wakers })
+}
+
+/// The queues that were asked for, if the interface has them.
+fn choose_queues(config: &AfXdpConfig) -> io::Result<Vec<u16>> {
+    let there = channels::receive_queues(&config.interface)?;
+    let queues: Vec<u16> = match (&config.keys.queues, config.queue_count) {
+        (Some(queues), _) => queues.clone(),
+        // Cannot truncate: 64 at the most.
+        (None, 0) => (0..there.min(QUEUES_MAX) as u16).collect(),
+        (None, count) => (0..count as u16).collect(),
+    };
+    if let Some(queue) = queues.iter().find(|&&queue| usize::from(queue) >= there) {
+        return Err(invalid(format!(
+            "the interface has no queue {queue}: it has {there} (\"ethtool -L\" changes that), counted from 0"
+        )));
+    }
+    if config.keys.queues.is_none() && queues.len() < there && config.keys.take != Take::All {
+        tracing::warn!(
+            interface = config.interface,
+            queues = there,
+            used = queues.len(),
+            "what is the stack's and comes on the other queues is dropped: \"ethtool -L\" makes them fewer, \"ethtool -X\" spreads flows over some of them"
+        );
+    }
+    Ok(queues)
 }
 
 fn interface(name: &str) -> io::Result<Link> {

@@ -13,7 +13,7 @@ mod sharing;
 
 /// Runs `body` in a network namespace of its own, if programs can be loaded: root of a user namespace may not.
 fn in_bpf_namespace(name: &str, body: impl FnOnce()) {
-    in_namespace(name, || match Filter::new(Take::All, 1) {
+    in_namespace(name, || match Filter::new(Take::All, 1, 0) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             assert!(error.to_string().contains("CAP_BPF"), "{error}");
             assert!(std::env::var_os(REQUIRED).is_none(), "{name} cannot run: {error}");
@@ -68,12 +68,17 @@ fn conforms(keys: &str, mtu: usize) {
 
 #[test]
 fn queue_0_conforms() {
-    in_bpf_namespace("af_xdp::tests::queue_0_conforms", || conforms("", 1500));
+    in_bpf_namespace("af_xdp::tests::queue_0_conforms", || conforms("queues=0", 1500));
 }
 
 #[test]
 fn another_queue_conforms() {
     in_bpf_namespace("af_xdp::tests::another_queue_conforms", || conforms("queues=2", 1500));
+}
+
+#[test]
+fn all_queues_as_one_conform() {
+    in_bpf_namespace("af_xdp::tests::all_queues_as_one_conform", || conforms("", 1500));
 }
 
 #[test]
@@ -105,7 +110,6 @@ fn the_program_stays_short() {
     assert_eq!(redirect::everything(maps).map(|code| code.len()), Ok(6));
     let len = redirect::shared(maps).expect("a program").len();
     assert!((150..250).contains(&len), "{len} instructions");
-    println!("{len}");
 }
 
 #[test]
@@ -195,18 +199,20 @@ fn a_burst_costs_one_call_and_its_memory_comes_back() {
 #[test]
 fn a_deleted_interface_is_gone() {
     in_bpf_namespace("af_xdp::tests::a_deleted_interface_is_gone", || {
-        veth("gone0", "gone1", 1500);
-        let mut device = only(open(&all_of("gone0", "")).expect("a device"));
-        assert!(device.rx.arm() && !device.rx.is_gone());
-        ip("link del gone0");
-        assert!(conformance::sleep(device.rx.wake_fd(), Duration::from_secs(10)), "a sleeper is woken");
-        let mut burst = RxBurst::new();
-        device.rx.rx_burst(Instant::ZERO, &mut burst);
-        assert!(burst.is_empty());
-        drop(burst);
-        assert!(!device.rx.arm() && device.rx.is_gone());
-        send(&mut device, &numbered(3));
-        assert!(device.tx.next_deadline().is_some_and(|again| again > Instant::ZERO), "no call per turn");
+        for keys in ["queues=3", "queues=0-3"] {
+            veth("gone0", "gone1", 1500);
+            let mut device = only(open(&all_of("gone0", keys)).expect("a device"));
+            assert!(device.rx.arm() && !device.rx.is_gone());
+            ip("link del gone0");
+            assert!(conformance::sleep(device.rx.wake_fd(), Duration::from_secs(10)), "a sleeper is woken");
+            let mut burst = RxBurst::new();
+            device.rx.rx_burst(Instant::ZERO, &mut burst);
+            assert!(burst.is_empty());
+            drop(burst);
+            assert!(!device.rx.arm() && device.rx.is_gone());
+            send(&mut device, &numbered(3));
+            assert!(device.tx.next_deadline().is_some_and(|again| again > Instant::ZERO), "no call per turn");
+        }
     });
 }
 
@@ -237,7 +243,7 @@ fn what_cannot_be_opened_says_why_and_what_to_do() {
                 AfXdpConfig { mtu: Some(1501), ..good.clone() },
                 "the MTU 1501 is not within 68 and the interface's 1500",
             ),
-            (all_of("no0", "queues=7"), "the interface has no queue 7"),
+            (all_of("no0", "queues=7"), "the interface has no queue 7: it has"),
             (all_of("no0", "mode=zerocopy"), "the driver has no zero copy for AF_XDP: mode=copy"),
             (with("", [10, 3, 0, 1]), "10.3.0.1 is the host's"),
             (with("take=ports", [10, 3, 0, 2]), "10.3.0.2 is not the host's"),

@@ -174,6 +174,21 @@ fn a_key_for_another_kind_of_device_is_refused() {
 }
 
 #[test]
+fn the_keys_of_af_xdp_are_read_and_a_wrong_one_is_named() {
+    let table = "[[device]]\nname = \"eth0\"\nkind = \"af_xdp\"\n";
+    let config = Config::from_toml("x.toml", table).unwrap();
+    assert_eq!((config.devices[0].kind, &config.devices[0].af_xdp), (DeviceKind::AfXdp, &None));
+    let config = Config::from_toml("x.toml", &format!("{table}af_xdp = \"queues=0-1,take=all\"\n")).unwrap();
+    assert_eq!(config.devices[0].af_xdp, Some("take=all,queues=0+1".parse().unwrap()));
+    let e = error(&format!("{table}af_xdp = \"queues=0-1,take=some\"\n"));
+    assert!(e.starts_with("x.toml:4: device[0].af_xdp: take: \"some\" is none of"), "{e}");
+    let e = error("[[device]]\nname = \"a\"\nkind = \"tap\"\naf_xdp = \"\"\n");
+    assert_eq!(e, "x.toml:4: device[0].af_xdp: is for devices of kind \"af_xdp\"");
+    let e = error(&format!("{table}mac = \"02:00:00:00:00:01\"\n"));
+    assert_eq!(e, "x.toml:4: device[0].mac: is for devices of kind \"tap\" and \"memif\"");
+}
+
+#[test]
 fn a_missing_key_is_named_with_its_table() {
     let e = error("[[link]]\nname = \"lan\"\n");
     assert_eq!(e, "x.toml:1: link[0]: missing field `device`");

@@ -145,10 +145,24 @@ impl Namespace {
     /// # Errors
     /// With what `ip` printed.
     pub fn connect(&self, name: &str, other: &Self, other_name: &str, mtu: u32) -> io::Result<()> {
+        self.connect_queues((name, 1), other, (other_name, 1), mtu)
+    }
+
+    /// The same, with so many queues each way at either end.
+    ///
+    /// # Errors
+    /// With what `ip` printed.
+    pub fn connect_queues(
+        &self,
+        (name, queues): (&str, u32),
+        other: &Self,
+        (other_name, other_queues): (&str, u32),
+        mtu: u32,
+    ) -> io::Result<()> {
         let path = format!("/proc/{}/fd/{}", std::process::id(), other.file.as_raw_fd());
-        self.ip(&format!(
-            "link add {name} mtu {mtu} type veth peer name {other_name} mtu {mtu} netns {path}"
-        ))?;
+        let end = |name, queues| format!("{name} mtu {mtu} numtxqueues {queues} numrxqueues {queues}");
+        let (near, far) = (end(name, queues), end(other_name, other_queues));
+        self.ip(&format!("link add {near} type veth peer name {far} netns {path}"))?;
         self.ip(&format!("link set {name} up"))?;
         other.ip(&format!("link set {other_name} up")).map(drop)
     }

@@ -120,7 +120,7 @@ impl Light {
             return Err(Error::application(problem));
         }
         let locals = Locals::new(locals);
-        let Device { rx, tx } = raw::open(device_config, device)?;
+        let Device { rx, tx } = raw::open(device_config, &config, device)?;
         let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
         let ways = target::ways(&job.targets, link, &config.routes, &locals, mtu as u32)?;
         // Timestamps tell servers how long the way is even if every segment is sent twice. Where none is lost there is nothing to tell.

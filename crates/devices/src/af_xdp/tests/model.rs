@@ -200,7 +200,7 @@ fn kind(frame: &[u8]) -> (u16, u8) {
 fn the_program_decides_as_its_model() {
     in_bpf_namespace("af_xdp::tests::model::the_program_decides_as_its_model", || {
         for (take, shared) in [(Take::Addresses, false), (Take::Ports, true)] {
-            let filter = Filter::new(take, 4).expect("maps");
+            let filter = Filter::new(take, 4, 4).expect("maps");
             for vlan in [0, VLAN] {
                 filter.add_address(OURS_4.into(), vlan).expect("room");
                 filter.add_address(OURS_6.into(), vlan).expect("room");
@@ -235,7 +235,7 @@ fn the_program_decides_as_its_model() {
 #[test]
 fn what_is_ours_changes_while_the_program_runs() {
     in_bpf_namespace("af_xdp::tests::model::what_is_ours_changes_while_the_program_runs", || {
-        let filter = Filter::new(Take::Ports, 4).expect("maps");
+        let filter = Filter::new(Take::Ports, 4, 1).expect("maps");
         let program = filter.load(true).expect("the verifier agrees");
         let mut packet = vec![0; 12];
         packet.extend([8, 0, 0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0]);

@@ -1,4 +1,6 @@
-//! `ginnel httpd` over TAP and the programs people point at a web server: curl, wrk and ab, on the kernel's stack.
+//! `ginnel httpd` over TAP and AF_XDP, and the programs people point at a web server: curl, wrk and ab, on the kernel's stack.
+
+mod af_xdp;
 
 use ginnel_testkit::interop::{Namespace, unavailable};
 use ginnel_testkit::skip;
@@ -8,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// A server in a namespace of its own, with the corpus as its site. All of it goes with the value.
+/// A server with the corpus as its site, and the namespace of its clients. All of it goes with the value.
 struct Server {
     namespace: Namespace,
     child: Child,
@@ -17,13 +19,9 @@ struct Server {
 
 impl Server {
     fn start(name: &str, options: &[&str]) -> Self {
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let ginnel = env!("CARGO_BIN_EXE_ginnel");
-        let wrote = Command::new(ginnel).arg("corpus").arg(&folder).output().unwrap();
-        assert!(wrote.status.success(), "{wrote:?}");
+        let folder = corpus(name);
         let namespace = Namespace::new().unwrap();
-        let mut command = Command::new(ginnel);
+        let mut command = Command::new(GINNEL);
         command.arg("httpd").arg(folder.join("site")).args(["--device", "tap:web0"]);
         command.args(["--address", "10.9.0.2/24", "--kernel-address", "10.9.0.1/24"]);
         command.args(["--address", "fd09::2/64", "--kernel-address", "fd09::1/64"]).args(options);
@@ -98,6 +96,17 @@ impl Server {
         }
         std::fs::remove_dir_all(fetched).unwrap();
     }
+}
+
+const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+
+/// A folder with the corpus.
+fn corpus(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let wrote = Command::new(GINNEL).arg("corpus").arg(&folder).output().unwrap();
+    assert!(wrote.status.success(), "{wrote:?}");
+    folder
 }
 
 impl Drop for Server {
@@ -187,8 +196,7 @@ fn an_interface_with_one_queue_is_refused_to_two_shards_with_the_reason() {
     let namespace = Namespace::new().unwrap();
     namespace.ip("tuntap add one0 mode tap").unwrap();
     let arguments = ["echo", "--device", "tap:one0", "--address", "10.9.0.2/24", "--shards", "2"];
-    let output =
-        namespace.run(|| Command::new(env!("CARGO_BIN_EXE_ginnel")).args(arguments).output()).unwrap();
+    let output = namespace.run(|| Command::new(GINNEL).args(arguments).output()).unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.lines().count() == 1, "{text}");
     assert!(text.contains("one0") && text.contains("multi_queue"), "{text}");
