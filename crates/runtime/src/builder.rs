@@ -15,7 +15,7 @@ use crate::handler::Handler;
 use crate::huge_pages;
 use crate::mailbox::Inbox;
 use crate::peers::Peers;
-use crate::placement::Beside;
+use crate::placement::{Beside, Role, Seat};
 use crate::presence::Presence;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
@@ -43,6 +43,23 @@ pub struct ShardBuilder<H> {
     channel: Option<Client>,
     beside: Option<Beside>,
     presence: Option<(Arc<Presence>, String)>,
+    place: Place,
+}
+
+/// Which part of the thread arrangement a shard is.
+pub(crate) struct Place {
+    pub(crate) role: Role,
+    /// Which of several shards it is, or belongs to.
+    pub(crate) shard: u8,
+    /// The way in for other threads, if there is one already. One of several shards that has its application beside it has two: this is the
+    /// application's.
+    pub(crate) way: Option<(Commander, Mailbox)>,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self { role: Role::Stack, shard: 0, way: None }
+    }
 }
 
 /// What one of several shards is given beside its handler.
@@ -69,6 +86,7 @@ impl Shard<()> {
             channel: None,
             beside: None,
             presence: None,
+            place: Place::default(),
         }
     }
 }
@@ -76,8 +94,8 @@ impl Shard<()> {
 impl<H> ShardBuilder<H> {
     /// The application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self { config, devices, seed, now, member, channel, beside, presence, .. } = self;
-        ShardBuilder { config, handler, devices, seed, now, member, channel, beside, presence }
+        let Self { config, devices, seed, now, member, channel, beside, presence, place, .. } = self;
+        ShardBuilder { config, handler, devices, seed, now, member, channel, beside, presence, place }
     }
 
     /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
@@ -90,6 +108,7 @@ impl<H> ShardBuilder<H> {
     /// its own: those of the configuration are left alone.
     pub fn channel(mut self, client: Client) -> Self {
         self.channel = Some(client);
+        self.place.role = Role::Application;
         self
     }
 
@@ -112,6 +131,18 @@ impl<H> ShardBuilder<H> {
         self
     }
 
+    /// Which part of the thread arrangement this is, if it is not a shard by itself.
+    pub(crate) fn place(mut self, place: Place) -> Self {
+        self.place = place;
+        self
+    }
+
+    /// The shard behind this one, through which it reaches the engine.
+    pub(crate) fn beside(mut self, beside: Beside) -> Self {
+        self.beside = Some(beside);
+        self
+    }
+
     /// The time at which a simulation starts. Without one it is the machine's clock.
     pub fn now(mut self, now: Instant) -> Self {
         self.now = Some(now);
@@ -124,12 +155,22 @@ impl<H: Handler> ShardBuilder<H> {
     ///
     /// # Errors
     /// The first key of the configuration that cannot be used, or the device that cannot be opened.
-    pub fn build(mut self) -> Result<Shard<H>, Error> {
+    pub fn build(self) -> Result<Shard<H>, Error> {
         self.config.validate()?;
         if self.member.is_none() && self.config.shards.count > 1 {
             let problem = "is for programs that run several shards: this one runs one";
             return Err(ConfigError::new("shards.count", problem).into());
         }
+        if self.config.shard.workers > 0 && self.channel.is_none() {
+            let problem =
+                "is for programs that make an application for each thread (Shards): this one made one";
+            return Err(ConfigError::new("shard.workers", problem).into());
+        }
+        self.build_placed()
+    }
+
+    /// The same for a part of an arrangement.
+    pub(crate) fn build_placed(mut self) -> Result<Shard<H>, Error> {
         if self.config.shard.placement != Placement::Inline && self.channel.is_none() {
             self.place_beside()?;
         }
@@ -144,18 +185,19 @@ impl<H: Handler> ShardBuilder<H> {
             devices: core::mem::take(&mut self.devices),
             seed: self.seed,
             now: self.now,
-            member: None,
+            member: self.member.take(),
             channel: None,
             beside: None,
             presence: self.presence.clone(),
+            place: Place { shard: self.place.shard, ..Place::default() },
         };
         let stack = SameThread(Arc::new(Mutex::new(stack.build_here()?)));
-        let beside = Beside::new(stack.clone());
         if let Some((_, label)) = &mut self.presence {
             label.push_str(".app");
         }
-        self.channel = Some(beside.shard().handler_mut().attach(Box::new(stack))?);
-        self.beside = Some(beside);
+        self.channel = Some(stack.attach()?);
+        self.beside = Some(Beside::new(stack));
+        self.place.role = Role::Application;
         Ok(())
     }
 
@@ -170,29 +212,35 @@ impl<H: Handler> ShardBuilder<H> {
             None => self.engine(&seed, now)?,
         };
 
-        let (peers, inboxes, commander, mailbox, stats) = match self.member {
-            Some(member) => {
+        let (peers, inboxes, (commander, mailbox), stats) = match (self.member, self.place.way) {
+            (Some(member), _) => {
                 let Member { peers, inboxes, commander, mailbox, stats, .. } = member;
-                (Some(Box::new(peers)), inboxes, commander, mailbox, stats)
+                (Some(Box::new(peers)), inboxes, (commander, mailbox), stats)
             }
-            None => {
-                let (commander, mailbox) = commands(&self.config)?;
-                (None, Vec::new(), commander, mailbox, StatsWriter::new())
-            }
+            (None, Some(way)) => (None, Vec::new(), way, StatsWriter::new()),
+            (None, None) => (None, Vec::new(), commands(&self.config)?, StatsWriter::new()),
+        };
+        let Place { role, shard, .. } = self.place;
+        let worker = match role {
+            Role::Worker(number) => number,
+            Role::Stack | Role::Application => 0,
         };
         let core = Core {
             now,
             stack,
             timers: Timers::new(now, self.config.shard.timers_max),
             commander: commander.clone(),
-            rng: Random::new(u64::from_le_bytes(first_eight(&seed))),
+            // Each worker draws numbers of its own.
+            rng: Random::new(u64::from_le_bytes(first_eight(&seed)) ^ u64::from(worker) << 32),
             stats: ShardStats::default(),
             resume: Vec::new(),
             closing: None,
             stopping: false,
             peers,
+            number: (shard, worker),
         };
         let mut shard = Shard {
+            seat: Seat::new(&self.config.shard, role),
             core: Lent::new(core),
             handler: self.handler,
             dispatch: Dispatch::new(),

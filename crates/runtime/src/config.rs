@@ -69,11 +69,15 @@ pub struct ShardConfig {
     /// Pins the shard to the CPU of this number, which the process must be allowed to use, 0 … 1,023. Default: not pinned.
     pub cpu: Option<u32>,
     /// Where the application runs. `inline`: in the shard's thread, the fastest as long as the application is quick. `paired`: in a thread of its
-    /// own on the shard's CPU; neither polls while the other could work. `split`: in a thread of its own on another CPU. Several shards need
-    /// `inline`. Default `inline`.
+    /// own on the shard's CPU; neither polls while the other could work. `split`: in a thread of its own on another CPU. Default `inline`.
     pub placement: Placement,
     /// Pins the application to this CPU, if it has a thread of its own, 0 … 1,023. Default: with `paired` that of the shard, with `split` not pinned.
     pub application_cpu: Option<u32>,
+    /// Worker threads behind the application's, each with an application of its own, 0 … 64: connections are dealt out to them, and one that
+    /// is busy or waits for something delays only its own. 0: the application is where `placement` says. Default 0.
+    pub workers: u32,
+    /// Pins the workers to the CPUs of these numbers, one for each; of several shards those of the first come first. Default: not pinned.
+    pub worker_cpus: Vec<u32>,
     /// How long an idle shard polls before it sleeps in the kernel, in microseconds; 0 sleeps at once. 0 … 1,000,000, default 50.
     pub spin_us: u32,
     /// Commands from other threads that may wait. 1 … 1,048,576, default 1,024.
@@ -90,6 +94,8 @@ impl Default for ShardConfig {
             cpu: None,
             placement: Placement::Inline,
             application_cpu: None,
+            workers: 0,
+            worker_cpus: Vec::new(),
             spin_us: 50,
             commands_max: 1024,
             timers_max: 1_000_000,
@@ -282,13 +288,9 @@ impl Config {
     /// Checks every range and every reference between tables. The error names the key.
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.shard.validate()?;
-        self.shards.validate(self.shard.cpu)?;
+        self.shards.validate(&self.shard)?;
         self.channel.validate()?;
         self.run.validate()?;
-        if self.shards.count > 1 && self.shard.placement != Placement::Inline {
-            let problem = "must be \"inline\" with several shards";
-            return Err(ConfigError::new("shard.placement", problem));
-        }
         self.network.validate()?;
         self.tcp.validate()?;
         for (i, device) in self.devices.iter().enumerate() {
@@ -394,6 +396,10 @@ impl ShardConfig {
                     "is for an application with a thread of its own: shard.placement \"paired\" or \"split\"";
                 return Err(ConfigError::new("shard.application_cpu", problem));
             }
+        }
+        within("shard.workers", self.workers, 0..=64)?;
+        for (i, &cpu) in self.worker_cpus.iter().enumerate() {
+            within(format!("shard.worker_cpus[{i}]"), cpu, 0..=1023)?;
         }
         within("shard.spin_us", self.spin_us, 0..=1_000_000)?;
         within("shard.commands_max", self.commands_max, 1..=1 << 20)?;

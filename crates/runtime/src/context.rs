@@ -37,6 +37,8 @@ pub(crate) struct Core {
     pub(crate) stopping: bool,
     /// The other shards, if there are any.
     pub(crate) peers: Option<Box<Peers>>,
+    /// Which of the shards this is, and which of its workers.
+    pub(crate) number: (u8, u16),
 }
 
 /// What concerns all shards, if there are several.
@@ -67,6 +69,7 @@ impl Core {
         let Self { stack, stats, peers, .. } = self;
         match (peers, stack) {
             (Some(peers), Engine::Here(stack)) => peers.listen(stack, stats, local, options, alone),
+            (_, Engine::Channel(remote)) if alone => remote.listen_alone(local, options),
             (_, engine) => engine.listen(local, options),
         }
     }
@@ -183,6 +186,15 @@ impl<'a> Context<'a> {
     /// once, and so learn its own handle; the options are those of the first.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
         self.core.listen(local, options).map_err(|e| Error::Listen(local, e))
+    }
+
+    /// The same, but what another shard or worker listens on is in use: for a port that was chosen.
+    pub(crate) fn listen_alone(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<Listener, Error> {
+        self.core.listen_alone(local, options).map_err(|e| Error::Listen(local, e))
     }
 
     /// Stops listening, on all shards. Connections already accepted go on, those still in the queue are reset.
@@ -350,8 +362,12 @@ impl<'a> Context<'a> {
 
     /// Which shard this is, from 0.
     pub fn shard(&self) -> usize {
-        let steering = self.core.stack.here().and_then(|stack| stack.network().steering());
-        steering.map_or(0, |steering| steering.me().into())
+        self.core.number.0.into()
+    }
+
+    /// Which of the shard's workers (`shard.workers`) this is, from 0.
+    pub fn worker(&self) -> usize {
+        self.core.number.1.into()
     }
 
     /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most

@@ -12,6 +12,20 @@ pub(crate) fn pin(key: &str, cpu: u32) -> Result<(), Error> {
     sched_setaffinity(None, &one).map_err(|e| Error::io(format!("pin to CPU {cpu}"), e))
 }
 
+/// Does something pinned to a CPU, if there is one, and gives the thread its mask back.
+pub(crate) fn during<R>(
+    key: &str,
+    cpu: Option<u32>,
+    act: impl FnOnce() -> Result<R, Error>,
+) -> Result<R, Error> {
+    let Some(cpu) = cpu else { return act() };
+    let before = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
+    pin(key, cpu)?;
+    let result = act();
+    sched_setaffinity(None, &before).map_err(|e| Error::io("CPU mask", e))?;
+    result
+}
+
 /// Whether the process may use a CPU. `key` is where it was asked for.
 pub(crate) fn check(cpu: u32, key: &str) -> Result<(), Error> {
     let allowed = sched_getaffinity(None).map_err(|e| Error::io("CPU mask", e))?;
@@ -27,7 +41,7 @@ pub(crate) fn check(cpu: u32, key: &str) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::pin;
+    use super::{during, pin};
     use rustix::thread::sched_getaffinity;
 
     #[test]
@@ -35,6 +49,9 @@ mod tests {
         std::thread::spawn(|| {
             let allowed = sched_getaffinity(None).unwrap();
             let first = (0..1024).find(|&c| allowed.is_set(c)).unwrap();
+            let mask = || sched_getaffinity(None).unwrap();
+            let inside = during("shard.cpu", Some(first as u32), || Ok(mask().count()));
+            assert_eq!((inside.unwrap(), mask() == allowed), (1, true));
             pin("shard.cpu", first as u32).unwrap();
             let now = sched_getaffinity(None).unwrap();
             assert_eq!((now.count(), now.is_set(first)), (1, true));

@@ -5,50 +5,119 @@
 
 use crate::channel::ChannelServer;
 use crate::channel::control::SameThread;
+use crate::config::{Placement, ShardConfig};
+use crate::departure::Leave;
 use crate::error::Error;
 use crate::shard::Shard;
 use crate::stats::{ShardStats, StatsReader};
 use crate::stop::StopFlag;
 use crate::wait::EventFd;
 use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
 use ginnel_stack::time::Instant;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-/// The stack's shard of an application that has one of its own.
+/// What a shard has of the thread arrangement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The devices and the engine; the application, too, if that is `inline`.
+    Stack,
+    /// The application beside it.
+    Application,
+    /// One of the workers behind the application, by number.
+    Worker(u16),
+}
+
+/// Where and how the thread of a shard runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat {
+    /// The key that chose the CPU.
+    pub key: &'static str,
+    /// The CPU.
+    pub cpu: Option<u32>,
+    /// How long it polls when there is nothing to do.
+    pub spin: Duration,
+    /// The other thread is on the same CPU: whoever polls takes its time.
+    pub paired: bool,
+}
+
+impl Seat {
+    pub fn new(config: &ShardConfig, role: Role) -> Self {
+        let paired = config.placement == Placement::Paired && !matches!(role, Role::Worker(_));
+        let (key, cpu) = match role {
+            Role::Stack => ("shard.cpu", config.cpu),
+            Role::Application if paired => ("shard.application_cpu", config.application_cpu.or(config.cpu)),
+            Role::Application => ("shard.application_cpu", config.application_cpu),
+            Role::Worker(number) => {
+                ("shard.worker_cpus", config.worker_cpus.get(usize::from(number)).copied())
+            }
+        };
+        // Workers are many, and made for work that waits for something else: there may be more of them than CPUs.
+        let polls = !paired && !matches!(role, Role::Worker(_));
+        let spin = if polls { Duration::from_micros(config.spin_us.into()) } else { Duration::ZERO };
+        Self { key, cpu, spin, paired }
+    }
+}
+
+/// The shard behind an application's: the stack's, or one through which workers reach it.
 pub(crate) struct Beside {
-    stack: SameThread,
+    /// `None` if it is turned, or runs, by somebody else's care.
+    stack: Option<SameThread>,
     published: StatsReader,
     /// It runs on a thread.
     runs: bool,
     /// It ran on a thread and ended.
     ended: Arc<AtomicBool>,
+    /// It is one of several shards that leave together.
+    leaves: bool,
 }
 
 impl Beside {
+    /// One that is taken along.
     pub fn new(stack: SameThread) -> Self {
-        let published = stack.0.lock().unwrap_or_else(PoisonError::into_inner).stats_reader();
-        Self { stack, published, runs: false, ended: Arc::default() }
+        let published = lock(&stack).stack_stats_reader();
+        Self { stack: Some(stack), published, runs: false, ended: Arc::default(), leaves: false }
     }
 
-    /// The stack's shard, while it runs on no thread.
-    pub fn shard(&self) -> MutexGuard<'_, Shard<ChannelServer>> {
-        // A handler that panicked has left the shard as it is.
-        self.stack.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// One that runs by itself until it sets `ended`.
+    pub fn elsewhere(published: StatsReader, ended: Arc<AtomicBool>) -> Self {
+        Self { stack: None, published, runs: true, ended, leaves: false }
     }
 
-    /// Its counters: while it runs on a thread those that it published last.
+    /// The counters of the shard with the devices: while it runs on a thread those that it published last.
     pub fn stats(&self) -> ShardStats {
-        if self.runs { self.published.snapshot() } else { *self.shard().stats() }
+        match &self.stack {
+            Some(stack) if !self.runs => lock(stack).stack_stats(),
+            _ => self.published.snapshot(),
+        }
+    }
+
+    /// The same from other threads.
+    pub fn stats_reader(&self) -> StatsReader {
+        self.published.clone()
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub fn check_invariants(&self) {
+        if let Some(stack) = self.stack.as_ref().filter(|_| !self.runs) {
+            lock(stack).check_invariants();
+        }
     }
 
     /// One turn at the time `now`, if it does not run by itself. Returns how much it did.
     pub fn turn(&mut self, now: Instant) -> Result<usize, Error> {
-        if self.runs { Ok(0) } else { Ok(self.shard().poll_once(now)?.work) }
+        match &self.stack {
+            Some(stack) if !self.runs => Ok(lock(stack).poll_once(now)?.work),
+            _ => Ok(0),
+        }
     }
 
     /// When it has to be turned again.
     pub fn next_deadline(&self) -> Option<Instant> {
-        if self.runs { None } else { self.shard().next_deadline() }
+        match &self.stack {
+            Some(stack) if !self.runs => lock(stack).next_deadline(),
+            _ => None,
+        }
     }
 
     /// Whether it ran and ended, which it does before the application only because of an error.
@@ -56,9 +125,23 @@ impl Beside {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// How to ask it: directly.
-    pub fn control(&self) -> SameThread {
-        self.stack.clone()
+    /// What has to run on a thread of its own while the application does.
+    pub fn to_run(&self) -> Option<Runner> {
+        let stack = self.stack.clone()?;
+        Some(Runner { stack, ended: self.ended.clone() })
+    }
+
+    /// It leaves with others.
+    pub fn leave_with_others(&mut self, leave: Option<Leave>) {
+        self.leaves = leave.is_some();
+        if let Some(stack) = &self.stack {
+            lock(stack).leave_with_others(leave);
+        }
+    }
+
+    /// Whether it leaves with others.
+    pub fn leaves(&self) -> bool {
+        self.leaves
     }
 
     /// Notes that it runs on a thread, or no more.
@@ -66,19 +149,36 @@ impl Beside {
         self.runs = runs;
         self.ended.store(false, Ordering::Release);
     }
+}
 
-    /// What the thread does that runs it: until `stop`, and then it wakes the application, which must not wait for it.
-    pub fn runner(
-        &self,
-        stop: StopFlag,
-        wake: Arc<EventFd>,
-    ) -> impl FnOnce() -> Result<(), Error> + Send + use<> {
-        let (stack, ended) = (self.stack.clone(), self.ended.clone());
-        move || {
-            let result = stack.0.lock().unwrap_or_else(PoisonError::into_inner).run(&stop);
-            ended.store(true, Ordering::Release);
-            wake.signal();
-            result
-        }
+/// A shard that can be run on another thread.
+pub(crate) struct Runner {
+    stack: SameThread,
+    ended: Arc<AtomicBool>,
+}
+
+impl Runner {
+    /// How to ask it while it runs on no thread.
+    pub fn direct(&self) -> SameThread {
+        self.stack.clone()
     }
+
+    /// How to ask it while it runs.
+    pub fn commander(&self) -> crate::Commander {
+        lock(&self.stack).commander()
+    }
+
+    /// Runs it until `stop`, and then wakes the application, which must not wait for it.
+    pub fn run(self, stop: &StopFlag, wake: &EventFd) -> Result<(), Error> {
+        let result = lock(&self.stack).run(stop);
+        self.ended.store(true, Ordering::Release);
+        wake.signal();
+        result
+    }
+}
+
+/// A shard that runs on no thread.
+fn lock(stack: &SameThread) -> MutexGuard<'_, Shard<ChannelServer>> {
+    // A handler that panicked has left the shard as it is.
+    stack.0.lock().unwrap_or_else(PoisonError::into_inner)
 }

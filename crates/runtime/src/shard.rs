@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::command::{Commander, Mailbox};
-use crate::config::{Placement, ShardConfig};
+use crate::config::ShardConfig;
 use crate::context::{Context, Core, Lent, WorkContext};
 use crate::departure::{Leave, Left};
 use crate::dispatch::Dispatch;
@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::handler::Handler;
 use crate::mail;
 use crate::mailbox::Inbox;
-use crate::placement::Beside;
+use crate::placement::{Beside, Seat};
 use crate::show::Shown;
 use crate::stats::{Doing, ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
@@ -76,6 +76,8 @@ pub struct Shard<H> {
     pub(crate) leave: Option<Leave>,
     /// Where other processes read the counters.
     pub(crate) page: Option<Shown>,
+    /// Where its thread runs.
+    pub(crate) seat: Seat,
 }
 
 /// What one turn did.
@@ -101,15 +103,21 @@ impl<H: Handler> Shard<H> {
         let (Some(beside), Engine::Channel(remote)) = (&mut self.beside, &mut self.core.stack) else {
             return self.run_here(stop);
         };
+        let Some(runner) = beside.to_run() else { return self.run_here(stop) };
         let stack_stop = StopFlag::new().map_err(|e| Error::io("stop flag of the shard", e))?;
-        let commander = beside.shard().commander();
         beside.set_running(true);
-        let (direct, runner) = (beside.control(), beside.runner(stack_stop.clone(), remote.wake()));
-        remote.set_control(Box::new(commander));
+        let leaves = beside.leaves();
+        let (direct, wake) = (runner.direct(), remote.wake());
+        remote.set_control(Box::new(runner.commander()));
         let ended = std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().name("shard".into()).spawn_scoped(scope, runner);
+            let thread = std::thread::Builder::new().name("stack".into());
+            let thread = thread.spawn_scoped(scope, || runner.run(&stack_stop, &wake));
             let thread = thread.map_err(|e| Error::io("thread of the shard", e))?;
             let mine = self.run_here(stop);
+            if leaves {
+                // The stack's waits for them.
+                stop.stop();
+            }
             stack_stop.stop();
             let panicked = |_| Err(Error::application("the shard's thread panicked"));
             // If the stack failed, the application ended because of that.
@@ -122,6 +130,14 @@ impl<H: Handler> Shard<H> {
         ended
     }
 
+    /// This is one of several shards that leave together: the one that has the devices does for the others what only it can.
+    pub(crate) fn leave_with_others(&mut self, leave: Option<Leave>) {
+        match &mut self.beside {
+            Some(beside) => beside.leave_with_others(leave),
+            None => self.leave = leave,
+        }
+    }
+
     /// Runs what is on this thread.
     fn run_here(&mut self, stop: &StopFlag) -> Result<(), Error> {
         self.mailbox.set_running(true);
@@ -131,18 +147,10 @@ impl<H: Handler> Shard<H> {
     }
 
     fn turns(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let application = matches!(self.core.stack, Engine::Channel(_));
-        let paired = self.config.placement == Placement::Paired;
-        let (key, cpu) = match (application, paired) {
-            (false, _) => ("shard.cpu", self.config.cpu),
-            (true, true) => ("shard.application_cpu", self.config.application_cpu.or(self.config.cpu)),
-            (true, false) => ("shard.application_cpu", self.config.application_cpu),
-        };
+        let Seat { key, cpu, spin, paired } = self.seat;
         if let Some(cpu) = cpu {
             pin::pin(key, cpu)?;
         }
-        // Two on one CPU: whoever polls takes the other's time.
-        let spin = if paired { Duration::ZERO } else { Duration::from_micros(self.config.spin_us.into()) };
         let mut worked = clock::now();
         let mut leave_by: Option<Instant> = None;
         loop {
@@ -278,9 +286,24 @@ impl<H: Handler> Shard<H> {
     }
 
     /// The counters of the shard that has the devices: this one's, or those of the stack's shard that this one's application stands beside
-    /// (`shard.placement`), while it runs as of a few milliseconds ago.
+    /// (`shard.placement`), while it runs as of a few milliseconds ago. The workers of a shard (`shard.workers`) all have the same.
     pub fn stack_stats(&self) -> ShardStats {
         self.beside.as_ref().map_or(self.core.stats, Beside::stats)
+    }
+
+    /// The way to see those from other threads.
+    pub(crate) fn stack_stats_reader(&self) -> StatsReader {
+        self.beside.as_ref().map_or_else(|| self.stats.reader(), Beside::stats_reader)
+    }
+
+    /// Checks the engine and everything in it, wherever it is, if somebody can reach it from here.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn check_invariants(&self) {
+        match (self.core.stack.here(), &self.beside) {
+            (Some(stack), _) => stack.check_invariants(),
+            (None, Some(beside)) => beside.check_invariants(),
+            (None, None) => {}
+        }
     }
 
     /// Receive, deliver, let time pass, send: in this order, so that what a handler answers leaves with the acknowledgement of what it

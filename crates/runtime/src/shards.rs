@@ -16,12 +16,14 @@
 //! # }
 //! ```
 
+mod together;
+mod workers;
+
 use crate::bell::Bell;
 use crate::board::Board;
-use crate::builder::{Member, commands, random_seed};
-use crate::command::Commander;
-use crate::config::Config;
-use crate::departure::{Departure, Leave};
+use crate::builder::{Member, Place, commands, random_seed};
+use crate::command::{Commander, Mailbox};
+use crate::config::{Config, Placement};
 use crate::error::Error;
 use crate::handler::Handler;
 use crate::mailbox::{Inbox, Outbox, mailbox};
@@ -31,13 +33,10 @@ use crate::shard::Shard;
 use crate::stats::{StatsReader, StatsWriter};
 use crate::stop::StopFlag;
 use crate::{devices, pin};
-use core::any::Any;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::time::Instant;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
+use std::sync::Arc;
 
 /// Collects what `shards.count` shards are made of.
 #[must_use]
@@ -86,8 +85,15 @@ impl Shards {
     pub fn open(mut self) -> Result<Opened, Error> {
         self.config.validate()?;
         let count = self.config.shards.count as usize;
-        for (i, &cpu) in self.config.shards.cpus.iter().enumerate() {
-            pin::check(cpu, &format!("shards.cpus[{i}]"))?;
+        let Config { shard, shards, .. } = &self.config;
+        for (key, cpus) in [
+            ("shards.cpus", &shards.cpus),
+            ("shards.application_cpus", &shards.application_cpus),
+            ("shard.worker_cpus", &shard.worker_cpus),
+        ] {
+            for (i, &cpu) in cpus.iter().enumerate() {
+                pin::check(cpu, &format!("{key}[{i}]"))?;
+            }
         }
         let seed = match self.seed {
             Some(seed) => seed,
@@ -99,6 +105,9 @@ impl Shards {
             // Cannot truncate: 64 shards at the most. Shards share no secret that peers could compare, for they share no flow.
             seed[0] ^= index as u8;
             parts.push(Part {
+                // Cannot truncate either.
+                index: index as u8,
+                ways: ways(&self.config)?,
                 config: config_of(&self.config, index),
                 devices: Vec::new(),
                 seed,
@@ -135,8 +144,14 @@ impl Shards {
 /// The configuration of one shard: its CPU, and what must not be the same for two queues of a device.
 fn config_of(config: &Config, index: usize) -> Config {
     let mut config = config.clone();
-    config.shard.cpu = config.shards.cpus.get(index).copied().or(config.shard.cpu);
+    let of_each = |cpus: &[u32]| cpus.get(index).copied();
+    config.shard.cpu = of_each(&config.shards.cpus).or(config.shard.cpu);
+    config.shard.application_cpu = of_each(&config.shards.application_cpus).or(config.shard.application_cpu);
+    let workers = config.shard.workers as usize;
+    config.shard.worker_cpus =
+        config.shard.worker_cpus.chunks(workers.max(1)).nth(index).unwrap_or_default().to_vec();
     config.shards.cpus = Vec::new();
+    config.shards.application_cpus = Vec::new();
     config.shards.count = 1;
     for device in config.devices.iter_mut().filter(|_| index > 0) {
         device.faults_seed = device.faults_seed.wrapping_add(index as u64);
@@ -147,6 +162,13 @@ fn config_of(config: &Config, index: usize) -> Config {
         }
     }
     config
+}
+
+/// The ways to a shard's applications, if they are not its own: the mailbox that it has as one of several is for what the others send it.
+fn ways(config: &Config) -> Result<Vec<(Commander, Mailbox)>, Error> {
+    let apart = config.shards.count > 1 && config.shard.placement != Placement::Inline;
+    let count = (config.shard.workers as usize).max(usize::from(apart));
+    (0..count).map(|_| commands(config)).collect()
 }
 
 /// What each shard has of the mailboxes; nothing if there is only one.
@@ -181,7 +203,7 @@ fn members(config: &Config) -> Result<Vec<Option<Member>>, Error> {
     Ok((0..count).zip(parts).map(member).collect())
 }
 
-/// What one shard is made of but its handler, which is made on the shard's own thread.
+/// What one shard is made of but its handler, which is made on the thread it runs on.
 struct Part {
     config: Config,
     devices: Vec<(String, Device)>,
@@ -189,10 +211,20 @@ struct Part {
     now: Option<Instant>,
     member: Option<Member>,
     presence: Option<(Arc<Presence>, String)>,
+    /// Which shard.
+    index: u8,
+    /// The ways in for other threads to its applications, if these have shards of their own and there are several of them.
+    ways: Vec<(Commander, Mailbox)>,
 }
 
 impl Part {
-    fn build<H: Handler>(self, handler: H) -> Result<Shard<H>, Error> {
+    fn workers(&self) -> usize {
+        self.config.shard.workers as usize
+    }
+
+    fn build<H: Handler>(mut self, handler: H) -> Result<Shard<H>, Error> {
+        let way = self.ways.pop();
+        let place = Place { shard: self.index, way, ..Place::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
         if let Some((presence, label)) = self.presence {
             builder = builder.presence(Some(presence), label);
@@ -200,10 +232,10 @@ impl Part {
         for (name, device) in self.devices {
             builder = builder.device(name, device);
         }
-        match self.now {
-            Some(now) => builder.now(now).build(),
-            None => builder.build(),
+        if let Some(now) = self.now {
+            builder = builder.now(now);
         }
+        builder.place(place).build_placed()
     }
 }
 
@@ -219,9 +251,22 @@ impl Opened {
         self.parts.len()
     }
 
-    /// The ways in for other threads, by shard. Empty if there is only one shard, which has its own after [`Opened::build`].
+    /// How many applications there are: one for each shard, or `shard.workers` of them. They are numbered from 0, those of the first shard
+    /// first.
+    pub fn applications(&self) -> usize {
+        self.parts.iter().map(|part| part.workers().max(1)).sum()
+    }
+
+    /// The ways in for other threads, by application. Empty if there is only one shard without workers, which has its own after
+    /// [`Opened::build`].
     pub fn commanders(&self) -> Vec<Commander> {
-        self.parts.iter().filter_map(|part| Some(part.member.as_ref()?.commander.clone())).collect()
+        let of = |part: &Part| -> Vec<Commander> {
+            match &part.member {
+                Some(member) if part.ways.is_empty() => vec![member.commander.clone()],
+                _ => part.ways.iter().map(|(commander, _)| commander.clone()).collect(),
+            }
+        };
+        self.parts.iter().flat_map(of).collect()
     }
 
     /// The ways to see the shards' counters from other threads, by shard. Empty if there is only one shard.
@@ -229,7 +274,8 @@ impl Opened {
         self.parts.iter().filter_map(|part| Some(part.member.as_ref()?.stats.reader())).collect()
     }
 
-    /// The shards, to be driven by the caller, on one thread or on several: for simulations.
+    /// The shards, to be driven by the caller, on one thread or on several: for simulations. With workers one for each of these, of which the first
+    /// of a shard takes the stack along.
     ///
     /// # Errors
     /// As of [`ShardBuilder::build`](crate::ShardBuilder::build), or the first that `handler` returns.
@@ -237,12 +283,20 @@ impl Opened {
         self,
         mut handler: impl FnMut(usize) -> Result<H, Error>,
     ) -> Result<Vec<Shard<H>>, Error> {
-        let parts = self.parts.into_iter().enumerate();
-        parts.map(|(index, part)| part.build(handler(index)?)).collect()
+        let mut shards = Vec::new();
+        for part in self.parts {
+            if part.workers() > 0 {
+                workers::build(part, &mut shards, &mut handler)?;
+            } else {
+                shards.push(part.build(handler(shards.len())?)?);
+            }
+        }
+        Ok(shards)
     }
 
-    /// Runs each shard on a thread of its own, pinned if `shards.cpus` says so, until all have ended, and returns what `finish` makes of them, by
-    /// shard. Each handler is made, and stays, on its shard's thread. A single shard runs on the calling thread.
+    /// Runs each shard on a thread of its own, pinned if `shards.cpus` says so, and each application where `shard.placement` and `shard.workers`
+    /// say, until all have ended, and returns what `finish` makes of them, by application. Each handler is made, and stays, on the thread that
+    /// it runs on. A single shard without workers runs on the calling thread.
     ///
     /// They begin together, once all are built, and end together: when one ends, be it because its handler stops it, by an error or by a panic,
     /// `stop` is set and the others take their leave. Until the last has, those that have ended do for it what a link needs: the first answers
@@ -256,138 +310,14 @@ impl Opened {
         handler: impl Fn(usize) -> Result<H, Error> + Sync,
         finish: impl Fn(usize, Shard<H>) -> R + Sync,
     ) -> Result<Vec<R>, Error> {
-        let count = self.parts.len();
-        if count == 1 {
+        if self.applications() == 1 && self.parts.iter().all(|part| part.workers() == 0) {
             let mut shards = self.build(&handler)?;
             let Some(mut shard) = shards.pop() else { return Ok(Vec::new()) };
             shard.run(stop)?;
             return Ok(vec![finish(0, shard)]);
         }
-        let members = self.parts.iter().filter_map(|part| part.member.as_ref());
-        let departure = Departure::new(members.map(|member| Arc::clone(member.commander.bell())).collect());
-        let together = Together {
-            departure,
-            building: Mutex::new(Building { left: count, failed: false }),
-            changed: Condvar::new(),
-            stop,
-        };
-        let (handler, finish, together) = (&handler, &finish, &together);
-        let ends = thread::scope(|scope| {
-            let spawn = |(index, part): (usize, Part)| {
-                thread::Builder::new()
-                    .name(format!("shard-{index}"))
-                    .spawn_scoped(scope, move || together.run_one(index, part, handler, finish))
-            };
-            let mut threads = Vec::new();
-            let mut refused = None;
-            for part in self.parts.into_iter().enumerate() {
-                match spawn(part) {
-                    Ok(thread) => threads.push(thread),
-                    Err(error) => {
-                        drop(together.built(false));
-                        refused = Some(error);
-                        break;
-                    }
-                }
-            }
-            let ends: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-            match refused {
-                Some(error) => Err(Error::io("thread of a shard", error)),
-                None => Ok(ends),
-            }
-        })?;
-        let mut results = Vec::new();
-        let mut first = None;
-        for (index, end) in ends.into_iter().enumerate() {
-            match end.unwrap_or_else(|panic| Err(End::Failed(panicked(&*panic)))) {
-                Ok(result) => results.push(result),
-                Err(End::NotBegun) => {}
-                Err(End::Failed(error)) => {
-                    first.get_or_insert(Error::Shard(index, Box::new(error)));
-                }
-            }
-        }
-        first.map_or(Ok(results), Err)
+        together::run(self.parts, stop, &handler, &finish)
     }
-}
-
-/// Why a shard's thread has nothing to give back.
-enum End {
-    Failed(Error),
-    /// Another shard could not be built.
-    NotBegun,
-}
-
-/// How far the shards have come.
-struct Building {
-    /// Shards that are not built yet.
-    left: usize,
-    /// One of them could not be: none begins.
-    failed: bool,
-}
-
-/// What threads of shards share.
-struct Together<'a> {
-    building: Mutex<Building>,
-    changed: Condvar,
-    departure: Arc<Departure>,
-    stop: &'a StopFlag,
-}
-
-impl Together<'_> {
-    /// One shard was built, or could not be.
-    fn built(&self, well: bool) -> MutexGuard<'_, Building> {
-        let mut building = self.building.lock().unwrap_or_else(PoisonError::into_inner);
-        building.left = building.left.saturating_sub(1);
-        building.failed |= !well;
-        self.changed.notify_all();
-        building
-    }
-
-    /// The same; then waits for the others. False if one could not be built.
-    fn wait_for_all(&self, well: bool) -> bool {
-        let building = self.built(well);
-        let waits = |building: &mut Building| building.left > 0 && !building.failed;
-        let building = self.changed.wait_while(building, waits).unwrap_or_else(PoisonError::into_inner);
-        !building.failed
-    }
-
-    fn run_one<H: Handler, R>(
-        &self,
-        index: usize,
-        part: Part,
-        handler: &(impl Fn(usize) -> Result<H, Error> + Sync),
-        finish: &(impl Fn(usize, Shard<H>) -> R + Sync),
-    ) -> Result<R, End> {
-        // Pinned before it is built: memory is taken near the CPU that first touches it.
-        let cpu = part.config.shard.cpu;
-        let leave = Leave::new(&self.departure);
-        let built = caught(|| {
-            cpu.map_or(Ok(()), |cpu| pin::pin("shards.cpus", cpu))?;
-            part.build(handler(index)?)
-        });
-        let begins = self.wait_for_all(built.is_ok());
-        let mut shard = built.map_err(End::Failed)?;
-        if !begins {
-            return Err(End::NotBegun);
-        }
-        shard.leave = Some(leave);
-        let ended = caught(|| shard.run(self.stop));
-        self.stop.stop();
-        ended.map_err(End::Failed)?;
-        Ok(finish(index, shard))
-    }
-}
-
-/// Calls something of the application's, and makes an error of a panic. What it worked on is not used any more after one.
-fn caught<T>(act: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| Err(panicked(&*panic)))
-}
-
-fn panicked(panic: &(dyn Any + Send)) -> Error {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-    Error::Panicked(text.unwrap_or("with something that is no text").into())
 }
 
 #[cfg(all(test, not(loom)))]

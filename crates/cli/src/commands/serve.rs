@@ -47,15 +47,17 @@ struct ShardsOptions {
 pub fn echo(options: &EchoOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
     println!("echo on {}", list(&options.echo.listen));
-    let served = run("echo", config, |_| Ok(Echo::new(&options.echo)), |_, shard| *shard.stats())?;
-    print_shards(&served);
+    let workers = config.shard.workers;
+    let served = run("echo", config, |_| Ok(Echo::new(&options.echo)), |_, shard| shard.stack_stats())?;
+    print_shards(&served, workers);
     Ok(())
 }
 
 /// Runs the web server.
 pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
     let config = server_config(&options.stack, &options.shards)?;
-    // Each shard has the pages in memory of its own.
+    let workers = config.shard.workers;
+    // Each application has the pages in memory of its own.
     let handler = |index| {
         let server = Httpd::new(&options.httpd)?;
         if index == 0 {
@@ -63,7 +65,7 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
         }
         Ok(server)
     };
-    let finish = |_, shard: Shard<Httpd>| (*shard.handler().server().counters(), *shard.stats());
+    let finish = |_, shard: Shard<Httpd>| (*shard.handler().server().counters(), shard.stack_stats());
     let (counters, served): (Vec<Counters>, Vec<ShardStats>) =
         run("httpd", config, handler, finish)?.into_iter().unzip();
     let sum = |counter: fn(&Counters) -> u64| counters.iter().map(counter).sum::<u64>();
@@ -78,7 +80,7 @@ pub fn httpd(options: &HttpdOptions) -> Result<(), Failure> {
         table.row([name.into(), grouped(count)]);
     }
     print!("\n{table}");
-    print_shards(&served);
+    print_shards(&served, workers);
     Ok(())
 }
 
@@ -107,7 +109,7 @@ fn server_config(options: &StackOptions, shards: &ShardsOptions) -> Result<Confi
     Ok(config)
 }
 
-/// Runs an application until a signal, on as many shards as are configured, and returns what `finish` makes of each.
+/// Runs an application until a signal, on as many shards and workers as are configured, and returns what `finish` makes of each.
 fn run<H: Handler, R: Send>(
     program: &str,
     config: Config,
@@ -123,10 +125,11 @@ fn list(addresses: &[core::net::SocketAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// A column for each shard.
-fn print_shards(shards: &[ShardStats]) {
+/// A column for each shard. The counters are of each application; the `workers` of a shard have the same.
+fn print_shards(applications: &[ShardStats], workers: u32) {
+    let shards: Vec<_> = applications.iter().step_by(workers.max(1) as usize).collect();
     let mut head = vec!["shard".to_string()];
-    match shards {
+    match &shards[..] {
         [_] => head.push("count".into()),
         several => head.extend((0..several.len()).map(|index| index.to_string())),
     }

@@ -214,7 +214,12 @@ impl Client {
     /// # Errors
     /// The stack's, or the shard is gone.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions, credits: u32) -> Result<u32, Error> {
-        match self.ask(Request::Listen(local, options))? {
+        self.listen_as(Request::Listen(local, options), credits)
+    }
+
+    /// The same as `request` asks for it.
+    pub(super) fn listen_as(&mut self, request: Request, credits: u32) -> Result<u32, Error> {
+        match self.ask(request)? {
             Reply::Listen(Ok(listener)) => {
                 self.set_credits(listener, credits);
                 Ok(listener)
@@ -310,7 +315,7 @@ impl Client {
     }
 
     /// What wakes the client.
-    pub(super) fn wake(&self) -> Arc<EventFd> {
+    pub(crate) fn wake(&self) -> Arc<EventFd> {
         self.wake.clone()
     }
 

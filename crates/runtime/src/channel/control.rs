@@ -1,5 +1,6 @@
 //! What is rare and needs an answer: it goes through the shard's mailbox.
 
+use super::client::Client;
 use super::server::ChannelServer;
 use crate::command::{Command, CommandError, Commander};
 use crate::error::Error;
@@ -24,6 +25,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub enum Request {
     /// Listen.
     Listen(SocketAddr, ListenOptions),
+    /// The same, but on no port that another shard or worker listens on.
+    ListenAlone(SocketAddr, ListenOptions),
     /// Hold the listener of this number too.
     Join(u32),
     /// Hold the listener of this number no more. The last to do so closes it.
@@ -79,7 +82,7 @@ pub struct Counters {
 /// The answer.
 #[derive(Debug)]
 pub enum Reply {
-    /// The listener's number.
+    /// To [`Request::Listen`] and [`Request::ListenAlone`]: the listener's number.
     Listen(Result<u32, Error>),
     /// To [`Request::Join`].
     Join(Result<(), Stale>),
@@ -184,6 +187,14 @@ pub trait Control: Send {
 /// The way for simulations and other programs that turn both shards on one thread: the stack's shard is asked directly.
 #[derive(Clone)]
 pub struct SameThread(pub Arc<Mutex<Shard<ChannelServer>>>);
+
+impl SameThread {
+    /// A new client of the stack's, which asks in this way.
+    pub(crate) fn attach(&self) -> Result<Client, Error> {
+        let mut shard = self.0.lock().map_err(|_| Error::application("channel: the shard is gone"))?;
+        shard.handler_mut().attach(Box::new(self.clone()))
+    }
+}
 
 impl Control for SameThread {
     fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error> {

@@ -19,7 +19,7 @@ use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 use rustix::fd::BorrowedFd;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -27,6 +27,8 @@ use std::sync::Arc;
 const RANGES_MAX: usize = 64;
 /// Bytes of a source copied at a time.
 const COPY_BYTES: usize = 16 << 10;
+/// A handler that left so many connections in the queue of a listener is offered no more until half of them are gone.
+const QUEUE_MAX: usize = 16;
 /// Counters of the stack are at most so old while something happens.
 const COUNTERS_AGE_MAX: Duration = Duration::from_millis(100);
 
@@ -70,6 +72,8 @@ struct Side {
 struct Listening {
     listener: Listener,
     queue: VecDeque<Conn>,
+    /// It has no credits, because its queue is full.
+    full: bool,
 }
 
 pub(crate) struct Remote {
@@ -85,8 +89,12 @@ pub(crate) struct Remote {
     sources: SourceTable,
     /// Its end was taken: the next event makes it stale.
     leaving: Option<Conn>,
-    counters: Counters,
+    /// Asked for when somebody looks, and then kept for a while.
+    counters: OnceCell<Counters>,
+    /// Those of the last look.
+    earlier: Counters,
     counted: Instant,
+    now: Instant,
     scratch: Box<[u8; COPY_BYTES]>,
 }
 
@@ -102,8 +110,10 @@ impl Remote {
             generation: 0,
             sources: SourceTable::new(),
             leaving: None,
-            counters: Counters::default(),
+            counters: OnceCell::new(),
+            earlier: Counters::default(),
             counted: now,
+            now,
             scratch: Box::new([0; COPY_BYTES]),
         }
     }
@@ -127,6 +137,7 @@ impl Remote {
     /// Asks in another way from now on.
     pub fn set_control(&mut self, control: Box<dyn Control>) {
         self.client.get_mut().set_control(control);
+        self.forget_counters();
     }
 
     /// What wakes the application.
@@ -138,16 +149,41 @@ impl Remote {
         self.client.borrow().is_ready()
     }
 
+    /// What the stack has counted, at most `COUNTERS_AGE_MAX` ago.
     pub fn counters(&self) -> &Counters {
-        &self.counters
+        self.counters.get_or_init(|| match self.ask(Request::Counters) {
+            Ok(Reply::Counters(counters)) => *counters,
+            // The shard is gone.
+            _ => self.earlier.clone(),
+        })
+    }
+
+    fn forget_counters(&mut self) {
+        self.counted = self.now;
+        if let Some(counters) = self.counters.take() {
+            self.earlier = counters;
+        }
     }
 
     pub fn tcp_stats(&self) -> &TcpStats {
-        &self.counters.tcp
+        &self.counters().tcp
     }
 
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, ListenError> {
-        let number = match self.client.get_mut().listen(local, options, OFFERS_MAX as u32) {
+        self.listen_as(Request::Listen(local, options))
+    }
+
+    /// The same, but on no port that others listen on.
+    pub fn listen_alone(
+        &mut self,
+        local: SocketAddr,
+        options: ListenOptions,
+    ) -> Result<Listener, ListenError> {
+        self.listen_as(Request::ListenAlone(local, options))
+    }
+
+    fn listen_as(&mut self, request: Request) -> Result<Listener, ListenError> {
+        let number = match self.client.get_mut().listen_as(request, OFFERS_MAX as u32) {
             Ok(number) => number as usize,
             Err(Error::Listen(_, error)) => return Err(error),
             Err(_) => return Err(ListenError::AddressNotAvailable),
@@ -157,7 +193,7 @@ impl Remote {
         if self.listeners.len() <= number {
             self.listeners.resize_with(number + 1, || None);
         }
-        self.listeners[number] = Some(Listening { listener, queue: VecDeque::new() });
+        self.listeners[number] = Some(Listening { listener, queue: VecDeque::new(), full: false });
         Ok(listener)
     }
 
@@ -181,7 +217,12 @@ impl Remote {
     }
 
     pub fn accept(&mut self, listener: Listener) -> Option<Conn> {
-        let conn = self.listening(listener)?.queue.pop_front()?;
+        let listening = self.listening(listener)?;
+        let conn = listening.queue.pop_front()?;
+        if listening.full && listening.queue.len() <= QUEUE_MAX / 2 {
+            listening.full = false;
+            self.client.get_mut().set_credits(listener.index(), OFFERS_MAX as u32);
+        }
         let readable = self.buffered(conn) > 0;
         let side = self.side_mut(conn)?;
         side.accepted = true;
@@ -512,6 +553,10 @@ impl Remote {
                 match self.listeners.get_mut(listener as usize).and_then(Option::as_mut) {
                     Some(listening) => {
                         listening.queue.push_back(conn);
+                        if listening.queue.len() == QUEUE_MAX {
+                            listening.full = true;
+                            self.client.get_mut().set_credits(listener, 0);
+                        }
                         self.events.push_back(Event::Incoming { listener: listening.listener });
                     }
                     None => {
@@ -571,12 +616,9 @@ impl Remote {
     }
 
     pub fn advance(&mut self, now: Instant) {
-        if now - self.counted < COUNTERS_AGE_MAX {
-            return;
-        }
-        self.counted = now;
-        if let Ok(Reply::Counters(counters)) = self.ask(Request::Counters) {
-            self.counters = *counters;
+        self.now = now;
+        if now - self.counted >= COUNTERS_AGE_MAX {
+            self.forget_counters();
         }
     }
 

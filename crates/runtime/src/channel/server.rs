@@ -59,6 +59,13 @@ impl ChannelServer {
         Ok(server)
     }
 
+    /// The same for clients that are the workers of one program: each listens by itself, and they share the listeners.
+    pub(crate) fn for_workers(config: &ChannelConfig) -> Result<Self, Error> {
+        let mut server = Self::new(config)?;
+        server.here()?.workers = true;
+        Ok(server)
+    }
+
     /// The same, for other processes only: domains are made as they come.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! Keys of the `[shards]` table.
 
-use super::within;
+use super::{Placement, ShardConfig, within};
 use ginnel_stack::error::ConfigError;
 use ginnel_stack::steering::SHARDS_MAX;
 use serde::Deserialize;
@@ -13,6 +13,9 @@ pub struct ShardsConfig {
     pub count: u32,
     /// Pins the shards to the CPUs of these numbers, one for each. Default: not pinned.
     pub cpus: Vec<u32>,
+    /// Pins the applications of the shards, in their order, to the CPUs of these numbers, if they have threads of their own on other CPUs
+    /// (`shard.placement` `split`). Default: not pinned.
+    pub application_cpus: Vec<u32>,
     /// Mailbox of one shard for frames that another received and that belong to it, in bytes: 262,144 to 1,073,741,824, rounded up to a power of
     /// two. When it is full, frames are dropped and counted, as by a full receive queue. There is one for each pair of shards. Default 512 KiB.
     pub mailbox_bytes: u32,
@@ -23,32 +26,55 @@ pub struct ShardsConfig {
 
 impl Default for ShardsConfig {
     fn default() -> Self {
-        Self { count: 1, cpus: Vec::new(), mailbox_bytes: 512 << 10, control_bytes: 64 << 10 }
+        Self {
+            count: 1,
+            cpus: Vec::new(),
+            application_cpus: Vec::new(),
+            mailbox_bytes: 512 << 10,
+            control_bytes: 64 << 10,
+        }
     }
 }
 
 impl ShardsConfig {
-    /// Checks the ranges. `shard_cpu`: the key of a single shard.
-    pub(super) fn validate(&self, shard_cpu: Option<u32>) -> Result<(), ConfigError> {
+    /// Checks the ranges, and what goes with the keys of each shard.
+    pub(super) fn validate(&self, shard: &ShardConfig) -> Result<(), ConfigError> {
         within("shards.count", self.count, 1..=SHARDS_MAX.into())?;
         within("shards.mailbox_bytes", self.mailbox_bytes, 256 << 10..=1 << 30)?;
         within("shards.control_bytes", self.control_bytes, 4096..=16 << 20)?;
-        for (i, &cpu) in self.cpus.iter().enumerate() {
-            within(format!("shards.cpus[{i}]"), cpu, 0..=1023)?;
-            if self.cpus[..i].contains(&cpu) {
-                return Err(ConfigError::new(
-                    format!("shards.cpus[{i}]"),
-                    format!("CPU {cpu} is there already"),
-                ));
+        self.validate_cpus("shards.cpus", &self.cpus)?;
+        self.validate_cpus("shards.application_cpus", &self.application_cpus)?;
+        if shard.cpu.is_some() && (self.count > 1 || !self.cpus.is_empty()) {
+            return Err(ConfigError::new("shard.cpu", "is for a single shard: shards.cpus pins several"));
+        }
+        if shard.application_cpu.is_some() && (self.count > 1 || !self.application_cpus.is_empty()) {
+            let problem = "is for a single shard: shards.application_cpus pins several";
+            return Err(ConfigError::new("shard.application_cpu", problem));
+        }
+        if !self.application_cpus.is_empty() && shard.placement != Placement::Split {
+            let problem = "is for applications on CPUs of their own: shard.placement \"split\"";
+            return Err(ConfigError::new("shards.application_cpus", problem));
+        }
+        let workers = (self.count * shard.workers) as usize;
+        if !shard.worker_cpus.is_empty() && shard.worker_cpus.len() != workers {
+            let problem = format!("{} CPU(s) for {workers} worker(s)", shard.worker_cpus.len());
+            return Err(ConfigError::new("shard.worker_cpus", problem));
+        }
+        Ok(())
+    }
+
+    /// CPUs that are given for each shard.
+    fn validate_cpus(&self, key: &str, cpus: &[u32]) -> Result<(), ConfigError> {
+        for (i, &cpu) in cpus.iter().enumerate() {
+            within(format!("{key}[{i}]"), cpu, 0..=1023)?;
+            if cpus[..i].contains(&cpu) {
+                return Err(ConfigError::new(format!("{key}[{i}]"), format!("CPU {cpu} is there already")));
             }
         }
-        if !self.cpus.is_empty() && self.cpus.len() != self.count as usize {
+        if !cpus.is_empty() && cpus.len() != self.count as usize {
             let problem =
-                format!("{} CPU(s) for {} shard(s): each needs one of its own", self.cpus.len(), self.count);
-            return Err(ConfigError::new("shards.cpus", problem));
-        }
-        if shard_cpu.is_some() && (self.count > 1 || !self.cpus.is_empty()) {
-            return Err(ConfigError::new("shard.cpu", "is for a single shard: shards.cpus pins several"));
+                format!("{} CPU(s) for {} shard(s): each needs one of its own", cpus.len(), self.count);
+            return Err(ConfigError::new(key, problem));
         }
         Ok(())
     }

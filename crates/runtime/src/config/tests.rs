@@ -92,6 +92,38 @@ fn the_keys_of_several_shards_are_taken_up_to_their_limits_and_not_beyond() {
     ] {
         assert_eq!(shards(lines).unwrap_err().to_string(), problem);
     }
+    let split = "[shard]\nplacement = \"split\"\nworkers = 2\n";
+    let of = |lines: &str| {
+        Config::from_toml("x.toml", &format!("{split}{lines}")).map(|config| config.shard.workers)
+    };
+    for well in [
+        "[shards]\napplication_cpus = [3]",
+        "worker_cpus = [3, 3]",
+        "worker_cpus = [1, 2, 3, 4]\n[shards]\ncount = 2",
+    ] {
+        assert_eq!(of(well).unwrap(), 2, "{well}");
+    }
+    for (lines, problem) in [
+        ("worker_cpus = [3]", "x.toml:4: shard.worker_cpus: 1 CPU(s) for 2 worker(s)"),
+        ("worker_cpus = [3, 1024]", "x.toml:4: shard.worker_cpus[1]: 1024 is outside 0 to 1023"),
+        (
+            "[shards]\napplication_cpus = [3, 1]",
+            "x.toml:5: shards.application_cpus: 2 CPU(s) for 1 shard(s): each needs one of its own",
+        ),
+        (
+            "application_cpu = 1\n[shards]\ncount = 2",
+            "x.toml:4: shard.application_cpu: is for a single shard: shards.application_cpus pins several",
+        ),
+    ] {
+        assert_eq!(of(lines).unwrap_err().to_string(), problem);
+    }
+    let e = error("[shard]\nworkers = 65\n");
+    assert_eq!(e, "x.toml:2: shard.workers: 65 is outside 0 to 64");
+    let e = error("[shards]\napplication_cpus = [0]\n");
+    assert_eq!(
+        e,
+        "x.toml:2: shards.application_cpus: is for applications on CPUs of their own: shard.placement \"split\""
+    );
     let e = error("[shard]\ncpu = 1\n[shards]\ncount = 2\n");
     assert_eq!(e, "x.toml:2: shard.cpu: is for a single shard: shards.cpus pins several");
 }

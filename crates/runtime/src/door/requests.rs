@@ -111,6 +111,7 @@ impl Code for Request {
                 8u8.put(out);
                 request.put(out);
             }
+            Self::ListenAlone(at, options) => (9u8, (*at, *options)).put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),
         }
     }
@@ -126,6 +127,7 @@ impl Code for Request {
             6 => Self::SendUrgent(Code::get(from)?, Code::get(from)?),
             7 => Self::RecvUrgent(Code::get(from)?),
             8 => Self::Udp(Code::get(from)?),
+            9 => Self::ListenAlone(Code::get(from)?, Code::get(from)?),
             _ => return None,
         })
     }

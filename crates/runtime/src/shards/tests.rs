@@ -7,6 +7,7 @@ mod listeners;
 mod streams;
 mod tasks;
 mod threads;
+mod workers;
 
 use super::Shards;
 use crate::config::{Config, DeviceConfig, DeviceKind};
@@ -148,7 +149,9 @@ impl<S: Handler, C: Handler> World<S, C> {
 
     /// A counter, summed over the shards.
     fn sum(&self, counter: impl Fn(&ShardStats) -> u64) -> u64 {
-        self.shards.iter().map(|shard| counter(shard.stats())).sum()
+        // All workers of a shard know its counters.
+        let first_of_each = self.shards.iter().filter(|shard| shard.core.number.1 == 0);
+        first_of_each.map(|shard| counter(&shard.stack_stats())).sum()
     }
 
     /// A counter of the network layer, summed over the shards.

@@ -71,17 +71,20 @@ impl Domain {
         out < credits.min(OFFERS_MAX)
     }
 
-    /// Offers what waits to those who have credit: the one with the fewest offers first.
+    /// Offers what waits to those who have credit: the one with the fewest offers first, and of several in turn.
     pub(super) fn deal(&mut self, cx: &mut Context<'_>) {
         for listener in 0..LISTENERS_MAX {
             while self.listeners[listener].as_ref().is_some_and(|l| !l.waiting.is_empty()) {
                 let out =
                     |n: &usize| self.clients[*n].as_ref().map_or(0, |c| c.offers.iter().flatten().count());
-                let able = (0..self.clients.len()).filter(|n| self.has_credit(*n, listener));
+                let count = self.clients.len();
+                let in_turn = (0..count).map(|n| (self.dealt_to + 1 + n) % count);
+                let able = in_turn.filter(|n| self.has_credit(*n, listener));
                 let Some(number) = able.min_by_key(out) else { break };
                 if !self.offer(cx, listener, number) {
                     break;
                 }
+                self.dealt_to = number;
             }
         }
     }
@@ -115,20 +118,35 @@ impl Domain {
         client: usize,
         at: SocketAddr,
         options: ListenOptions,
+        alone: bool,
     ) -> Result<u32, Error> {
+        if self.workers && !alone {
+            let shared = self.listeners.iter_mut().zip(0..).find_map(|(listening, number)| {
+                let listening = listening.as_mut().filter(|l| l.at == at && l.holders & 1 << client == 0)?;
+                listening.holders |= 1 << client;
+                Some(number)
+            });
+            if let Some(number) = shared {
+                return Ok(number);
+            }
+        }
         let Some(number) = self.listeners.iter().position(Option::is_none) else {
             self.stats.listeners_refused += 1;
             return Err(Error::Listen(at, ListenError::TooMany));
         };
         let backlog = options.backlog.min(self.backlog_max as u32);
-        let listener = cx.listen(at, ListenOptions { backlog, ..options })?;
+        let options = ListenOptions { backlog, ..options };
+        let listener = if alone { cx.listen_alone(at, options) } else { cx.listen(at, options) }?;
         let (backlog, holders) = (backlog.max(1) as usize, 1 << client);
         let waiting = VecDeque::new();
-        self.listeners[number] = Some(Listening { listener, holders, placeholders: 0, waiting, backlog });
+        self.listeners[number] = Some(Listening { listener, at, holders, placeholders: 0, waiting, backlog });
         for client in 0..self.clients.len() {
             // Credit for a listener that had this number before.
             self.region.credits(client)[number].store(0, Ordering::Relaxed);
         }
+        // Another shard may have listened first, and connections have come since.
+        self.starved = true;
+        self.take_more(cx);
         Ok(number as u32)
     }
 

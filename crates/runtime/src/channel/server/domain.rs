@@ -8,6 +8,7 @@ use super::super::{ChannelConfig, ChannelStats};
 use super::wake::Wake;
 use crate::context::Context;
 use crate::wait::EventFd;
+use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
@@ -42,6 +43,7 @@ pub(super) struct Offered {
 /// One listener.
 pub(super) struct Listening {
     pub listener: Listener,
+    pub at: SocketAddr,
     /// Clients that hold it, a bit each.
     pub holders: u64,
     /// Descriptors on their way between processes that hold it.
@@ -109,7 +111,11 @@ pub(super) struct Domain {
     /// A timer is set for offers that are out.
     pub timer_runs: bool,
     /// Some listener could not take all that came.
-    starved: bool,
+    pub starved: bool,
+    /// Clients are workers of one program: who listens where another does shares its listener.
+    pub workers: bool,
+    /// The client that was offered a connection last.
+    pub dealt_to: usize,
     scratch: Box<[u8; COPY_BYTES]>,
     pub stats: ChannelStats,
 }
@@ -142,6 +148,8 @@ impl Domain {
             datagram_bytes_max: config.datagram_bytes_max as usize,
             timer_runs: false,
             starved: false,
+            workers: false,
+            dealt_to: 0,
             scratch: Box::new([0; COPY_BYTES]),
             stats: ChannelStats::default(),
             region,

@@ -64,7 +64,8 @@ impl Domain {
         // What it did before it asked is in its ring.
         self.answer_bells(cx, number, usize::MAX);
         match asked {
-            Request::Listen(at, options) => Reply::Listen(self.listen(cx, number, at, options)),
+            Request::Listen(at, options) => Reply::Listen(self.listen(cx, number, at, options, false)),
+            Request::ListenAlone(at, options) => Reply::Listen(self.listen(cx, number, at, options, true)),
             Request::Join(listener) => Reply::Join(self.join(number, listener)),
             Request::Unlisten(listener) => {
                 self.unlisten(cx, number, listener);

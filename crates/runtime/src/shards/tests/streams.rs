@@ -1,6 +1,7 @@
 //! Connections: the application sees the same with any number of shards, and their work does not grow with it.
 
 use super::{Idle, World, ours};
+use crate::config::{Config, Placement};
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
@@ -158,7 +159,12 @@ struct Outcome {
 const CONNECTIONS: usize = 120;
 
 fn run(count: u32, spread: Spread, seed: u64) -> Outcome {
-    let mut world = World::new(ours(count), spread, |_| Server::default(), Client::new(seed, CONNECTIONS));
+    run_with(ours(count), spread, seed)
+}
+
+fn run_with(config: Config, spread: Spread, seed: u64) -> Outcome {
+    let count = config.shards.count;
+    let mut world = World::new(config, spread, |_| Server::default(), Client::new(seed, CONNECTIONS));
     // The client begins once its IPv6 address is known to be its own; the server's takes about as long.
     let done = world.until(Duration::from_secs(60), |_, client| client.ended == CONNECTIONS);
     assert!(done, "{count} shards, {spread:?}: {} of {CONNECTIONS}", world.client.handler().ended);
@@ -171,7 +177,7 @@ fn run(count: u32, spread: Spread, seed: u64) -> Outcome {
             assert!(server.insert(*port, bytes.clone()).is_none(), "port {port} was served twice");
         }
         closed.extend(&shard.handler().closed);
-        shard.core.stack.here().unwrap().check_invariants();
+        shard.check_invariants();
     }
     closed.sort_by_key(|(port, _)| *port);
     let served_by = world.shards.iter().filter(|shard| !shard.handler().closed.is_empty()).count();
@@ -199,6 +205,24 @@ fn applications_see_the_same_with_any_number_of_shards_wherever_frames_arrive() 
                 assert_eq!(many.closed, alone.closed, "{count} shards, {spread:?}, seed {seed}");
                 assert_eq!(many.served_by, count as usize);
             }
+        }
+    }
+}
+
+/// The same application with one shard, in its thread, and with several, beside them, and in workers behind either.
+#[test]
+fn applications_see_the_same_in_every_placement_and_with_workers() {
+    let alone = run(1, Spread::Hash, 1);
+    for placement in [Placement::Inline, Placement::Paired, Placement::Split] {
+        for (count, workers) in [(1, 0), (1, 1), (1, 3), (2, 0), (2, 2), (3, 0), (3, 3)] {
+            let mut config = ours(count);
+            (config.shard.placement, config.shard.workers) = (placement, workers);
+            let many = run_with(config, Spread::RoundRobin, 1);
+            let what = format!("{placement:?}, {count} shards with {workers} workers each");
+            assert_eq!(many.client, alone.client, "{what}");
+            assert_eq!(many.server, alone.server, "{what}");
+            assert_eq!(many.closed, alone.closed, "{what}");
+            assert_eq!(many.served_by, (count * workers.max(1)) as usize, "{what}");
         }
     }
 }

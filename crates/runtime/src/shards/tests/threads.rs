@@ -1,8 +1,8 @@
 //! Shards on threads of their own: beginning, ending and failing together.
 
 use super::control::arp;
-use super::{Idle, THEIRS, config, ours, receive, send};
-use crate::config::{Config, DeviceConfig, DeviceKind};
+use super::{Idle, THEIRS, ours, receive, send};
+use crate::config::{Config, DeviceConfig, DeviceKind, Placement};
 use crate::context::Context;
 use crate::error::Error;
 use crate::handler::Handler;
@@ -66,7 +66,12 @@ impl Handler for Pinger {
     }
 
     fn closed(&mut self, cx: &mut Context<'_>, _: Conn, reason: CloseReason) {
-        assert_eq!(reason, CloseReason::Normal);
+        if reason == CloseReason::Refused {
+            // Nobody listens yet.
+            self.left += 1;
+        } else {
+            assert_eq!(reason, CloseReason::Normal);
+        }
         // Long enough for the others to fall asleep.
         cx.set_timer(Duration::from_millis(2), 0).unwrap();
     }
@@ -81,24 +86,32 @@ pub(super) fn only_v4(mut config: Config) -> Config {
     config
 }
 
-fn open(config: Config, spread: Spread) -> (super::super::Opened, Device) {
+pub(super) fn open(config: Config, spread: Spread) -> (super::super::Opened, Device) {
     let (far, queues) = fan(&MemoryConfig::default(), config.shards.count as usize, spread);
     (Shards::new(config).device("cable", queues).open().unwrap(), far)
 }
 
 #[test]
 fn shards_on_threads_serve_what_arrives_anywhere_and_sleep_meanwhile() {
-    let (opened, far) = open(only_v4(ours(2)), Spread::Fixed(0));
+    for placement in [Placement::Inline, Placement::Paired, Placement::Split] {
+        serve_on_two(placement);
+    }
+}
+
+fn serve_on_two(placement: Placement) {
+    let mut config = only_v4(ours(2));
+    config.shard.placement = placement;
+    let (opened, far) = open(config, Spread::Fixed(0));
     let (stop, readers) = (StopFlag::new().unwrap(), opened.stats_readers());
     let flag = stop.clone();
     let server = thread::spawn(move || {
         let finish = |index, shard: Shard<Echo>| {
             let name = thread::current().name().unwrap().to_string();
-            (index, name, *shard.stats(), shard.core.stack.tcp_stats().passive_opens)
+            (index, name, shard.stack_stats(), shard.core.stack.tcp_stats().passive_opens)
         };
         opened.run(&flag, |_| Ok(Echo), finish)
     });
-    let client = only_v4(config(THEIRS));
+    let client = only_v4(super::config(THEIRS));
     let mut client =
         Shard::builder(client).handler(Pinger { left: 60 }).device("cable", far).build().unwrap();
     client.run(&StopFlag::new().unwrap()).unwrap();
@@ -278,15 +291,25 @@ fn what_does_not_fit_the_machine_is_refused_before_anything_runs() {
     );
     let alone = Shard::builder(ours(2)).handler(Idle::default()).build().err().unwrap().to_string();
     assert_eq!(alone, "shards.count: is for programs that run several shards: this one runs one");
+    let mut config = ours(1);
+    config.shard.workers = 2;
+    let alone = Shard::builder(config).handler(Idle::default()).build().err().unwrap().to_string();
+    let problem = "is for programs that make an application for each thread (Shards): this one made one";
+    assert_eq!(alone, format!("shard.workers: {problem}"));
     let unopened = Shards::new(ours(2)).open().err().unwrap().to_string();
     assert!(unopened.contains("memory device \"cable\" has no other end"), "{unopened}");
+}
+
+/// Those that the calling thread may use.
+pub(super) fn cpus() -> Vec<u32> {
+    let mask = rustix::thread::sched_getaffinity(None).unwrap();
+    (0..1024).filter(|&cpu| mask.is_set(cpu as usize)).collect()
 }
 
 #[test]
 fn each_shard_is_pinned_to_its_cpu() {
     let mut config = only_v4(ours(2));
-    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
-    let cpus: Vec<u32> = (0..1024).filter(|&cpu| allowed.is_set(cpu as usize)).take(2).collect();
+    let cpus: Vec<u32> = cpus().into_iter().take(2).collect();
     config.shards.cpus = cpus.clone();
     if cpus.len() < 2 {
         // A machine with one CPU cannot pin two shards, and says so.
@@ -297,14 +320,7 @@ fn each_shard_is_pinned_to_its_cpu() {
     let (opened, _far) = open(config, Spread::Hash);
     let stop = StopFlag::new().unwrap();
     stop.stop();
-    let pinned = opened.run(
-        &stop,
-        |_| Ok(Idle::default()),
-        |_, _| {
-            let mask = rustix::thread::sched_getaffinity(None).unwrap();
-            (0..1024).filter(|&cpu| mask.is_set(cpu as usize)).map(|cpu| cpu as u32).collect::<Vec<_>>()
-        },
-    );
+    let pinned = opened.run(&stop, |_| Ok(Idle::default()), |_, _| self::cpus());
     assert_eq!(pinned.unwrap(), [vec![cpus[0]], vec![cpus[1]]]);
 }
 
