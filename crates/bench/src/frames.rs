@@ -135,7 +135,7 @@ impl Template {
 /// What to tell the device about a TCP frame over IPv4 without IP options.
 pub fn tx_meta(offload: bool) -> TxMeta {
     let partial_checksum = offload.then_some((TCP_AT as u16, CHECKSUM_IN_TCP as u16));
-    TxMeta { partial_checksum, gso: None }
+    TxMeta { partial_checksum, ..TxMeta::NONE }
 }
 
 /// A received TCP segment.

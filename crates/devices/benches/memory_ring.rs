@@ -54,7 +54,7 @@ fn send(device: &mut ginnel_stack::device::Device, frames: usize, bytes: usize) 
     for number in 0..frames {
         let room = device.tx.reserve(bytes).expect("the ring holds a batch");
         room[..64].fill(number as u8);
-        device.tx.commit(bytes, TxMeta { partial_checksum: Some((34, 16)), gso: None });
+        device.tx.commit(bytes, TxMeta { partial_checksum: Some((34, 16)), ..TxMeta::NONE });
     }
     device.tx.flush(Instant::ZERO);
 }

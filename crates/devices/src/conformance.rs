@@ -7,7 +7,7 @@ mod frames;
 mod wake;
 
 use frames::{Frame, Received};
-use ginnel_stack::device::{BURST_FRAMES_MAX, Device, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{BURST_FRAMES_MAX, Device, Label, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{BorrowedFd, RawFd};
@@ -25,6 +25,8 @@ pub struct Promises {
     pub back_pressure: bool,
     /// Super-frames of up to so many bytes arrive uncut. Larger ones may arrive as segments.
     pub super_frame_bytes_whole: usize,
+    /// Labels arrive. Otherwise none does.
+    pub labels: bool,
 }
 
 /// Runs all checks. `make` makes a new pair of joined devices each time.
@@ -45,6 +47,7 @@ type Check = fn(&mut Bench);
 const CHECKS: &[(&str, Check)] = &[
     ("capabilities are constant and sane", capabilities_are_constant_and_sane),
     ("frames of every size keep their content", frames_of_every_size_keep_their_content),
+    ("labels arrive as they were sent or not at all", labels_arrive_as_they_were_sent_or_not_at_all),
     ("both directions keep their order", both_directions_keep_their_order),
     ("super-frames keep their content", super_frames_keep_their_content),
     ("room that is not committed leaves no trace", room_that_is_not_committed_leaves_no_trace),
@@ -191,6 +194,29 @@ fn frames_of_every_size_keep_their_content(bench: &mut Bench) {
     assert_same(&frames, &bench.exchange(&frames));
 }
 
+/// Nobody need carry them, but a wrong hash would bring a frame to the wrong shard.
+fn labels_arrive_as_they_were_sent_or_not_at_all(bench: &mut Bench) {
+    let capabilities = bench.left.tx.capabilities();
+    let labels = |number: u32| match number % 3 {
+        0 => Label::NONE,
+        1 => Label::new(Some(number.wrapping_mul(0x9e37_79b9)), 0),
+        _ => Label::new(None, (number % 8) as u8),
+    };
+    let frames: Vec<_> = (0..300)
+        .map(|number| {
+            let mut frame = Frame::plain(capabilities, number, 60 + number as usize);
+            frame.meta.label = labels(number);
+            frame
+        })
+        .collect();
+    let received = bench.exchange(&frames);
+    assert_same(&frames, &received);
+    for (sent, received) in frames.iter().zip(&received) {
+        let expected = if bench.promises.labels { sent.meta.label } else { Label::NONE };
+        assert_eq!(received.label, expected);
+    }
+}
+
 fn both_directions_keep_their_order(bench: &mut Bench) {
     let make = |capabilities, seed: u32| -> Vec<_> {
         (0..1000u32)
@@ -253,7 +279,7 @@ fn bursts_are_bounded_and_append(bench: &mut Bench) {
     let frames: Vec<_> =
         (0..3 * BURST_FRAMES_MAX as u32).map(|n| Frame::plain(capabilities, n, 90)).collect();
     let filler = [0xffu8; 60];
-    let filler = RxFrame { bytes: &filler, checksum: Default::default(), gso: None };
+    let filler = RxFrame::new(&filler);
     let mut received = Vec::new();
     for window in frames.chunks(WINDOW) {
         for frame in window {

@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_mirrored_device_conforms() {
-        let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+        let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
         let mut monitors = Vec::new();
         conformance::run("mirror", promises, &mut || {
             let (left, right) = pair(MemoryConfig::default());
@@ -207,7 +207,7 @@ mod tests {
         frame[22..24].copy_from_slice(&[64, 6]);
         frame[46] = 0x50;
         let gso = Gso { kind: GsoKind::Tcp4, size: 1460, header_len: 54, ecn: false };
-        send(&mut left, &frame, TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso) });
+        send(&mut left, &frame, TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso), ..TxMeta::NONE });
         let lengths: Vec<usize> = receive(&mut watcher).iter().map(Vec::len).collect();
         assert_eq!(lengths, [1514, 1514, 134]);
     }

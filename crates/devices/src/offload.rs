@@ -16,7 +16,7 @@ pub fn meta_of(frame: &RxFrame<'_>) -> TxMeta {
         RxChecksum::Partial { start, offset } => Some((start, offset)),
         RxChecksum::Unverified | RxChecksum::Verified => None,
     };
-    TxMeta { partial_checksum, gso: frame.gso }
+    TxMeta { partial_checksum, gso: frame.gso, label: frame.label }
 }
 
 /// Makes wire frames: super-frames are cut and partial checksums completed.
@@ -81,7 +81,7 @@ impl Forwarder {
         }
         let mut refused = 0;
         let result = self.wire.of(frame, meta, |segment| {
-            refused += u64::from(!put(tx, segment, TxMeta::default()));
+            refused += u64::from(!put(tx, segment, TxMeta { label: meta.label, ..TxMeta::NONE }));
         });
         refused + u64::from(result.is_err())
     }
@@ -137,7 +137,7 @@ mod tests {
         pseudo(frame.len() - 34).add(Sum::of(&frame[34..])).is_valid()
     }
 
-    const PARTIAL: TxMeta = TxMeta { partial_checksum: Some((34, 16)), gso: None };
+    const PARTIAL: TxMeta = TxMeta { partial_checksum: Some((34, 16)), ..TxMeta::NONE };
     const GSO: Gso = Gso { kind: GsoKind::Tcp4, size: 1000, header_len: 54, ecn: false };
     const SUPER: TxMeta = TxMeta { gso: Some(GSO), ..PARTIAL };
 
@@ -188,7 +188,7 @@ mod tests {
             forwarded(MemoryConfig { gso_bytes_max: 2553, ..able() }, &tcp(2500), SUPER),
             (0, cut.clone())
         );
-        let merged = TxMeta { gso: Some(GSO), partial_checksum: None };
+        let merged = TxMeta { gso: Some(GSO), ..TxMeta::NONE };
         assert_eq!(forwarded(able(), &tcp(2500), merged), (0, cut));
         assert_eq!(forwarded(able().without_offloads(), &tcp(500), PARTIAL), (0, vec![(554, false)]));
     }

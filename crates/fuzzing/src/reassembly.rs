@@ -6,7 +6,7 @@
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
-use ginnel_stack::device::{Capabilities, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, RxFrame, TxMeta, TxQueue};
 use ginnel_stack::handle::PortId;
 use ginnel_stack::ip::{Input, Network, NetworkConfig, Parsed};
 use ginnel_stack::link::LinkConfig;
@@ -219,7 +219,7 @@ impl Rig {
 
     /// The payload of a datagram that was put together by this frame.
     fn deliver(&mut self, frame: &[u8]) -> Option<Vec<u8>> {
-        let rx = RxFrame { bytes: frame, checksum: RxChecksum::Unverified, gso: None };
+        let rx = RxFrame::new(frame);
         let parsed = self.network.parse(self.port, &rx);
         self.network.account(&parsed);
         let Parsed::Other(other) = parsed else { return None };

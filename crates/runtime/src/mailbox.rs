@@ -9,7 +9,7 @@
 
 use crate::bell::Bell;
 use ginnel_devices::memory::lane::{LaneRx, LaneTx, lane};
-use ginnel_stack::device::{RxChecksum, RxFrame};
+use ginnel_stack::device::RxFrame;
 use ginnel_stack::handle::PortId;
 use ginnel_stack::steering::News;
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ pub(crate) fn mailbox(frames_bytes: usize, told_bytes: usize, bell: Arc<Bell>) -
 impl Outbox {
     /// Sends a frame that belongs to the other. False, and it is lost, if the mailbox is full.
     pub(crate) fn send(&mut self, port: PortId, frame: &RxFrame<'_>) -> bool {
-        self.frames.push(port.0.into(), frame.bytes, frame.checksum, frame.gso)
+        self.frames.push(port.0.into(), frame)
     }
 
     /// Whether a frame of `len` bytes can be told. Nothing overtakes news.
@@ -53,7 +53,7 @@ impl Outbox {
 
     /// Tells a frame, for which there is room.
     pub(crate) fn tell(&mut self, port: PortId, frame: &RxFrame<'_>) {
-        let told = self.told.push(port.0.into(), frame.bytes, frame.checksum, frame.gso);
+        let told = self.told.push(port.0.into(), frame);
         debug_assert!(told, "told without asking for room");
     }
 
@@ -71,7 +71,7 @@ impl Outbox {
     /// Shows the other what is new, and wakes it if it sleeps.
     pub(crate) fn publish(&mut self) {
         while let Some(news) = self.news.front() {
-            if !self.told.push(NEWS, &news.encode(), RxChecksum::Unverified, None) {
+            if !self.told.push(NEWS, &RxFrame::new(&news.encode())) {
                 break;
             }
             self.news.pop_front();
@@ -147,7 +147,7 @@ mod tests {
         let bell = Arc::new(Bell::new().unwrap());
         let ((mut one, mut from_one), (mut other, _from_other)) =
             (mailbox(4096, 4096, bell.clone()), mailbox(4096, 4096, bell.clone()));
-        let frame = RxFrame { bytes: &[7; 60], checksum: RxChecksum::Unverified, gso: None };
+        let frame = RxFrame::new(&[7; 60]);
         let send = |out: &mut Outbox| {
             assert!(out.send(PortId(0), &frame));
             out.publish();

@@ -4,7 +4,7 @@ use crate::board::{Board, Posted, State};
 use crate::mailbox::Outbox;
 use crate::stats::ShardStats;
 use core::net::SocketAddr;
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::error::ListenError;
 use ginnel_stack::handle::{Listener, PortId, UdpHandle};
 use ginnel_stack::options::ListenOptions;
@@ -55,7 +55,7 @@ impl Peers {
         stats: &mut ShardStats,
     ) {
         let Some(steering) = steering else { return };
-        burst.retain(|frame| match steering.home(frame.bytes) {
+        burst.retain(|frame| match steering.home_of(frame) {
             Home::Shard(home) if home == self.me => true,
             Home::Shard(home) => {
                 self.send(home, port, frame, stats);
@@ -122,7 +122,7 @@ impl Peers {
     /// Sends what the engine has for the others.
     pub(crate) fn exchange(&mut self, stack: &mut Stack, stats: &mut ShardStats) {
         while let Some(stray) = stack.next_stray() {
-            let frame = RxFrame { bytes: &stray.frame, checksum: RxChecksum::Unverified, gso: None };
+            let frame = RxFrame::new(&stray.frame);
             match stray.home {
                 Home::Shard(home) => self.send(home, stray.port, &frame, stats),
                 Home::Every => self.send_to_all(stray.port, &frame, stats),

@@ -60,6 +60,65 @@ pub struct Gso {
     pub ecn: bool,
 }
 
+/// What is known about the flow that a frame belongs to: a hash, and a priority. Four bytes, so that frames and what is asked for them stay as
+/// small as they were.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Label(u32);
+
+impl Label {
+    /// No hash, and the lowest priority.
+    pub const NONE: Self = Self(0);
+    /// Low bits of a hash that are kept: indirection tables choose by the lowest seven.
+    pub const HASH_BITS: u32 = 28;
+    /// The highest priority (IEEE 802.1Q has eight of them).
+    pub const PRIORITY_MAX: u8 = 7;
+
+    const HASH_MASK: u32 = (1 << Self::HASH_BITS) - 1;
+    const HAS_HASH: u32 = 1 << Self::HASH_BITS;
+
+    /// A label with the low bits of a hash, if there is one, and a priority, which is at most [`Label::PRIORITY_MAX`].
+    #[must_use]
+    pub const fn new(hash: Option<u32>, priority: u8) -> Self {
+        let priority = if priority > Self::PRIORITY_MAX { Self::PRIORITY_MAX } else { priority };
+        let hash = match hash {
+            Some(hash) => Self::HAS_HASH | hash & Self::HASH_MASK,
+            None => 0,
+        };
+        Self(hash | (priority as u32) << (Self::HASH_BITS + 1))
+    }
+
+    /// The low [`Label::HASH_BITS`] bits of the Toeplitz hash of addresses and ports under Microsoft's key ([`crate::steering`]), if somebody has
+    /// computed it.
+    #[must_use]
+    pub const fn hash(self) -> Option<u32> {
+        if self.0 & Self::HAS_HASH == 0 { None } else { Some(self.0 & Self::HASH_MASK) }
+    }
+
+    /// From 0, the lowest and usual one, to [`Label::PRIORITY_MAX`].
+    #[must_use]
+    pub const fn priority(self) -> u8 {
+        (self.0 >> (Self::HASH_BITS + 1)) as u8
+    }
+
+    /// As a number, for devices that carry it. Every number is a label.
+    #[must_use]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The reverse of [`Label::bits`].
+    #[must_use]
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(if bits & Self::HAS_HASH == 0 { bits & !Self::HASH_MASK } else { bits })
+    }
+}
+
+impl core::fmt::Debug for Label {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Label").field("hash", &self.hash()).field("priority", &self.priority()).finish()
+    }
+}
+
 /// A received frame, lent by its queue.
 #[derive(Clone, Copy, Debug)]
 pub struct RxFrame<'a> {
@@ -69,6 +128,16 @@ pub struct RxFrame<'a> {
     pub checksum: RxChecksum,
     /// Set if the frame is a super-frame.
     pub gso: Option<Gso>,
+    /// What the sender or the device knows about its flow. A hash is believed: it chooses the shard of a TCP or UDP packet.
+    pub label: Label,
+}
+
+impl<'a> RxFrame<'a> {
+    /// A frame of which nothing is known.
+    #[must_use]
+    pub const fn new(bytes: &'a [u8]) -> Self {
+        Self { bytes, checksum: RxChecksum::Unverified, gso: None, label: Label::NONE }
+    }
 }
 
 /// The frames of one burst.
@@ -83,6 +152,13 @@ pub struct TxMeta {
     /// If set, the device cuts the frame. Only used if the frame is at most [`Capabilities::gso_bytes_max`] long.
     /// A super-frame always has a partial checksum.
     pub gso: Option<Gso>,
+    /// What is known about the frame's flow. Devices that can carry it do, others leave it out.
+    pub label: Label,
+}
+
+impl TxMeta {
+    /// Nothing is asked for.
+    pub const NONE: Self = Self { partial_checksum: None, gso: None, label: Label::NONE };
 }
 
 /// What a device can do.
@@ -195,4 +271,36 @@ pub struct Device {
     pub rx: Box<dyn RxQueue + Send>,
     /// Sending half.
     pub tx: Box<dyn TxQueue + Send>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_label_keeps_what_it_was_made_of() {
+        let low = (1 << Label::HASH_BITS) - 1;
+        for hash in [None, Some(0), Some(1), Some(low), Some(u32::MAX)] {
+            for priority in [0, 1, 7, 8, 255] {
+                let label = Label::new(hash, priority);
+                assert_eq!((label.hash(), label.priority()), (hash.map(|hash| hash & low), priority.min(7)));
+                assert_eq!(Label::from_bits(label.bits()), label);
+                assert_eq!(label == Label::NONE, hash.is_none() && priority == 0);
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_is_a_label_and_without_a_hash_there_is_one_way_to_say_so() {
+        for bits in [0, 1, u32::MAX, 1 << 28, 7 << 29, (7 << 29) + 5] {
+            let label = Label::from_bits(bits);
+            assert_eq!(label, Label::new(label.hash(), label.priority()), "{bits:#x}");
+        }
+    }
+
+    /// They are written and read for each frame.
+    #[test]
+    fn what_is_known_of_a_frame_is_small() {
+        assert_eq!((size_of::<RxFrame<'_>>(), size_of::<TxMeta>()), (32, 16));
+    }
 }

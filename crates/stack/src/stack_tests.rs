@@ -80,7 +80,7 @@ impl End {
                         Some((start, offset)) => RxChecksum::Partial { start, offset },
                         None => RxChecksum::Unverified,
                     };
-                    RxFrame { bytes, checksum, gso: meta.gso }
+                    RxFrame { checksum, gso: meta.gso, ..RxFrame::new(bytes) }
                 })
                 .collect();
             self.stack.receive(now, self.port, &burst);

@@ -3,7 +3,7 @@
 use crate::sim::{Outbox, OutboxTx};
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, Listener, PortId};
 use ginnel_stack::link::LinkConfig;
@@ -217,7 +217,7 @@ impl Puppet {
     pub fn receive_only(&mut self, frames: &[Vec<u8>]) {
         let mut burst = RxBurst::new();
         for bytes in frames {
-            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            burst.push(RxFrame::new(bytes));
         }
         self.stack.receive(self.now, self.port, &burst);
         self.stack.finish_burst(&burst);
@@ -247,7 +247,7 @@ impl Puppet {
     fn turn(&mut self, frames: &[&[u8]]) {
         let mut burst = RxBurst::new();
         for bytes in frames {
-            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            burst.push(RxFrame::new(bytes));
         }
         self.stack.receive(self.now, self.port, &burst);
         self.take_events(&burst);

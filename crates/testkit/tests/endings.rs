@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::error::ConnectError;
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{LinkId, Listener, PortId};
@@ -129,7 +129,7 @@ fn an_attempt_to_connect_that_is_given_up_at_once_sends_nothing() {
 fn burst_of(frames: &[Vec<u8>]) -> RxBurst<'_> {
     let mut burst = RxBurst::new();
     for bytes in frames {
-        burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+        burst.push(RxFrame::new(bytes));
     }
     burst
 }

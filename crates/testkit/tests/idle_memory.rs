@@ -3,7 +3,7 @@
 
 use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::device::{Capabilities, RxBurst, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, RxBurst, RxFrame, TxMeta, TxQueue};
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::PortId;
 use ginnel_stack::link::LinkConfig;
@@ -92,7 +92,7 @@ impl Server {
             TcpOptions { mss: syn.then_some(1460), window_scale: syn.then_some(7), ..TcpOptions::default() };
         let bytes = frame(&header, &options, payload);
         let mut burst = RxBurst::new();
-        burst.push(RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None });
+        burst.push(RxFrame::new(&bytes));
         self.stack.receive(self.now, self.port, &burst);
         while let Some(event) = self.stack.next_event() {
             match event {

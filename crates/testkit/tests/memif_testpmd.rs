@@ -243,7 +243,7 @@ fn tcp(payload: usize, size: Option<u16>) -> (Vec<u8>, TxMeta) {
     frame[50..52].copy_from_slice(&pseudo(20 + payload).fold().to_be_bytes());
     frame[54..].iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = (at % 251) as u8);
     let gso = size.map(|size| Gso { kind: GsoKind::Tcp4, size, header_len: 54, ecn: false });
-    (frame, TxMeta { partial_checksum: Some((34, 16)), gso })
+    (frame, TxMeta { partial_checksum: Some((34, 16)), gso, ..TxMeta::NONE })
 }
 
 fn pseudo(len: usize) -> Sum {

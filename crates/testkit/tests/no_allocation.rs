@@ -4,7 +4,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame, RxQueue};
+use ginnel_stack::device::{RxBurst, RxFrame, RxQueue};
 use ginnel_stack::events::Event;
 use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
 use ginnel_stack::link::LinkConfig;
@@ -370,7 +370,7 @@ fn echo_requests() {
     frame.resize(98, 0);
     assert_steady(10, 1000, || {
         let mut burst = RxBurst::new();
-        burst.push(RxFrame { bytes: &frame, checksum: RxChecksum::Unverified, gso: None });
+        burst.push(RxFrame::new(&frame));
         two.server.stack.receive(two.now, two.server.port, &burst);
         two.server.stack.finish_burst(&burst);
         two.rest(SECOND / 1000);
@@ -468,7 +468,7 @@ fn fragments_of_datagrams_and_echo_requests_of_both_families() {
         for frames in frames.chunks(32) {
             let mut burst = RxBurst::new();
             for bytes in frames {
-                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+                burst.push(RxFrame::new(bytes));
             }
             two.server.stack.receive(two.now, two.server.port, &burst);
             two.server.stack.finish_burst(&burst);

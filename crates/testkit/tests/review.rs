@@ -2,7 +2,7 @@
 
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::error::{RecvError, SendError};
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::PortId;
@@ -93,7 +93,7 @@ fn what_was_acknowledged_in_place_has_its_memory_kept_for_it() {
     let conn = p.conn.unwrap();
     let bytes = p.segment(ACK, 1, 1, b"must not be lost", &TcpOptions::default());
     let mut burst = RxBurst::new();
-    burst.push(RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None });
+    burst.push(RxFrame::new(&bytes));
     p.stack.receive(p.now, PortId(0), &burst);
     while let Some(event) = p.stack.next_event() {
         if let Event::Data { conn, data } = event {
@@ -284,7 +284,7 @@ fn a_closed_connection_takes_no_more_options() {
     let conn = p.conn.unwrap();
     let bytes = p.segment(TcpFlags::RST, 1, 0, &[], &TcpOptions::default());
     let mut burst = RxBurst::new();
-    burst.push(RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None });
+    burst.push(RxFrame::new(&bytes));
     p.stack.receive(p.now, PortId(0), &burst);
     assert!(p.stack.set_option(conn, TcpOption::UserTimeout(Duration::from_secs(9))).is_err());
 }
@@ -523,7 +523,7 @@ fn the_urgent_mark_counts_bytes_that_still_lie_in_the_burst() {
     let announced = p.special(ACK | TcpFlags::URG, 4, 1, 60_000, 1, &[]);
     let mut burst = RxBurst::new();
     for bytes in [&bytes, &announced] {
-        burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+        burst.push(RxFrame::new(bytes));
     }
     p.stack.receive(p.now, PortId(0), &burst);
     assert_eq!(p.stack.urgent_mark(conn).map(|mark| mark.ahead), Some(3));
@@ -559,7 +559,7 @@ fn readable_counts_what_lies_in_the_burst_and_buffered_what_can_be_read_now() {
     );
     let mut burst = RxBurst::new();
     for bytes in [&first, &second] {
-        burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+        burst.push(RxFrame::new(bytes));
     }
     let mut read = [0; 16];
     p.stack.receive(p.now, PortId(0), &burst);

@@ -8,7 +8,7 @@
 
 use super::umem::Mapping;
 use core::net::{IpAddr, Ipv6Addr};
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{RxBurst, RxFrame};
 use rustix::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use std::ffi::c_int;
@@ -121,7 +121,7 @@ impl Copies {
         let this = &*self;
         for number in 0..this.lent {
             if let Some(bytes) = this.frame((first + number) % SLOTS) {
-                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+                burst.push(RxFrame::new(bytes));
             }
         }
     }

@@ -7,7 +7,7 @@ use super::rings::{CONTINUED, Consumer, Descriptor, Producer};
 use super::socket::Socket;
 use super::umem::RxChunks;
 use arrayvec::ArrayVec;
-use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxChecksum, RxFrame, RxQueue};
+use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame, RxQueue};
 use ginnel_stack::time::Instant;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -204,7 +204,7 @@ impl RxQueue for AfXdpRx {
                 Place::Chunk(range) => self.chunks.bytes(range),
                 Place::Joined(range) => &self.joined[range],
             };
-            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            burst.push(RxFrame::new(bytes));
         }
         if let Packets::Copies(copies) = &mut self.packets {
             copies.receive(burst);

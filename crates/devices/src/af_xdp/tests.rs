@@ -52,7 +52,7 @@ fn only(device: AfXdp) -> Device {
     device.into_one().expect("one queue")
 }
 
-const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 0 };
+const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 0, labels: false };
 
 /// Runs the suite over pairs of veth interfaces with these keys.
 fn conforms(keys: &str, mtu: usize) {

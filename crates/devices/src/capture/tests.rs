@@ -81,10 +81,11 @@ fn tcp(payload: usize) -> Vec<u8> {
     frame
 }
 
-const PARTIAL: TxMeta = TxMeta { partial_checksum: Some((34, 16)), gso: None };
+const PARTIAL: TxMeta = TxMeta { partial_checksum: Some((34, 16)), ..TxMeta::NONE };
 const SUPER: TxMeta = TxMeta {
     partial_checksum: Some((34, 16)),
     gso: Some(Gso { kind: GsoKind::Tcp4, size: 1460, header_len: 54, ecn: false }),
+    ..TxMeta::NONE
 };
 
 /// Sends a frame, a super-frame and an answer.
@@ -101,7 +102,7 @@ fn exchange(config: &CaptureConfig) {
 #[test]
 fn a_captured_device_conforms() {
     let directory = Directory::new("conforms");
-    let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+    let promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
     conformance::run("capture", promises, &mut || {
         let (left, right) = pair(MemoryConfig::default());
         (wrap(left, &CaptureConfig::new(directory.file("trace.pcapng"))).expect("a capture"), right)

@@ -1,6 +1,6 @@
 //! Frames of the suite: plain ones of any size, and TCP and UDP packets with and without offloads.
 
-use ginnel_stack::device::{Capabilities, Gso, GsoKind, RxChecksum, RxFrame, TxMeta};
+use ginnel_stack::device::{Capabilities, Gso, GsoKind, Label, RxChecksum, RxFrame, TxMeta};
 use ginnel_stack::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -27,6 +27,7 @@ pub(super) struct Frame {
 /// A frame of the suite that arrived.
 pub(super) struct Received {
     pub(super) bytes: Vec<u8>,
+    pub(super) label: Label,
     checksum: RxChecksum,
     gso: Option<Gso>,
 }
@@ -54,7 +55,12 @@ impl Received {
     pub(super) fn of(frame: &RxFrame<'_>) -> Option<Self> {
         let plain = frame.bytes.get(12..14) == Some(&ETHERTYPE) && frame.bytes.get(14..18) == Some(&MAGIC);
         let ours = plain || Packet::parse(frame.bytes).is_some();
-        ours.then(|| Self { bytes: frame.bytes.to_vec(), checksum: frame.checksum, gso: frame.gso })
+        ours.then(|| Self {
+            bytes: frame.bytes.to_vec(),
+            label: frame.label,
+            checksum: frame.checksum,
+            gso: frame.gso,
+        })
     }
 
     pub(super) fn payload_len(&self) -> usize {
@@ -212,7 +218,7 @@ fn build(recipe: Recipe, number: u16, source: [u8; 6], target: [u8; 6]) -> Frame
     let ecn = kind != GsoKind::Udp && number.is_multiple_of(2);
     let gso = recipe.segment.map(|size| Gso { kind, size: size as u16, header_len, ecn });
     let partial_checksum = recipe.partial.then_some((start as u16, offset as u16));
-    Frame { bytes, meta: TxMeta { partial_checksum, gso } }
+    Frame { bytes, meta: TxMeta { partial_checksum, gso, ..TxMeta::NONE } }
 }
 
 /// Checks that what arrived makes up what was sent: whole or in segments, each with a right or a trustworthy checksum.

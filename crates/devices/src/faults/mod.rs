@@ -187,7 +187,7 @@ impl RxQueue for FaultsRx {
         }
         self.more = !empty || self.pipeline.next_arrival().is_some_and(|arrival| arrival <= now);
         for frame in &self.lent {
-            burst.push(RxFrame { bytes: frame, checksum: Default::default(), gso: None });
+            burst.push(RxFrame::new(frame));
         }
     }
 

@@ -2,7 +2,7 @@ use super::*;
 use crate::conformance::{self, Promises};
 use crate::memory::{MemoryConfig, pair};
 
-const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: 0 };
+const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: 0, labels: false };
 
 fn wrapped(spec: &str, config: MemoryConfig) -> (Device, Device) {
     let spec = LinkSpec::parse(spec).expect("valid");
@@ -99,7 +99,7 @@ fn a_seed_gives_the_same_faults_again_and_another_seed_others() {
 fn a_frame_that_contradicts_its_meta_is_counted() {
     let (left, _right) = pair(MemoryConfig::default());
     let (mut left, stats) = wrap_counted(left, &LinkSpec::default(), 1);
-    send(&mut left, Instant::ZERO, &[0; 60], TxMeta { partial_checksum: Some((50, 16)), gso: None });
+    send(&mut left, Instant::ZERO, &[0; 60], TxMeta { partial_checksum: Some((50, 16)), ..TxMeta::NONE });
     assert_eq!(stats.up.malformed.load(Relaxed), 1);
     assert_eq!(stats.up.offered.load(Relaxed), 0);
 }

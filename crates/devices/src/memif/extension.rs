@@ -5,14 +5,16 @@
 //! length stands in the `private_hdr_size` of each ring.
 
 use crate::tap::vnet;
-use ginnel_stack::device::{Gso, RxChecksum, TxMeta};
+use ginnel_stack::device::{Label, RxFrame, TxMeta};
 
 /// Marks the announcement.
 const MAGIC: [u8; 8] = *b"GINNELX1";
 const FRAME_HEADERS: u32 = 1;
 
-/// Bytes of the header in front of each frame: the header of virtio-net (10), two zeros, and four bytes for later.
+/// Bytes of the header in front of each frame: the header of virtio-net (10), two zeros, and the frame's label (4), which is zero if there is none.
 pub(super) const HEADER_BYTES: usize = 16;
+/// Where the label is.
+const LABEL_AT: usize = 12;
 
 /// What is announced or chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,18 +55,22 @@ impl Features {
 pub(super) fn encode(meta: TxMeta) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..vnet::LEN].copy_from_slice(&vnet::encode(meta));
+    header[LABEL_AT..].copy_from_slice(&meta.label.bits().to_ne_bytes());
     header
 }
 
 /// What the header says about the frame behind it, if it does not contradict it.
-pub(super) fn decode(header: &[u8; HEADER_BYTES], frame: &[u8]) -> Option<(RxChecksum, Option<Gso>)> {
-    let (vnet, _) = header.split_first_chunk()?;
-    vnet::decode(vnet, frame).ok()
+pub(super) fn decode<'a>(header: &[u8; HEADER_BYTES], frame: &'a [u8]) -> Option<RxFrame<'a>> {
+    let (vnet, label) = (header.first_chunk()?, header.last_chunk()?);
+    let (checksum, gso) = vnet::decode(vnet, frame).ok()?;
+    let label = Label::from_bits(u32::from_ne_bytes(*label));
+    Some(RxFrame { bytes: frame, checksum, gso, label })
 }
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use ginnel_stack::device::RxChecksum;
 
     const BOTH: Features = Features { frame_headers: true };
 
@@ -93,9 +99,21 @@ mod tests {
 
     #[test]
     fn what_is_encoded_is_decoded_and_contradictions_are_refused() {
-        let partial = TxMeta { partial_checksum: Some((34, 16)), gso: None };
-        let header = encode(partial);
-        assert_eq!(decode(&header, &[0; 60]), Some((RxChecksum::Partial { start: 34, offset: 16 }, None)));
-        assert_eq!(decode(&header, &[0; 51]), None);
+        for label in [Label::NONE, Label::new(None, 7), Label::new(Some(0), 0), Label::new(Some(u32::MAX), 3)]
+        {
+            let meta = TxMeta { partial_checksum: Some((34, 16)), label, ..TxMeta::NONE };
+            let header = encode(meta);
+            let frame = decode(&header, &[0; 60]).expect("it is valid");
+            assert_eq!(frame.checksum, RxChecksum::Partial { start: 34, offset: 16 });
+            assert_eq!((frame.gso, frame.label), (None, label));
+            assert!(decode(&header, &[0; 51]).is_none());
+        }
+    }
+
+    /// An end of before labels sends zeros there, and sees none.
+    #[test]
+    fn a_header_without_a_label_has_none() {
+        assert_eq!(encode(TxMeta::NONE), [0; HEADER_BYTES]);
+        assert_eq!(decode(&[0; HEADER_BYTES], &[0; 60]).expect("it is valid").label, Label::NONE);
     }
 }

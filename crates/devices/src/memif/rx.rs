@@ -7,7 +7,7 @@ use super::ring::{Descriptor, Ring};
 use super::{Guard, MemifStats, count};
 use crate::memif::FRAME_BYTES_MAX;
 use arrayvec::ArrayVec;
-use ginnel_stack::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxChecksum, RxFrame, RxQueue};
+use ginnel_stack::device::{BURST_FRAMES_MAX, Gso, Label, RxBurst, RxChecksum, RxFrame, RxQueue};
 use ginnel_stack::time::Instant;
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -74,6 +74,7 @@ struct Filled {
     bytes: Range<usize>,
     checksum: RxChecksum,
     gso: Option<Gso>,
+    label: Label,
 }
 
 /// What became of a frame.
@@ -162,14 +163,15 @@ impl RxRing {
             return Ok(Taken::Malformed);
         }
         let frame = &arena[start..end];
-        let (checksum, gso) = if self.header_bytes == 0 {
-            (RxChecksum::Unverified, None)
+        let known = if self.header_bytes == 0 {
+            RxFrame::new(frame)
         } else if let Some(known) = extension::decode(&header, frame) {
             known
         } else {
             return Ok(Taken::Malformed);
         };
-        Ok(Taken::Frame(Filled { bytes: start..end, checksum, gso }))
+        let RxFrame { checksum, gso, label, .. } = known;
+        Ok(Taken::Frame(Filled { bytes: start..end, checksum, gso, label }))
     }
 
     /// Copies as many frames as are ready and there is room for, and gives their buffers back.
@@ -282,8 +284,8 @@ impl RxQueue for MemifRx {
         let Some(ring) = &mut self.connection.ring else { return };
         match ring.burst(&mut self.arena, burst.remaining_capacity(), &self.stats) {
             Ok(filled) => {
-                for Filled { bytes, checksum, gso } in filled {
-                    burst.push(RxFrame { bytes: &self.arena[bytes], checksum, gso });
+                for Filled { bytes, checksum, gso, label } in filled {
+                    burst.push(RxFrame { bytes: &self.arena[bytes], checksum, gso, label });
                 }
             }
             Err(Violation) => self.complain(),

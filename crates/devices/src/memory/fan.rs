@@ -127,7 +127,8 @@ mod tests {
     use super::*;
     use crate::conformance::{self, Promises};
 
-    const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+    const PROMISES: Promises =
+        Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
 
     #[test]
     fn a_fan_of_one_queue_conforms() {

@@ -6,7 +6,7 @@
 
 use super::ring::{self, Consumer, Producer};
 use arrayvec::ArrayVec;
-use ginnel_stack::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxChecksum, RxFrame, TxMeta};
+use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxChecksum, RxFrame, TxMeta};
 
 /// Bytes behind each frame: the sender's word, and one that says whether the checksum was verified (a ring tells only partial ones).
 const TRAILER_BYTES: usize = 8;
@@ -49,21 +49,22 @@ impl LaneTx {
     }
 
     /// Copies a frame into the lane. False, and nothing, if there is no room.
-    pub fn push(&mut self, tag: u32, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) -> bool {
+    pub fn push(&mut self, tag: u32, frame: &RxFrame<'_>) -> bool {
+        let RxFrame { bytes, checksum, gso, label } = *frame;
         let len = bytes.len() + TRAILER_BYTES;
-        let Some((frame, trailer)) =
+        let Some((room, trailer)) =
             self.ring.reserve(len).and_then(|room| room.split_last_chunk_mut::<TRAILER_BYTES>())
         else {
             return false;
         };
-        frame.copy_from_slice(bytes);
+        room.copy_from_slice(bytes);
         let (partial_checksum, flags) = match checksum {
             RxChecksum::Partial { start, offset } => (Some((start, offset)), 0),
             RxChecksum::Verified => (None, VERIFIED),
             RxChecksum::Unverified => (None, 0),
         };
         *trailer = (u64::from(flags) << 32 | u64::from(tag)).to_ne_bytes();
-        self.ring.commit(len, TxMeta { partial_checksum, gso });
+        self.ring.commit(len, TxMeta { partial_checksum, gso, label });
         self.dirty = true;
         true
     }
@@ -113,7 +114,7 @@ impl LaneRx {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use ginnel_stack::device::GsoKind;
+    use ginnel_stack::device::{Gso, GsoKind, Label};
 
     const GSO: Gso = Gso { kind: GsoKind::Tcp4, size: 1400, header_len: 54, ecn: true };
 
@@ -121,20 +122,22 @@ mod tests {
     fn a_frame_arrives_with_all_that_was_known_of_it() {
         let (mut tx, mut rx) = lane(4096);
         let partial = RxChecksum::Partial { start: 34, offset: 16 };
+        let label = Label::new(Some(77), 5);
         let sent = [
-            (1, RxChecksum::Unverified, None),
-            (u32::MAX, RxChecksum::Verified, None),
-            (3, partial, Some(GSO)),
-            (4, RxChecksum::Verified, Some(GSO)),
+            (1, RxChecksum::Unverified, None, Label::NONE),
+            (u32::MAX, RxChecksum::Verified, None, label),
+            (3, partial, Some(GSO), Label::NONE),
+            (4, RxChecksum::Verified, Some(GSO), label),
         ];
-        for (tag, checksum, gso) in sent {
-            assert!(tx.push(tag, &[tag as u8; 60], checksum, gso));
+        for (tag, checksum, gso, label) in sent {
+            assert!(tx.push(tag, &RxFrame { bytes: &[tag as u8; 60], checksum, gso, label }));
         }
         assert!(!rx.is_waiting(), "nothing is seen before it is published");
         assert!(tx.publish() && !tx.publish());
         assert!(rx.is_waiting());
         let burst = rx.burst();
-        let got: Vec<_> = burst.iter().map(|c| (c.tag, c.frame.checksum, c.frame.gso)).collect();
+        let got: Vec<_> =
+            burst.iter().map(|c| (c.tag, c.frame.checksum, c.frame.gso, c.frame.label)).collect();
         assert_eq!(got, sent);
         assert!(burst.iter().all(|c| c.frame.bytes == [c.tag as u8; 60]));
     }
@@ -143,7 +146,7 @@ mod tests {
     fn a_full_lane_refuses_and_takes_again_when_the_frames_were_given_back() {
         let (mut tx, mut rx) = lane(4096);
         let mut sent = 0;
-        while tx.push(sent, &[0; 500], RxChecksum::Unverified, None) {
+        while tx.push(sent, &RxFrame::new(&[0; 500])) {
             sent += 1;
         }
         assert!(sent >= 3, "{sent}");
@@ -160,7 +163,7 @@ mod tests {
         let (mut tx, rx) = lane(4096);
         drop(rx);
         for tag in 0..1000 {
-            assert!(tx.push(tag, &[0; 500], RxChecksum::Unverified, None), "{tag}");
+            assert!(tx.push(tag, &RxFrame::new(&[0; 500])), "{tag}");
             tx.publish();
         }
     }
@@ -181,7 +184,10 @@ mod model {
             let sender = thread::spawn(move || {
                 let mut sent = Vec::new();
                 for tag in 1..=3 {
-                    if tx.push(tag, &[tag as u8; 40], RxChecksum::Verified, None) {
+                    if tx.push(
+                        tag,
+                        &RxFrame { checksum: RxChecksum::Verified, ..RxFrame::new(&[tag as u8; 40]) },
+                    ) {
                         sent.push(tag);
                     }
                     tx.publish();

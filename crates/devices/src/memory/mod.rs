@@ -190,7 +190,8 @@ mod tests {
     use crate::conformance::{self, Promises};
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    const PROMISES: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+    const PROMISES: Promises =
+        Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
 
     #[test]
     fn the_pair_conforms() {

@@ -4,7 +4,7 @@
 //! slices of the ring to whoever reads it. Positions are byte counts that only grow; a record lies at `position % capacity`
 //! and never wraps: where it would, a marker sends the consumer to the start of the next lap.
 //!
-//! A record is `[header: u64][2 bytes][frame][extension: u64, super-frames only]`, aligned to 64 bytes so that the two sides
+//! A record is `[header: u64][2 bytes][frame][extension: u64, of super-frames and labelled frames only]`, aligned to 64 bytes so that the two sides
 //! never write one cache line at the same time. The frame starts at byte 10: that puts the IP header at 24 and lets a bare
 //! 54-byte ACK share the line of its header.
 //!
@@ -18,7 +18,7 @@
 #![allow(unsafe_code)] // lends slices of one buffer to two threads; the positions above keep them apart
 
 use super::sync::{AtomicBool, AtomicUsize, Ordering, fence};
-use ginnel_stack::device::{Gso, GsoKind, RxBurst, RxChecksum, RxFrame, TxMeta};
+use ginnel_stack::device::{Gso, GsoKind, Label, RxBurst, RxChecksum, RxFrame, TxMeta};
 use ginnel_stack::prefetch::{prefetch, prefetch_to_write};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -40,14 +40,21 @@ const OWN_LINES_AHEAD: usize = 16;
 const OWN_LINES_AT_ONCE: usize = 8;
 /// Where the frame starts inside its record.
 const FRAME_AT: usize = 10;
-/// Bytes of the extension behind a super-frame, with the padding that aligns it.
+/// Bytes of the extension behind a super-frame or a labelled frame, with the padding that aligns it.
 const EXTENSION_BYTES_MAX: usize = 8 + 7;
 
-/// Header bits 0..24 are the length of the frame, bits 32..48 and 48..64 the checksum's start and offset.
+/// Header bits 0..24 are the length of the frame, bits 27..31 what a label says beside its hash, bits 32..48 and 48..64 the checksum's start and
+/// offset.
 const LEN_MASK: u64 = (1 << 24) - 1;
 const FLAG_SKIP: u64 = 1 << 24;
 const FLAG_PARTIAL: u64 = 1 << 25;
-const FLAG_GSO: u64 = 1 << 26;
+const FLAG_EXTENSION: u64 = 1 << 26;
+const LABEL_AT: u32 = 27;
+const LABEL_MASK: u64 = 0xf;
+/// In the extension: it belongs to a super-frame.
+const EXTENSION_GSO: u64 = 1 << 35;
+/// In the extension: the label's hash.
+const EXTENSION_HASH_AT: u32 = 64 - Label::HASH_BITS;
 
 /// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
 #[repr(align(128))]
@@ -115,7 +122,7 @@ const fn record_bytes(len: usize, extra: usize) -> usize {
     (FRAME_AT + len + extra + ALIGN - 1) & !(ALIGN - 1)
 }
 
-/// Where the extension of a super-frame lies inside its record.
+/// Where the extension lies inside its record.
 const fn extension_at(len: usize) -> usize {
     (FRAME_AT + len + 7) & !7
 }
@@ -253,11 +260,11 @@ impl Producer {
             header |= FLAG_PARTIAL | u64::from(unmerged(start)) << 32 | u64::from(unmerged(offset)) << 48;
         }
         let mut bytes = record_bytes(len, 0);
-        if let Some(gso) = meta.gso {
-            header |= FLAG_GSO;
+        if meta.gso.is_some() || meta.label != Label::NONE {
+            header |= FLAG_EXTENSION | u64::from(meta.label.bits() >> Label::HASH_BITS) << LABEL_AT;
             bytes = record_bytes(len, EXTENSION_BYTES_MAX);
             // SAFETY: reserved together with the frame, aligned to 8 bytes.
-            unsafe { record.add(extension_at(len)).cast::<u64>().write(encode_gso(gso)) };
+            unsafe { record.add(extension_at(len)).cast::<u64>().write(encode(meta.gso, meta.label)) };
         }
         // SAFETY: the record is reserved and starts at a line.
         unsafe { record.cast::<u64>().write(header) };
@@ -365,17 +372,18 @@ impl Consumer {
             let slot = unsafe { burst.as_mut_ptr().add(burst.len()) };
             let mut extra = 0;
             // SAFETY: as above.
-            unsafe { slot.write(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None }) };
+            unsafe { slot.write(RxFrame::new(bytes)) };
             if header & FLAG_PARTIAL != 0 {
                 let (start, offset) = ((header >> 32) as u16, (header >> 48) as u16);
                 // SAFETY: as above.
                 unsafe { (*slot).checksum = RxChecksum::Partial { start, offset } };
             }
-            if header & FLAG_GSO != 0 {
+            if header & FLAG_EXTENSION != 0 {
                 // SAFETY: the flag says that an extension was written there.
                 let extension = unsafe { record.add(extension_at(len)).cast::<u64>().read() };
+                let (gso, label) = decode(header, extension);
                 // SAFETY: as above.
-                unsafe { (*slot).gso = Some(decode_gso(extension)) };
+                unsafe { ((*slot).gso, (*slot).label) = (gso, label) };
                 extra = EXTENSION_BYTES_MAX;
             }
             // SAFETY: the slot was written.
@@ -436,22 +444,30 @@ fn unmerged(field: &u16) -> u16 {
     unsafe { std::ptr::from_ref(field).read_volatile() }
 }
 
-fn encode_gso(gso: Gso) -> u64 {
+/// What the extension says: how a super-frame is to be cut (bits 0..36, zero if it is none), and the label's hash above.
+fn encode(gso: Option<Gso>, label: Label) -> u64 {
+    let hash = u64::from(label.hash().unwrap_or(0)) << EXTENSION_HASH_AT;
+    let Some(gso) = gso else { return hash };
     let kind = match gso.kind {
         GsoKind::Tcp4 => 0,
         GsoKind::Tcp6 => 1,
         GsoKind::Udp => 2,
     };
-    u64::from(gso.size) | u64::from(gso.header_len) << 16 | kind << 32 | u64::from(gso.ecn) << 40
+    let cut = u64::from(gso.size) | u64::from(gso.header_len) << 16 | kind << 32 | u64::from(gso.ecn) << 34;
+    cut | EXTENSION_GSO | hash
 }
 
-fn decode_gso(word: u64) -> Gso {
-    let kind = match (word >> 32) & 0xff {
+fn decode(header: u64, extension: u64) -> (Option<Gso>, Label) {
+    let rest = (header >> LABEL_AT & LABEL_MASK) as u32;
+    let label = Label::from_bits(rest << Label::HASH_BITS | (extension >> EXTENSION_HASH_AT) as u32);
+    let kind = match (extension >> 32) & 3 {
         0 => GsoKind::Tcp4,
         1 => GsoKind::Tcp6,
         _ => GsoKind::Udp,
     };
-    Gso { kind, size: word as u16, header_len: (word >> 16) as u16, ecn: (word >> 40) & 1 != 0 }
+    let (size, header_len) = (extension as u16, (extension >> 16) as u16);
+    let gso = Gso { kind, size, header_len, ecn: (extension >> 34) & 1 != 0 };
+    ((extension & EXTENSION_GSO != 0).then_some(gso), label)
 }
 
 #[cfg(test)]

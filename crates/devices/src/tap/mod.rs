@@ -286,7 +286,7 @@ impl RxQueue for TapRx {
             }
         }
         for Filled { bytes, checksum, gso } in filled {
-            burst.push(RxFrame { bytes: &self.arena[bytes], checksum, gso });
+            burst.push(RxFrame { checksum, gso, ..RxFrame::new(&self.arena[bytes]) });
         }
     }
 

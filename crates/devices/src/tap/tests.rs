@@ -17,7 +17,7 @@ fn bridged_pair(number: u32, config: &TapConfig) -> (Device, Device) {
     (port('a'), port('b'))
 }
 
-const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 65_000 };
+const PROMISES: Promises = Promises { back_pressure: false, super_frame_bytes_whole: 65_000, labels: false };
 
 #[test]
 fn a_bridged_pair_conforms() {

@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn what_is_encoded_is_decoded() {
         let gso = Gso { kind: GsoKind::Tcp4, size: 40, header_len: 66, ecn: true };
-        let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso) });
+        let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(gso), ..TxMeta::NONE });
         let partial = RxChecksum::Partial { start: 34, offset: 16 };
         assert_eq!(decode(&header, &frame()), Ok((partial, Some(gso))));
         assert_eq!(decode(&encode(TxMeta::default()), &frame()), Ok((RxChecksum::Unverified, None)));
@@ -99,7 +99,7 @@ mod tests {
     fn the_length_of_the_headers_is_taken_from_the_frame() {
         let gso = Gso { kind: GsoKind::Tcp4, size: 40, header_len: 66, ecn: false };
         let hint = Gso { header_len: 128, ..gso };
-        let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(hint) });
+        let header = encode(TxMeta { partial_checksum: Some((34, 16)), gso: Some(hint), ..TxMeta::NONE });
         assert_eq!(decode(&header, &frame()).unwrap().1, Some(gso));
     }
 
@@ -113,8 +113,9 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        let partial =
-            |start: u16, offset: u16| encode(TxMeta { partial_checksum: Some((start, offset)), gso: None });
+        let partial = |start: u16, offset: u16| {
+            encode(TxMeta { partial_checksum: Some((start, offset)), ..TxMeta::NONE })
+        };
         assert!(decode(&partial(150, 14), &frame()).is_ok());
         assert_eq!(decode(&partial(150, 15), &frame()), Err(Malformed));
         assert_eq!(decode(&partial(65_535, 65_535), &frame()), Err(Malformed));

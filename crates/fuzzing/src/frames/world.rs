@@ -8,7 +8,7 @@ use super::setup::Setup;
 use super::word::{Manner, Op, WORD_BYTES, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
-use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpOption};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
@@ -439,7 +439,7 @@ impl World {
             }
             let mut burst = RxBurst::new();
             for bytes in some {
-                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+                burst.push(RxFrame::new(bytes));
             }
             stack.receive(now, self.setup.port, &burst);
             app.take_events(stack, &burst, &self.peers);

@@ -2,6 +2,7 @@
 
 mod control;
 mod datagrams;
+mod labels;
 mod limits;
 mod listeners;
 mod streams;

@@ -35,7 +35,7 @@ fn peer_reads(frame: &[u8], checksum: RxChecksum, check: impl FnOnce(Parsed<'_>)
     let link = LinkConfig { addresses: vec![(PEER_V4.into(), 24), (PEER_V6.into(), 64)], ..link_config() };
     let capabilities = Capabilities { mac: PEER_MAC.0, ..CAPABILITIES };
     let peer = Bench::with(network_config(), &link, capabilities);
-    check(peer.network.parse(peer.port, &RxFrame { bytes: frame, checksum, gso: None }));
+    check(peer.network.parse(peer.port, &RxFrame { checksum, ..RxFrame::new(frame) }));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn a_device_that_completes_checksums_gets_the_pseudo_header_sum() {
     let bytes = segment(64);
     send(&mut bench, &route, None, None, &bytes);
     let (frame, meta) = bench.sent_with_meta().remove(0);
-    assert_eq!(meta, TxMeta { partial_checksum: Some((34, 16)), gso: None });
+    assert_eq!(meta, TxMeta { partial_checksum: Some((34, 16)), ..TxMeta::NONE });
     let pseudo = pseudo_v4(OUR_V4, PEER_V4, protocol::TCP, bytes.len()).fold();
     assert_eq!(frame[50..52], pseudo.to_be_bytes());
     // As the device does: sum from 34 to the end, stored at 34 + 16.

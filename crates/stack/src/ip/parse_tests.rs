@@ -125,7 +125,7 @@ fn the_devices_word_about_a_checksum_counts_for_this_segment_only() {
     let bench = Bench::new();
     let mut bytes = tcp_frame();
     *bytes.last_mut().unwrap() ^= 1;
-    let parse = |checksum| bench.network.parse(bench.port, &RxFrame { bytes: &bytes, checksum, gso: None });
+    let parse = |checksum| bench.network.parse(bench.port, &RxFrame { checksum, ..RxFrame::new(&bytes) });
     assert!(matches!(parse(RxChecksum::Verified), Parsed::Tcp(_)));
     assert!(matches!(parse(RxChecksum::Partial { start: 34, offset: 16 }), Parsed::Tcp(_)));
     // It is about a segment somewhere inside: ours is not covered.
@@ -247,8 +247,11 @@ fn a_super_frame_is_one_segment() {
     bytes[16..18].copy_from_slice(&[0x12, 0x34]);
     let frame = v4_frame(protocol::TCP, &bytes);
     let gso = Gso { kind: GsoKind::Tcp4, size: 1448, header_len: 54, ecn: false };
-    let frame =
-        RxFrame { bytes: &frame, checksum: RxChecksum::Partial { start: 34, offset: 16 }, gso: Some(gso) };
+    let frame = RxFrame {
+        checksum: RxChecksum::Partial { start: 34, offset: 16 },
+        gso: Some(gso),
+        ..RxFrame::new(&frame)
+    };
     let l4 = tcp_of(bench.network.parse(bench.port, &frame));
     assert_eq!((l4.bytes.len(), l4.gso), (20 + payload, Some(gso)));
 }
@@ -269,7 +272,7 @@ fn udp_needs_a_checksum_over_ipv6_only() {
 
 /// Feeds a frame through everything, as the stack's owner does.
 fn feed(bench: &mut Bench, bytes: &[u8], checksum: RxChecksum, gso: Option<Gso>) {
-    let frame = RxFrame { bytes, checksum, gso };
+    let frame = RxFrame { checksum, gso, ..RxFrame::new(bytes) };
     let mut parsed = bench.network.parse(bench.port, &frame);
     bench.network.account(&parsed);
     let mut buffers = Vec::new();

@@ -4,7 +4,7 @@
 
 use super::output::{Summing, TxError};
 use super::{Hop, Network};
-use crate::device::{Gso, GsoKind, TxMeta};
+use crate::device::{Gso, GsoKind, Label, TxMeta};
 use crate::link::neighbour::LINK_HEADER_MAX;
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
@@ -123,7 +123,11 @@ impl Network {
     pub(crate) fn commit_tcp_v4(&mut self, sealed: PlainSealed) {
         let l4_start = u16::from(sealed.link_header) + ipv4::Header::LEN as u16;
         let checksum = (l4_start, TcpHeader::CHECKSUM_OFFSET as u16);
-        let meta = TxMeta { partial_checksum: sealed.offloaded.then_some(checksum), gso: sealed.gso };
+        let meta = TxMeta {
+            partial_checksum: sealed.offloaded.then_some(checksum),
+            gso: sealed.gso,
+            label: Label::NONE,
+        };
         self.ports[usize::from(sealed.port)].commit(sealed.len, meta, &mut self.stats);
     }
 }

@@ -87,7 +87,7 @@ impl Network {
 
     /// Where a packet that was put together here belongs; `None` if there is only one shard.
     pub(crate) fn home_of_reassembled(&self, packet: &Reassembled) -> Option<Home> {
-        Some(self.steering.as_ref()?.home_of_packet(packet.bytes(), packet.is_for_a_group(self)))
+        Some(self.steering.as_ref()?.home_of_packet(packet.bytes(), packet.is_for_a_group(self), None))
     }
 
     /// A packet that was put together, as a frame that its home can receive: it comes from us to us.

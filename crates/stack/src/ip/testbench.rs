@@ -1,7 +1,7 @@
 //! A network layer on a recording device, and the frames a peer would send it.
 
 use super::{Checksum, Input, IpHeader, L4, Network, NetworkConfig, Parsed, Route, TxError};
-use crate::device::{Capabilities, RxChecksum, RxFrame, TxMeta, TxQueue};
+use crate::device::{Capabilities, RxFrame, TxMeta, TxQueue};
 use crate::handle::{LinkId, PortId};
 use crate::ip::usual::{self, Usual};
 use crate::link::LinkConfig;
@@ -140,7 +140,7 @@ impl Bench {
     }
 
     pub(crate) fn parse<'b>(&mut self, frame: &'b [u8]) -> Parsed<'b> {
-        let frame = RxFrame { bytes: frame, checksum: RxChecksum::Unverified, gso: None };
+        let frame = RxFrame::new(frame);
         let parsed = self.network.parse(self.port, &frame);
         self.network.account(&parsed);
         self.check_glance(&frame, &parsed);

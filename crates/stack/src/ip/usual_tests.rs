@@ -23,7 +23,7 @@ fn v6_frame() -> Vec<u8> {
 /// Whether a frame is taken for a usual one; if it is, [`Bench::parse`] compares it with the close look.
 fn is_usual(bench: &mut Bench, bytes: &[u8]) -> bool {
     bench.parse(bytes);
-    let frame = RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None };
+    let frame = RxFrame::new(bytes);
     bench.network.usual(bench.port, &frame).is_some()
 }
 
@@ -91,7 +91,7 @@ fn a_device_that_vouches_for_another_checksum_is_not_believed() {
     let mut bytes = v4_frame(protocol::TCP, &v4_segment());
     *bytes.last_mut().unwrap() ^= 1;
     let seen = |checksum| {
-        let frame = RxFrame { bytes: &bytes, checksum, gso: None };
+        let frame = RxFrame { checksum, ..RxFrame::new(&bytes) };
         assert_eq!(
             bench.network.usual(bench.port, &frame).is_some(),
             matches!(bench.network.parse(bench.port, &frame), Parsed::Tcp(_))

@@ -1,6 +1,7 @@
 //! Several shards on one device: to which of them a frame belongs.
 //!
-//! Pure functions of the frame's bytes, so that whichever shard receives a frame says the same, and so does an adapter that hashes:
+//! Pure functions of the frame's bytes, so that whichever shard receives a frame says the same, and so does an adapter that hashes (what it has
+//! computed stands in the frame's label, and is not computed again):
 //!
 //! | what | its home |
 //! |---|---|
@@ -14,6 +15,7 @@
 pub mod toeplitz;
 pub mod udp;
 
+use crate::device::RxFrame;
 use crate::handle::PortId;
 use crate::icmp::error::{TransportError, describe_own_packet};
 use crate::ip::NetworkConfig;
@@ -113,9 +115,21 @@ impl Steering {
         (hash % INDIRECTION % u32::from(self.count)) as u8
     }
 
-    /// The home of a received frame, Ethernet header included. What is malformed stays where it is: somebody has to count it.
+    /// The home of a received frame, Ethernet header included. What is malformed stays where it is: somebody has to count it. If its label says the hash of its
+    /// flow, that is not computed again.
+    #[inline]
+    pub fn home_of(&self, frame: &RxFrame<'_>) -> Home {
+        self.home_knowing(frame.bytes, frame.label.hash())
+    }
+
+    /// The home of a frame of which nothing else is known.
     #[inline]
     pub fn home(&self, frame: &[u8]) -> Home {
+        self.home_knowing(frame, None)
+    }
+
+    #[inline]
+    fn home_knowing(&self, frame: &[u8], hash: Option<u32>) -> Home {
         let here = Home::Shard(self.me);
         let Some(&[group, .., e0, e1]) = frame.first_chunk::<14>() else { return here };
         let (mut ethertype, mut at) = (EtherType(u16::from_be_bytes([e0, e1])), 14);
@@ -125,22 +139,22 @@ impl Steering {
         }
         match ethertype {
             EtherType::ARP => Home::First { told: true },
-            EtherType::IPV4 | EtherType::IPV6 => self.home_of_packet(&frame[at..], group & 1 != 0),
+            EtherType::IPV4 | EtherType::IPV6 => self.home_of_packet(&frame[at..], group & 1 != 0, hash),
             _ => here,
         }
     }
 
     /// The same for a packet, from its IP header on. `group`: it is meant for more than one host.
-    pub(crate) fn home_of_packet(&self, packet: &[u8], group: bool) -> Home {
+    pub(crate) fn home_of_packet(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Home {
         let home = match packet.first().map(|byte| byte >> 4) {
-            Some(4) => self.home_v4(packet, group),
-            Some(6) => self.home_v6(packet, group),
+            Some(4) => self.home_v4(packet, group, hash),
+            Some(6) => self.home_v6(packet, group, hash),
             _ => None,
         };
         home.unwrap_or(Home::Shard(self.me))
     }
 
-    fn home_v4(&self, packet: &[u8], group: bool) -> Option<Home> {
+    fn home_v4(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<Home> {
         let header = packet.first_chunk::<20>()?;
         let [.., s0, s1, s2, s3, d0, d1, d2, d3] = *header;
         let (src, dst) = (Ipv4Addr::new(s0, s1, s2, s3).into(), Ipv4Addr::new(d0, d1, d2, d3));
@@ -156,11 +170,11 @@ impl Steering {
                 }
                 _ => None,
             },
-            protocol => self.home_of_transport(protocol, src, dst.into(), transport, group),
+            protocol => self.home_of_transport((protocol, transport), src, dst.into(), group, hash),
         }
     }
 
-    fn home_v6(&self, packet: &[u8], group: bool) -> Option<Home> {
+    fn home_v6(&self, packet: &[u8], group: bool, hash: Option<u32>) -> Option<Home> {
         let header = ipv6::Header::parse(packet).ok()?;
         let (src, dst) = (header.src.into(), header.dst.into());
         let chain = ipv6::walk(packet, &header).ok()?;
@@ -169,7 +183,7 @@ impl Steering {
         }
         let transport = packet.get(chain.offset..)?;
         if chain.protocol != protocol::ICMPV6 {
-            return self.home_of_transport(chain.protocol, src, dst, transport, group);
+            return self.home_of_transport((chain.protocol, transport), src, dst, group, hash);
         }
         match transport.first()? {
             // Errors.
@@ -183,24 +197,27 @@ impl Steering {
 
     fn home_of_transport(
         &self,
-        protocol: u8,
+        (protocol, transport): (u8, &[u8]),
         src: IpAddr,
         dst: IpAddr,
-        transport: &[u8],
         group: bool,
+        hash: Option<u32>,
     ) -> Option<Home> {
         let &[s0, s1, d0, d1] = transport.first_chunk()?;
         let src = SocketAddr::new(src, u16::from_be_bytes([s0, s1]));
         let dst = SocketAddr::new(dst, u16::from_be_bytes([d0, d1]));
         match protocol {
-            protocol::TCP => Some(Home::Shard(self.flow_home(src, dst))),
-            protocol::UDP => Some(self.udp_home(src, dst, group)),
+            protocol::TCP => {
+                Some(Home::Shard(hash.map_or_else(|| self.flow_home(src, dst), |hash| self.deal(hash))))
+            }
+            protocol::UDP => Some(self.udp_home(src, dst, group, hash)),
             _ => None,
         }
     }
 
-    fn udp_home(&self, src: SocketAddr, dst: SocketAddr, group: bool) -> Home {
-        let hash = || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port())));
+    fn udp_home(&self, src: SocketAddr, dst: SocketAddr, group: bool, known: Option<u32>) -> Home {
+        let computed = || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port())));
+        let hash = || known.unwrap_or_else(computed);
         match self.udp.home(dst, src, group, hash) {
             Some(UdpHome::Shard(shard)) => Home::Shard(shard),
             Some(UdpHome::Every) => Home::Every,
@@ -213,7 +230,7 @@ impl Steering {
         let TransportError { protocol, local, remote, .. } = describe_own_packet(quote)?;
         match protocol {
             protocol::TCP => Some(Home::Shard(self.flow_home(remote, local))),
-            protocol::UDP => Some(self.udp_home(remote, local, false)),
+            protocol::UDP => Some(self.udp_home(remote, local, false, None)),
             _ => None,
         }
     }

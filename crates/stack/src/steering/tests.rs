@@ -72,6 +72,35 @@ fn the_hash_of_a_frame_is_that_of_its_flow_with_and_without_a_vlan_tag_and_in_bo
 }
 
 #[test]
+fn a_hash_that_the_device_has_computed_is_not_computed_again() {
+    use crate::device::{Label, RxFrame};
+    let steering = steering(0, 7);
+    let home =
+        |bytes: &[u8], hash| steering.home_of(&RxFrame { label: Label::new(hash, 3), ..RxFrame::new(bytes) });
+    let (src, dst) = ((PEER, 5000).into(), (OURS, 80).into());
+    let true_hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((5000, 80)));
+    let tcp = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0, &ports(5000, 80)));
+    assert_eq!(home(&tcp, Some(true_hash)), Home::Shard(steering.flow_home(src, dst)));
+    // It is taken at its word, and only its low bits count.
+    assert_eq!(
+        (0..7).map(|hash| home(&tcp, Some(hash))).collect::<Vec<_>>(),
+        (0..7).map(Home::Shard).collect::<Vec<_>>()
+    );
+    assert_eq!(home(&tcp, None), steering.home(&tcp));
+    let six = frame(0x86dd, &ipv6("fd00::9", "fd00::1", protocol::TCP, &ports(5000, 80)));
+    assert_eq!(home(&six, Some(5)), Home::Shard(5));
+    // What does not go by the hash of a flow is not moved by one: fragments, ARP, ports of sockets.
+    let fragment = frame(0x0800, &ipv4(PEER, OURS, protocol::TCP, 0x2000, &ports(5000, 80)));
+    let arp = frame(0x0806, &[0; 28]);
+    let chosen = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 40_000)));
+    for bytes in [fragment, arp, chosen] {
+        assert!((0..7).all(|hash| home(&bytes, Some(hash)) == steering.home(&bytes)));
+    }
+    let free = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(5000, 53)));
+    assert_eq!(home(&free, Some(6)), Home::Shard(6), "nobody has the port");
+}
+
+#[test]
 fn all_fragments_of_a_packet_meet_whatever_their_ports_would_say() {
     let steering = steering(0, 16);
     let first = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0x2000, &ports(5000, 53)));

@@ -431,7 +431,7 @@ fn a_super_frame_is_several_datagrams() {
     let payload: Vec<u8> = (0..250).collect();
     let frame = v4_frame(protocol::UDP, &datagram(1, 7, &payload));
     let gso = Some(Gso { kind: GsoKind::Udp, size: 100, header_len: 42, ecn: false });
-    let frame = RxFrame { bytes: &frame, checksum: RxChecksum::Verified, gso };
+    let frame = RxFrame { checksum: RxChecksum::Verified, gso, ..RxFrame::new(&frame) };
     let Parsed::Udp(l4) = s.bench.network.parse(s.bench.port, &frame) else { panic!() };
     s.udp.input(s.bench.now, &mut s.bench.network, &l4);
     for piece in payload.chunks(100) {

@@ -1,7 +1,7 @@
 //! A host of the simulation: a stack, a device in memory, and the simplest application.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use ginnel_stack::device::{BURST_FRAMES_MAX, Capabilities, RxBurst, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::device::{BURST_FRAMES_MAX, Capabilities, RxBurst, RxFrame, TxMeta, TxQueue};
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::handle::{Conn, Listener, PortId};
 use ginnel_stack::link::LinkConfig;
@@ -223,7 +223,7 @@ impl Host {
         for chunk in frames.chunks(BURST_FRAMES_MAX) {
             let mut burst = RxBurst::new();
             for bytes in chunk {
-                burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+                burst.push(RxFrame::new(bytes));
             }
             self.stack.receive(now, self.port, &burst);
             self.take_events(&burst);

@@ -1,7 +1,7 @@
 //! Many addresses, VLANs and routes on one device: none of them has a limit but what a configuration can name.
 
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
-use ginnel_stack::device::{RxBurst, RxChecksum, RxFrame};
+use ginnel_stack::device::{RxBurst, RxFrame};
 use ginnel_stack::handle::{LinkId, PortId};
 use ginnel_stack::ip::RouteConfig;
 use ginnel_stack::link::LinkConfig;
@@ -63,7 +63,7 @@ fn a_device_has_all_4094_vlans_and_no_more() {
         frame.extend([0; 6]);
         frame.extend((net + 1).to_be_bytes());
         let mut burst = RxBurst::new();
-        burst.push(RxFrame { bytes: &frame, checksum: RxChecksum::Unverified, gso: None });
+        burst.push(RxFrame::new(&frame));
         stack.receive(Instant::ZERO, port, &burst);
         stack.finish_burst(&burst);
     }
@@ -72,7 +72,7 @@ fn a_device_has_all_4094_vlans_and_no_more() {
     nobody.extend([2, 0, 0, 0, 0, 9, 8, 6]);
     nobody.extend([0; 28]);
     let mut burst = RxBurst::new();
-    burst.push(RxFrame { bytes: &nobody, checksum: RxChecksum::Unverified, gso: None });
+    burst.push(RxFrame::new(&nobody));
     stack.receive(Instant::ZERO, port, &burst);
     assert_eq!(stack.network().drops().unknown_vlan, 1, "no link takes untagged frames");
 }

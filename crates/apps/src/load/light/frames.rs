@@ -235,7 +235,7 @@ impl Template {
     pub fn meta(&self) -> TxMeta {
         let at = if self.is_v4 { TCP_AT_V4 } else { TCP_AT_V6 };
         let partial_checksum = self.offload.then_some((at as u16, TcpHeader::CHECKSUM_OFFSET as u16));
-        TxMeta { partial_checksum, gso: None }
+        TxMeta { partial_checksum, ..TxMeta::NONE }
     }
 
     /// Fills `out`, which has room for head, options (a multiple of four bytes) and payload and nothing else.
@@ -354,7 +354,7 @@ mod tests {
     const THEIRS: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 
     fn view(bytes: &[u8]) -> RxFrame<'_> {
-        RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None }
+        RxFrame::new(bytes)
     }
 
     /// A segment from us, made to come back to us by exchanging nothing but the view: its target is an own address too.

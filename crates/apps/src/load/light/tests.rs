@@ -304,7 +304,7 @@ fn forged(ends: &mut Ends<Echo>, flags: TcpFlags, ahead: u32, ack_ahead: u32) ->
     let numbers = Numbers { port: ends.to.port(), seq: c.rcv_nxt + ahead, ack: c.max + ack_ahead, flags };
     let mut bytes = vec![0; template.head_len()];
     template.write(&mut bytes, Locals::new([ends.to.ip()]).get(0), numbers, &[], &[]);
-    let frame = RxFrame { bytes: &bytes, checksum: RxChecksum::Unverified, gso: None };
+    let frame = RxFrame::new(&bytes);
     match net.receive(&frame) {
         Outcome::Ended(_, failure) => Some(failure),
         Outcome::Nothing => None,
@@ -418,7 +418,7 @@ fn hostile(seed: u64) {
             if rng.next_u64().is_multiple_of(8) {
                 bytes.truncate(rng.next_u64() as usize % (bytes.len() + 1));
             }
-            let frame = RxFrame { bytes: &bytes, checksum: RxChecksum::Verified, gso: None };
+            let frame = RxFrame { checksum: RxChecksum::Verified, ..RxFrame::new(&bytes) };
             let _ = net.receive(&frame);
         }
         while net.expire().is_some() {}

@@ -3,7 +3,11 @@
 use super::*;
 use crate::conformance::{self, Promises};
 
-const WHOLE: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX };
+/// Between ends that agreed on the extension.
+const WHOLE: Promises = Promises { back_pressure: true, super_frame_bytes_whole: usize::MAX, labels: true };
+
+/// Between others: frames as the protocol has them.
+const PLAIN: Promises = Promises { labels: false, ..WHOLE };
 
 /// Runs the suite with the server on the left, then with the client there.
 fn run(name: &str, promises: Promises, adjust: impl Fn(&mut MemifConfig)) {
@@ -25,7 +29,7 @@ fn two_ends_with_the_extension_conform() {
 #[test]
 fn two_ends_without_offloads_conform_with_any_mtu() {
     for mtu in [68, 576, 9000, 65_535] {
-        run("memif without offloads", WHOLE, |config| {
+        run("memif without offloads", PLAIN, |config| {
             (config.offload, config.mtu) = (false, mtu);
         });
     }
@@ -34,7 +38,7 @@ fn two_ends_without_offloads_conform_with_any_mtu() {
 /// One end does not offer the extension, as foreign peers do not: the other cuts and sums in software.
 #[test]
 fn an_end_with_offloads_conforms_at_one_without() {
-    let cut = Promises { super_frame_bytes_whole: 0, ..WHOLE };
+    let cut = Promises { super_frame_bytes_whole: 0, ..PLAIN };
     for role in [Role::Server, Role::Client] {
         run("memif with one end without offloads", cut, |config| config.offload = config.role != role);
     }
@@ -44,7 +48,7 @@ fn an_end_with_offloads_conforms_at_one_without() {
 fn small_buffers_and_small_rings_conform() {
     run("memif with buffers of 256 bytes", WHOLE, |config| config.buffer_bytes = 256);
     run("memif with large buffers", WHOLE, |config| (config.buffer_bytes, config.ring) = (65_536, 128));
-    run("memif with a ring of 64", WHOLE, |config| (config.ring, config.offload) = (64, false));
+    run("memif with a ring of 64", PLAIN, |config| (config.ring, config.offload) = (64, false));
 }
 
 #[test]

@@ -17,15 +17,15 @@ mod sequential {
         true
     }
 
-    fn receive(consumer: &mut Consumer) -> Vec<(Vec<u8>, RxChecksum, Option<Gso>)> {
+    fn receive(consumer: &mut Consumer) -> Vec<(Vec<u8>, RxChecksum, Option<Gso>, Label)> {
         let mut burst = RxBurst::new();
         consumer.burst(&mut burst);
-        burst.iter().map(|f| (f.bytes.to_vec(), f.checksum, f.gso)).collect()
+        burst.iter().map(|f| (f.bytes.to_vec(), f.checksum, f.gso, f.label)).collect()
     }
 
     #[derive(Clone, Debug)]
     enum Op {
-        Send { len: usize, gso: bool, partial: bool },
+        Send { len: usize, gso: bool, partial: bool, label: u32 },
         ReserveOnly { len: usize },
         Shorten { reserved: usize, len: usize },
         Publish,
@@ -35,8 +35,8 @@ mod sequential {
 
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
-            6 => (0usize..700, any::<bool>(), any::<bool>())
-                .prop_map(|(len, gso, partial)| Op::Send { len, gso, partial }),
+            6 => (0usize..700, any::<bool>(), any::<bool>(), prop_oneof![Just(0), any::<u32>()])
+                .prop_map(|(len, gso, partial, label)| Op::Send { len, gso, partial, label }),
             1 => (0usize..700).prop_map(|len| Op::ReserveOnly { len }),
             2 => (0usize..700, 0usize..700)
                 .prop_map(|(a, b)| Op::Shorten { reserved: a.max(b), len: a.min(b) }),
@@ -59,7 +59,7 @@ mod sequential {
             let mut visible = 0;
             for (number, op) in ops.into_iter().enumerate() {
                 match op {
-                    Op::Send { len, gso, partial } => {
+                    Op::Send { len, gso, partial, label } => {
                         let meta = TxMeta {
                             partial_checksum: partial.then_some((number as u16, 65_535 - number as u16)),
                             gso: gso.then_some(Gso {
@@ -68,6 +68,7 @@ mod sequential {
                                 header_len: number as u16 ^ 0xaaaa,
                                 ecn: number % 2 == 0,
                             }),
+                            label: Label::from_bits(label),
                         };
                         let bytes = frame(number as u64, len);
                         if send(&mut producer, &bytes, meta) {
@@ -95,10 +96,10 @@ mod sequential {
                         let frames = receive(&mut consumer);
                         prop_assert_eq!(frames.len(), visible.min(64));
                         visible -= frames.len();
-                        for (bytes, checksum, gso) in frames {
+                        for (bytes, checksum, gso, label) in frames {
                             let (expected, meta) = model.pop_front().expect("as many as counted");
                             prop_assert_eq!(bytes, expected);
-                            prop_assert_eq!(gso, meta.gso);
+                            prop_assert_eq!((gso, label), (meta.gso, meta.label));
                             let partial = match checksum {
                                 RxChecksum::Partial { start, offset } => Some((start, offset)),
                                 _ => None,

@@ -9,7 +9,7 @@ use super::backend::{Backend, Finished, Sent};
 use super::calls::{Fd, Op, Returned};
 use super::wire::addresses;
 use core::time::Duration;
-use ginnel_stack::device::{Capabilities, RxBurst, RxChecksum, RxFrame, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, RxBurst, RxFrame, TxMeta, TxQueue};
 use ginnel_stack::handle::PortId;
 use ginnel_stack::link::LinkConfig;
 use ginnel_stack::stack::Stack;
@@ -120,7 +120,7 @@ impl Ginnel {
         let now = self.instant();
         if let Some(bytes) = frame {
             let mut burst = RxBurst::new();
-            burst.push(RxFrame { bytes, checksum: RxChecksum::Unverified, gso: None });
+            burst.push(RxFrame::new(bytes));
             self.stack.receive(now, self.port, &burst);
             self.sockets.take_events(&mut self.stack);
             self.stack.finish_burst(&burst);
