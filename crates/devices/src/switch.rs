@@ -269,15 +269,29 @@ mod tests {
     fn a_full_port_loses_frames_and_waiting_frames_forbid_sleep() {
         let (mut a, near) = crate::memory::pair(MemoryConfig::default());
         let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();
-        let (far, _b) = crate::memory::pair(small);
-        let mut switch = Switch::new(vec![near, far], 4);
+        let (far, mut slow) = crate::memory::pair(small);
+        let (other, mut quick) = crate::memory::pair(MemoryConfig::default());
+        let mut switch = Switch::new(vec![near, far, other], 4);
+        let came = |device: &mut Device| {
+            let mut burst = RxBurst::new();
+            device.rx.rx_burst(Instant::ZERO, &mut burst);
+            burst.len() as u64
+        };
         for number in 0..40 {
             send(&mut a, [0xff; 6], [2; 6], number);
         }
         assert_eq!(switch.poll(Instant::ZERO), 40);
-        assert!((1..40).contains(&switch.stats().dropped), "{:?}", switch.stats());
+        let dropped = switch.stats().dropped;
+        assert!((1..40).contains(&dropped), "{:?}", switch.stats());
+        assert_eq!(came(&mut quick), 40, "the other port has room");
+        // The slow one has what it had room for, and when it has taken that it gets more.
+        assert_eq!(came(&mut slow), 40 - dropped);
+        assert_eq!(came(&mut slow), 0);
+        send(&mut a, [0xff; 6], [2; 6], 40);
+        assert_eq!(switch.poll(Instant::ZERO), 1);
+        assert_eq!((came(&mut slow), came(&mut quick), switch.stats().dropped), (1, 1, dropped));
         assert!(switch.arm());
-        assert_eq!(switch.wake_fds().len(), 2);
+        assert_eq!(switch.wake_fds().len(), 3);
         send(&mut a, [0xff; 6], [2; 6], 0);
         assert!(!switch.arm());
     }

@@ -46,7 +46,7 @@ pub(super) struct Control {
 }
 
 /// A peer that is connected.
-struct Connection {
+pub(super) struct Connection {
     complaint: Arc<Complaint>,
 }
 
@@ -55,8 +55,18 @@ enum Progress {
     /// Nothing more to read.
     Going,
     Connected(Connection),
-    /// It is gone, or has been sent away.
-    Over,
+    /// It is gone, or has been sent away. It may have been connected just before.
+    Over(Option<Connection>),
+}
+
+impl Progress {
+    fn over(self) -> Self {
+        match self {
+            Self::Going => Self::Over(None),
+            Self::Connected(connection) => Self::Over(Some(connection)),
+            Self::Over(connection) => Self::Over(connection),
+        }
+    }
 }
 
 impl Control {
@@ -69,12 +79,7 @@ impl Control {
             if listening.is_some() {
                 self.accept(&listener, &mut clients);
             }
-            let mut busy = clients.iter().any(|client| client.handshake.is_claimed());
-            clients.retain_mut(|client| {
-                let stays = self.attend(client, busy);
-                busy |= stays && client.handshake.is_claimed();
-                stays
-            });
+            self.attend_all(&mut clients);
         }
         for client in &clients {
             self.dismiss(&client.channel, "the device is closed");
@@ -82,13 +87,35 @@ impl Control {
         self.put_down();
     }
 
+    /// Reads and answers what clients say, and lets go of those that are through.
+    pub(super) fn attend_all(&self, clients: &mut Vec<Client>) {
+        let mut busy = clients.iter().any(|client| client.handshake.is_claimed());
+        let mut at = 0;
+        while let Some(client) = clients.get_mut(at) {
+            if self.attend(client, busy) {
+                busy |= client.handshake.is_claimed();
+                at += 1;
+                continue;
+            }
+            let Client { channel, handshake, connection, .. } = clients.remove(at);
+            self.let_go((channel, handshake), connection);
+        }
+    }
+
+    /// The end of a peer. The link is down only when nothing of it is left.
+    fn let_go(&self, held: impl Sized, connection: Option<Connection>) {
+        drop(held);
+        if connection.is_some() {
+            self.put_down();
+        }
+    }
+
     fn accept(&self, listener: &Listener, clients: &mut Vec<Client>) {
         match listener.accept() {
             Ok(Some(channel)) => {
                 let (handshake, hello) = ServerHandshake::new(&self.config);
                 if channel.send(&hello, None).is_ok() {
-                    let deadline = Some(Instant::now() + HANDSHAKE_MAX);
-                    clients.push(Client { channel, handshake, deadline, connection: None });
+                    clients.push(Client::new(channel, handshake));
                 }
             }
             Ok(None) => count(&self.shared.stats.refused),
@@ -104,7 +131,7 @@ impl Control {
     fn attend(&self, client: &mut Client, busy: bool) -> bool {
         if client.connection.as_ref().is_some_and(|c| c.complaint.made.load(Ordering::Acquire)) {
             self.dismiss(&client.channel, "broken ring");
-            return self.end(client);
+            return false;
         }
         if client.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
             count(&self.shared.stats.refused);
@@ -121,15 +148,11 @@ impl Control {
                 (client.connection, client.deadline) = (Some(connection), None);
                 true
             }
-            Progress::Over => self.end(client),
+            Progress::Over(connection) => {
+                client.connection = client.connection.take().or(connection);
+                false
+            }
         }
-    }
-
-    fn end(&self, client: &Client) -> bool {
-        if client.connection.is_some() {
-            self.put_down();
-        }
-        false
     }
 
     pub(super) fn connect(self) {
@@ -143,7 +166,7 @@ impl Control {
                 }
             }
             if let Ok(channel) = connect_to(&self.config.socket)
-                && self.stay_with(&channel)
+                && self.stay_with(Server::new(channel, &self.config))
             {
                 retry = RETRY_FIRST;
             }
@@ -153,36 +176,52 @@ impl Control {
     }
 
     /// Talks to a server until one of the two ends it. Whether they were connected.
-    fn stay_with(&self, channel: &Channel) -> bool {
-        let mut handshake = ClientHandshake::new(&self.config);
-        let mut connection: Option<Connection> = None;
-        let deadline = Instant::now() + HANDSHAKE_MAX;
+    fn stay_with(&self, mut server: Server) -> bool {
         loop {
-            let until = connection.is_none().then_some(deadline);
-            self.sleep([channel.fd()].into_iter(), until);
-            let complained = connection.as_ref().is_some_and(|c| c.complaint.made.load(Ordering::Acquire));
-            let late = until.is_some_and(|until| until <= Instant::now());
-            if self.is_stopping() || complained || late {
-                let reason = if complained {
-                    "broken ring"
-                } else if late {
-                    "handshake takes too long"
-                } else {
-                    "the device is closed"
-                };
-                self.dismiss(channel, reason);
+            let until = server.connection.is_none().then_some(server.deadline);
+            self.sleep([server.channel.fd()].into_iter(), until);
+            if !self.attend_server(&mut server) {
                 break;
             }
-            match self.read(channel, |message, _| handshake.on_message(message)) {
-                Progress::Going => {}
-                Progress::Connected(new) => connection = Some(new),
-                Progress::Over => break,
+        }
+        self.let_go_of_server(server)
+    }
+
+    /// Returns whether it was connected.
+    pub(super) fn let_go_of_server(&self, server: Server) -> bool {
+        let Server { channel, handshake, connection, .. } = server;
+        let connected = connection.is_some();
+        self.let_go((channel, handshake), connection);
+        connected
+    }
+
+    /// Reads and answers what the server says. Whether it stays.
+    pub(super) fn attend_server(&self, server: &mut Server) -> bool {
+        let complained = server.connection.as_ref().is_some_and(|c| c.complaint.made.load(Ordering::Acquire));
+        let late = server.connection.is_none() && server.deadline <= Instant::now();
+        if self.is_stopping() || complained || late {
+            let reason = if complained {
+                "broken ring"
+            } else if late {
+                "handshake takes too long"
+            } else {
+                "the device is closed"
+            };
+            self.dismiss(&server.channel, reason);
+            return false;
+        }
+        let Server { channel, handshake, .. } = server;
+        match self.read(channel, |message, _| handshake.on_message(message)) {
+            Progress::Going => true,
+            Progress::Connected(connection) => {
+                server.connection = Some(connection);
+                true
+            }
+            Progress::Over(connection) => {
+                server.connection = server.connection.take().or(connection);
+                false
             }
         }
-        if connection.is_some() {
-            self.put_down();
-        }
-        connection.is_some()
     }
 
     /// Reads and answers what has come.
@@ -196,7 +235,7 @@ impl Control {
             let step = match channel.receive() {
                 Received::Message(message, descriptor) => on_message(message, descriptor),
                 Received::Nothing => return progress,
-                Received::Closed => return self.over(progress),
+                Received::Closed => return progress.over(),
                 Received::Malformed(problem) => Err(problem),
             };
             let sent = match step {
@@ -210,26 +249,18 @@ impl Control {
                 }
                 Ok(Step::Leave(reason)) => {
                     tracing::info!(socket = %self.config.socket, reason, "the memif peer leaves");
-                    return self.over(progress);
+                    return progress.over();
                 }
                 Err(reason) => {
                     count(&self.shared.stats.refused);
                     self.dismiss(channel, &reason);
-                    return self.over(progress);
+                    return progress.over();
                 }
             };
             if sent.is_err() {
-                return self.over(progress);
+                return progress.over();
             }
         }
-    }
-
-    /// A connection that came up just now and is over already must come down here: the caller has not seen it yet.
-    fn over(&self, progress: Progress) -> Progress {
-        if let Progress::Connected(_) = progress {
-            self.put_down();
-        }
-        Progress::Over
     }
 
     /// Tells a peer why, if it still listens.
@@ -292,13 +323,13 @@ impl Control {
 
     /// Takes all rings away.
     fn put_down(&self) {
-        if self.shared.up.swap(false, Ordering::AcqRel) {
-            tracing::info!(socket = %self.config.socket, "memif link is down");
-        }
         for queue in &self.queues {
             queue.rx.put(None);
             queue.tx.put(None);
             queue.waker.wake();
+        }
+        if self.shared.up.swap(false, Ordering::AcqRel) {
+            tracing::info!(socket = %self.config.socket, "memif link is down");
         }
     }
 
@@ -321,10 +352,31 @@ impl Control {
 }
 
 /// A client of this server.
-struct Client {
+pub(super) struct Client {
     channel: Channel,
     handshake: ServerHandshake,
     /// Until it is connected.
     deadline: Option<Instant>,
     connection: Option<Connection>,
+}
+
+impl Client {
+    pub(super) fn new(channel: Channel, handshake: ServerHandshake) -> Self {
+        Self { channel, handshake, deadline: Some(Instant::now() + HANDSHAKE_MAX), connection: None }
+    }
+}
+
+/// The server of this client.
+pub(super) struct Server {
+    channel: Channel,
+    handshake: ClientHandshake,
+    deadline: Instant,
+    connection: Option<Connection>,
+}
+
+impl Server {
+    pub(super) fn new(channel: Channel, config: &Arc<MemifConfig>) -> Self {
+        let (handshake, deadline) = (ClientHandshake::new(config), Instant::now() + HANDSHAKE_MAX);
+        Self { channel, handshake, deadline, connection: None }
+    }
 }

@@ -246,6 +246,26 @@ impl Producer {
     ///
     /// Panics if `len` is above what was reserved: that is a bug of the caller.
     pub(super) fn commit(&mut self, len: usize, meta: TxMeta) {
+        if meta.gso.is_some() || meta.label != Label::NONE {
+            self.commit_extended(len, &meta);
+        } else {
+            self.commit_record(len, meta.partial_checksum.as_ref(), None);
+        }
+    }
+
+    /// Apart, so that most frames, which need no extension, have no share in its instructions.
+    #[inline(never)]
+    fn commit_extended(&mut self, len: usize, meta: &TxMeta) {
+        self.commit_record(len, meta.partial_checksum.as_ref(), Some((meta.gso, meta.label)));
+    }
+
+    #[inline(always)]
+    fn commit_record(
+        &mut self,
+        len: usize,
+        partial_checksum: Option<&(u16, u16)>,
+        extension: Option<(Option<Gso>, Label)>,
+    ) {
         let Some(room) = self.room.take().filter(|room| len <= room.len) else { refuse_commit(len) };
         if room.start != self.position {
             self.lap.on_turn();
@@ -256,15 +276,15 @@ impl Producer {
         }
         let record = self.shared.at(room.start);
         let mut header = len as u64;
-        if let Some((start, offset)) = &meta.partial_checksum {
+        if let Some((start, offset)) = partial_checksum {
             header |= FLAG_PARTIAL | u64::from(unmerged(start)) << 32 | u64::from(unmerged(offset)) << 48;
         }
         let mut bytes = record_bytes(len, 0);
-        if meta.gso.is_some() || meta.label != Label::NONE {
-            header |= FLAG_EXTENSION | u64::from(meta.label.bits() >> Label::HASH_BITS) << LABEL_AT;
+        if let Some((gso, label)) = extension {
+            header |= FLAG_EXTENSION | u64::from(label.bits() >> Label::HASH_BITS) << LABEL_AT;
             bytes = record_bytes(len, EXTENSION_BYTES_MAX);
             // SAFETY: reserved together with the frame, aligned to 8 bytes.
-            unsafe { record.add(extension_at(len)).cast::<u64>().write(encode(meta.gso, meta.label)) };
+            unsafe { record.add(extension_at(len)).cast::<u64>().write(encode(gso, label)) };
         }
         // SAFETY: the record is reserved and starts at a line.
         unsafe { record.cast::<u64>().write(header) };
