@@ -24,6 +24,7 @@ mod namespace;
 mod server;
 mod solo;
 mod tap;
+mod veth;
 
 use benches::{ALL, Bench, Needs};
 use clap::Parser;

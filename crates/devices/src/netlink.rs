@@ -9,10 +9,13 @@ const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_CREATE: u16 = 0x400;
+const NLM_F_DUMP: u16 = 0x300;
 const NLMSG_ERROR: u16 = 2;
+const NLMSG_DONE: u16 = 3;
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
+const RTM_GETADDR: u16 = 22;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
@@ -28,6 +31,7 @@ const IFA_LOCAL: u16 = 2;
 const IFA_F_NODAD: u8 = 2;
 const IFF_UP: u32 = 1;
 const MESSAGE_HEADER_BYTES: usize = 16;
+const ADDRESS_HEADER_BYTES: usize = 8;
 const LINK_HEADER_BYTES: usize = 16;
 
 /// What the kernel says about one of its interfaces.
@@ -123,6 +127,28 @@ impl Netlink {
         self.request(RTM_NEWADDR, NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE, message).map(drop)
     }
 
+    /// All addresses of the kernel's interfaces.
+    pub(crate) fn addresses(&mut self) -> io::Result<Vec<IpAddr>> {
+        self.send(RTM_GETADDR, NLM_F_DUMP, Message::new(&[0; ADDRESS_HEADER_BYTES]))?;
+        let mut found = Vec::new();
+        let mut reply = vec![0; 32 << 10];
+        loop {
+            let (len, _) = recv(&self.socket, &mut reply, RecvFlags::empty())?;
+            let mut rest = &reply[..len];
+            while let Some(header) = rest.first_chunk::<MESSAGE_HEADER_BYTES>() {
+                let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+                let Some(body) = rest.get(MESSAGE_HEADER_BYTES..len) else { break };
+                match u16::from_ne_bytes([header[4], header[5]]) {
+                    NLMSG_DONE => return Ok(found),
+                    NLMSG_ERROR => return Err(error_of(body)),
+                    RTM_NEWADDR => found.extend(parse_address(body)),
+                    _ => {}
+                }
+                rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+            }
+        }
+    }
+
     /// Makes a bridge and returns its index.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn add_bridge(&mut self, name: &str) -> io::Result<u32> {
@@ -141,8 +167,7 @@ impl Netlink {
         self.request(RTM_NEWLINK, NLM_F_ACK, message).map(drop)
     }
 
-    /// Sends a request and returns the body of the answer, which is empty for a mere acknowledgement.
-    fn request(&mut self, kind: u16, flags: u16, message: Message) -> io::Result<Vec<u8>> {
+    fn send(&mut self, kind: u16, flags: u16, message: Message) -> io::Result<()> {
         self.sequence += 1;
         let mut bytes = message.0;
         let len = bytes.len() as u32;
@@ -151,6 +176,12 @@ impl Netlink {
         bytes[6..8].copy_from_slice(&(flags | NLM_F_REQUEST).to_ne_bytes());
         bytes[8..12].copy_from_slice(&self.sequence.to_ne_bytes());
         send(&self.socket, &bytes, SendFlags::empty())?;
+        Ok(())
+    }
+
+    /// Sends a request and returns the body of the answer, which is empty for a mere acknowledgement.
+    fn request(&mut self, kind: u16, flags: u16, message: Message) -> io::Result<Vec<u8>> {
+        self.send(kind, flags, message)?;
         let mut reply = vec![0; 32 << 10];
         loop {
             let (len, _) = recv(&self.socket, &mut reply, RecvFlags::empty())?;
@@ -162,10 +193,32 @@ impl Netlink {
             if u16::from_ne_bytes([header[4], header[5]]) != NLMSG_ERROR {
                 return Ok(body);
             }
-            let code = body.first_chunk::<4>().map_or(0, |code| i32::from_ne_bytes(*code));
-            return if code == 0 { Ok(Vec::new()) } else { Err(io::Error::from_raw_os_error(-code)) };
+            let is_acknowledgement = body.first_chunk() == Some(&[0; 4]);
+            return if is_acknowledgement { Ok(Vec::new()) } else { Err(error_of(&body)) };
         }
     }
+}
+
+/// The error that the body of an answer is about.
+fn error_of(body: &[u8]) -> io::Error {
+    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+    io::Error::from_raw_os_error(code.saturating_neg())
+}
+
+/// The address that a message is about. For IPv4 the other end of a point-to-point link would be `IFA_ADDRESS`.
+fn parse_address(body: &[u8]) -> Option<IpAddr> {
+    let wanted = if i32::from(*body.first()?) == libc::AF_INET { IFA_LOCAL } else { IFA_ADDRESS };
+    let mut rest = body.get(ADDRESS_HEADER_BYTES..)?;
+    while let Some(&[a, b, c, d]) = rest.first_chunk::<4>() {
+        let len = usize::from(u16::from_ne_bytes([a, b]));
+        let value = rest.get(4..len)?;
+        if u16::from_ne_bytes([c, d]) == wanted {
+            let v4 = <[u8; 4]>::try_from(value).map(IpAddr::from);
+            return v4.or_else(|_| <[u8; 16]>::try_from(value).map(IpAddr::from)).ok();
+        }
+        rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    None
 }
 
 fn parse_link(body: &[u8]) -> Option<Link> {

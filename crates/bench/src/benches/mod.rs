@@ -1,6 +1,7 @@
 //! The benches. Each is a function that prints and records its results.
 
 mod corpus;
+mod fair;
 pub mod idle;
 mod idle_cpu;
 pub mod instructions;
@@ -79,6 +80,18 @@ pub const ALL: &[Bench] = &[
         about: "HTTP connections/s of a client on the Linux kernel over TAP; the client is the bottleneck",
         needs: Needs::Namespace,
         run: kernel::short,
+    },
+    Bench {
+        name: "short-vs-kernel",
+        about: "HTTP connections/s over veth: ginnel httpd on AF_XDP, against nginx on the kernel",
+        needs: Needs::Namespace,
+        run: fair::short,
+    },
+    Bench {
+        name: "keepalive-vs-kernel",
+        about: "HTTP requests/s over veth: ginnel httpd on AF_XDP, against nginx on the kernel",
+        needs: Needs::Namespace,
+        run: fair::keep_alive,
     },
     Bench {
         name: "loss-table",

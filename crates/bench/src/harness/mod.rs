@@ -7,6 +7,18 @@ pub mod result;
 
 use std::fmt;
 
+/// Which cores the parts of a measurement with veth interfaces run on: server, client, and for each of them the kernel's thread that receives (threaded NAPI).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Layout {
+    /// The server and its receive work on one core, the client and its own on another: each pays for itself.
+    #[default]
+    Charged,
+    /// The same without threads for receiving: it happens on the core of whoever sends. What is received costs the server nothing, so that it looks better than it is.
+    Sender,
+    /// All on one core.
+    One,
+}
+
 /// How a bench is to be run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
@@ -29,6 +41,10 @@ pub struct Options {
     /// Only those parts of a bench whose names contain this: `--only 1%/20ms`.
     #[arg(long, value_name = "PART")]
     pub only: Option<String>,
+
+    /// Who pays for what the kernel does to receive, where a kernel takes part.
+    #[arg(long, value_enum, default_value_t)]
+    pub layout: Layout,
 
     /// Both ends compute TCP checksums, instead of leaving them to the memory device.
     #[arg(long)]

@@ -39,7 +39,7 @@ use neighbours::Copies;
 use rx::{AfXdpRx, Packets};
 use socket::{Parts, Socket, SocketOptions};
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -262,8 +262,8 @@ fn interface(name: &str) -> io::Result<Link> {
 
 /// An address that is the stack's alone must not be the host's, which would lose what it serves there; one that is shared must be.
 fn whose_addresses(config: &AfXdpConfig) -> io::Result<()> {
-    // The kernel lets a socket have an address only if it is its own.
-    let is_the_hosts = |address: IpAddr| UdpSocket::bind((address, 0)).is_ok();
+    let hosts = Netlink::open()?.addresses()?;
+    let is_the_hosts = |address: IpAddr| hosts.contains(&address);
     for &(address, vlan) in &config.addresses {
         match config.keys.take {
             Take::Addresses if is_the_hosts(address) => {
