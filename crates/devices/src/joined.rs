@@ -55,4 +55,9 @@ impl RxQueue for JoinedRx {
     fn is_gone(&self) -> bool {
         self.queues.iter().any(|queue| queue.is_gone())
     }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        // What is shared is reported by the first.
+        self.queues.iter().for_each(|queue| queue.counters(report));
+    }
 }

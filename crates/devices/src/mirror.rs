@@ -105,6 +105,13 @@ impl RxQueue for MirrorRx {
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.counters(report);
+        let monitor = lock(&self.monitor);
+        report("mirror_copied", monitor.stats.copied.load(Relaxed));
+        report("mirror_dropped", monitor.stats.dropped.load(Relaxed));
+    }
 }
 
 struct MirrorTx {

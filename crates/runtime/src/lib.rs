@@ -19,6 +19,7 @@ pub mod error;
 pub mod executor;
 pub mod handler;
 pub mod huge_pages;
+pub mod inspect;
 mod mail;
 mod mailbox;
 mod peers;

@@ -1,15 +1,19 @@
-//! How a stack shows itself to other processes: a directory by name, with the counters of its shards in it.
+//! How a stack shows itself to other processes: a directory by name, with the counters of its shards in it, and a thread that lists their sockets.
 
+use crate::command::Commander;
 use crate::config::RunConfig;
 use crate::error::Error;
+use crate::inspect::Office;
 use crate::run_dir::{self, RunDir};
 use core::time::Duration;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A stack that can be seen: `ginnel stat`. It is gone when the last of its shards is.
+/// A stack that can be seen: `ginnel stat`, `ginnel ss`. It is gone when the last of its shards is.
 #[derive(Debug)]
 pub struct Presence {
+    // Before the directory, which goes after it.
+    office: Office,
     dir: RunDir,
     publish_every: Duration,
 }
@@ -31,12 +35,20 @@ impl Presence {
         }
         let name = config.name.clone().unwrap_or_else(|| format!("{program}-{}", std::process::id()));
         let publish_every = Duration::from_millis(config.publish_ms.into());
-        Ok(Some(Arc::new(Self { dir: RunDir::create_in(base, &name)?, publish_every })))
+        let dir = RunDir::create_in(base, &name)?;
+        let office = Office::open(dir.path());
+        let office = office.map_err(|e| Error::io(format!("socket in {}", dir.path().display()), e))?;
+        Ok(Some(Arc::new(Self { office, dir, publish_every })))
     }
 
     /// Its directory.
     pub fn dir(&self) -> &RunDir {
         &self.dir
+    }
+
+    /// A shard with an engine, whose sockets can be listed.
+    pub(crate) fn register(&self, label: &str, shard: Commander) {
+        self.office.register(label, shard);
     }
 
     /// How often a busy shard shows its counters.

@@ -12,7 +12,7 @@
 
 use core::fmt;
 use core::time::Duration;
-use rustix::fs::{Mode, OFlags, fstat, open};
+use rustix::fs::{Access, Mode, OFlags, access, fstat, open};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -116,7 +116,8 @@ pub fn base() -> PathBuf {
         return chosen;
     }
     let uid = geteuid();
-    if uid.is_root() {
+    // Root of a user namespace alone may not write there, and is somebody else outside of it.
+    if uid.is_root() && access("/run", Access::WRITE_OK).is_ok() {
         return ROOTS.into();
     }
     let own = absolute("XDG_RUNTIME_DIR").map(|path| path.join("ginnel"));

@@ -9,6 +9,7 @@ use crate::dispatch::Dispatch;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::handler::Handler;
+use crate::inspect;
 use crate::mail;
 use crate::mailbox::Inbox;
 use crate::placement::{Beside, Seat};
@@ -357,7 +358,10 @@ impl<H: Handler> Shard<H> {
         for command in core::iter::from_fn(|| mailbox.take()).take(COMMANDS_PER_TURN_MAX) {
             work += 1;
             core.stats.commands += 1;
-            handler.command(&mut Context::new(core), command);
+            match command.downcast::<inspect::Request>() {
+                Ok(request) => request.answer(core),
+                Err(command) => handler.command(&mut Context::new(core), command),
+            }
         }
         for _ in 0..TIMERS_PER_TURN_MAX {
             let Some(token) = core.timers.pop(now) else { break };

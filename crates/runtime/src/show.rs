@@ -28,6 +28,9 @@ impl<H: Handler> Shard<H> {
         let names = names(&self.view());
         let page = Page::create(presence.dir().path(), label, presence.publish_every(), &names);
         let page = page.map_err(|e| Error::io(format!("counters of shard {label}"), e))?;
+        if self.core.stack.here().is_some() {
+            presence.register(label, self.commander());
+        }
         self.page = Some(Shown { page, turns: 0, doing: Doing::Nothing, _presence: presence });
         self.show_now(self.core.now, Doing::Nothing);
         Ok(())

@@ -205,6 +205,12 @@ pub trait RxQueue {
     fn is_gone(&self) -> bool {
         false
     }
+
+    /// What the device counts beside frames and bytes, of both halves: what it dropped, and why. Always the same names in the same order. What all queues of
+    /// a device share is reported by one of them.
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        let _ = report;
+    }
 }
 
 /// The sending half of a device.
@@ -244,6 +250,9 @@ impl<T: RxQueue + ?Sized> RxQueue for Box<T> {
     }
     fn is_gone(&self) -> bool {
         (**self).is_gone()
+    }
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        (**self).counters(report);
     }
 }
 

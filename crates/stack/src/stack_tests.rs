@@ -92,9 +92,35 @@ impl End {
         self.act(random);
         self.stack.transmit(now);
         self.stack.check_invariants();
+        self.check_listing(now);
         let sent = core::mem::take(&mut self.recorder.lock().unwrap().sent);
         seen.extend(sent.iter().map(|(bytes, meta)| format!("{} {bytes:02x?} {meta:?}", self.name)));
         sent
+    }
+
+    /// A listing in portions has the same sockets as one in one piece, and as many as are counted.
+    fn check_listing(&self, now: Instant) {
+        let mut whole = Vec::new();
+        assert_eq!(self.stack.list(now, Cursor::default(), usize::MAX, &mut whole), None);
+        let (mut parts, mut cursor) = (Vec::new(), Some(Cursor::default()));
+        while let Some(at) = cursor {
+            let before = parts.len();
+            cursor = self.stack.list(now, at, 2, &mut parts);
+            assert!(parts.len() - before <= 2, "more than asked for");
+        }
+        assert_eq!(parts, whole);
+        let pools = self.stack.pools();
+        let used = |name: &str| pools.iter().find(|pool| pool.name == name).unwrap().used as usize;
+        let count = |wanted: fn(State) -> bool| whole.iter().filter(|listed| wanted(listed.state)).count();
+        assert_eq!(count(|state| state == State::Listen), used("listeners"));
+        assert_eq!(count(|state| state == State::TimeWait), used("time_wait"));
+        // Those that have ended and were not taken leave of yet are counted and not listed.
+        assert!(count(|state| !matches!(state, State::Listen | State::TimeWait)) <= used("connections"));
+        assert!(pools.iter().all(|pool| pool.used <= pool.high_water && pool.high_water <= pool.limit));
+        for listed in &whole {
+            let waits = listed.timer.is_some();
+            assert!(waits || !matches!(listed.state, State::TimeWait | State::SynSent), "{listed:?}");
+        }
     }
 
     fn events(&mut self, burst: &RxBurst<'_>, random: &mut Random, seen: &mut Transcript) {

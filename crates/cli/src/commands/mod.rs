@@ -4,6 +4,7 @@ mod corpus;
 mod demo;
 mod load;
 mod serve;
+mod ss;
 mod stat;
 
 use crate::failure::Failure;
@@ -19,6 +20,8 @@ pub enum Command {
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
+    /// Show the sockets of a running stack
+    Ss(ss::SsOptions),
     /// Show what a running stack counts
     Stat(stat::StatOptions),
     /// Show it all: serve a site over memory and over TAP, load it, and print a table
@@ -34,6 +37,7 @@ impl Command {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
             Self::Load(command) => command.run(),
+            Self::Ss(options) => ss::run(&options),
             Self::Stat(options) => stat::run(&options),
             Self::Demo(options) => demo::run(&options),
             Self::Corpus(options) => corpus::run(&options),

@@ -9,6 +9,7 @@ use clap::Args;
 use core::time::Duration;
 use ginnel::run_dir::{self, Running};
 use sample::Source;
+pub use show::quoted;
 use std::io::{self, Write};
 
 /// Options of `ginnel stat`.

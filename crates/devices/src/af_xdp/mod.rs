@@ -204,7 +204,8 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
             Some(copies) => Packets::Copies(copies),
             None => Packets::Watch(neighbours::watch(link.index)?),
         };
-        let rx = AfXdpRx::new(rx_parts, (longest, joined), packets, stats.clone(), attached.clone())?;
+        let mut rx = AfXdpRx::new(rx_parts, (longest, joined), packets, stats.clone(), attached.clone())?;
+        rx.reports = devices.is_empty();
         wakers.push(rx.waker()?);
         devices.push(Device { rx: Box::new(rx), tx: Box::new(tx) });
     }

@@ -58,6 +58,8 @@ pub(super) struct AfXdpRx {
     any: OwnedFd,
     gone: bool,
     stats: Arc<AfXdpStats>,
+    /// It is the queue that reports what all have counted.
+    pub(super) reports: bool,
     /// The program stays as long as a half is there.
     _attached: Arc<Attached>,
 }
@@ -86,6 +88,7 @@ impl AfXdpRx {
             any,
             gone: false,
             stats,
+            reports: false,
             _attached: attached,
         })
     }
@@ -229,5 +232,20 @@ impl RxQueue for AfXdpRx {
 
     fn is_gone(&self) -> bool {
         self.gone
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        if self.reports {
+            let AfXdpStats { rx_invalid, rx_dropped, tx_invalid, tx_errors, tx_calls } = &*self.stats;
+            for (name, count) in [
+                ("xdp_rx_invalid", rx_invalid),
+                ("xdp_rx_dropped", rx_dropped),
+                ("xdp_tx_invalid", tx_invalid),
+                ("xdp_tx_errors", tx_errors),
+                ("xdp_tx_calls", tx_calls),
+            ] {
+                report(name, count.load(Ordering::Relaxed));
+            }
+        }
     }
 }

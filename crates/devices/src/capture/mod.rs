@@ -211,6 +211,13 @@ impl RxQueue for CaptureRx {
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
     }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.counters(report);
+        report("capture_frames", self.capture.stats.captured.load(Relaxed));
+        report("capture_filtered", self.capture.stats.filtered.load(Relaxed));
+        report("capture_lost", self.capture.stats.lost.load(Relaxed));
+    }
 }
 
 /// Frames committed and not flushed: their time is not known yet.

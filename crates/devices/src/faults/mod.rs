@@ -54,6 +54,7 @@ pub fn wrap_counted(device: Device, spec: &LinkSpec, seed: u64) -> (Device, Faul
         // Another stream than the other direction's.
         pipeline: Pipeline::new(spec.down.clone(), seed ^ 0xd0f1_c3a5_7e2b_9648, stats.down.clone()),
         counters: stats.down.clone(),
+        sent: stats.up.clone(),
         wire: WireFrames::new(),
         lent: Vec::with_capacity(BURST_FRAMES_MAX),
         more: false,
@@ -143,6 +144,8 @@ struct FaultsRx {
     inner: Box<dyn RxQueue + Send>,
     pipeline: Pipeline,
     counters: Arc<Counters>,
+    /// Of the other direction, to be reported.
+    sent: Arc<Counters>,
     wire: WireFrames,
     /// The frames of the last burst.
     lent: Vec<Vec<u8>>,
@@ -206,6 +209,30 @@ impl RxQueue for FaultsRx {
 
     fn is_gone(&self) -> bool {
         self.inner.is_gone()
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        self.inner.counters(report);
+        let Counters { lost, duplicated, reordered, corrupted, queue_full, .. } = &*self.sent;
+        for (name, count) in [
+            ("faults_tx_lost", lost),
+            ("faults_tx_duplicated", duplicated),
+            ("faults_tx_reordered", reordered),
+            ("faults_tx_corrupted", corrupted),
+            ("faults_tx_queue_full", queue_full),
+        ] {
+            report(name, count.load(Relaxed));
+        }
+        let Counters { lost, duplicated, reordered, corrupted, queue_full, .. } = &*self.counters;
+        for (name, count) in [
+            ("faults_rx_lost", lost),
+            ("faults_rx_duplicated", duplicated),
+            ("faults_rx_reordered", reordered),
+            ("faults_rx_corrupted", corrupted),
+            ("faults_rx_queue_full", queue_full),
+        ] {
+            report(name, count.load(Relaxed));
+        }
     }
 }
 

@@ -171,8 +171,10 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
     let capabilities = capabilities(config);
     let queues = ports
         .iter()
-        .map(|queue| {
-            let rx = MemifRx::new(queue.rx.clone(), queue.waker.clone(), stats.clone(), guard.clone());
+        .enumerate()
+        .map(|(number, queue)| {
+            let mut rx = MemifRx::new(queue.rx.clone(), queue.waker.clone(), stats.clone(), guard.clone());
+            rx.reports = number == 0;
             let tx = MemifTx::new(queue.tx.clone(), capabilities, stats.clone(), guard.clone());
             Device { rx: Box::new(rx), tx: Box::new(tx) }
         })

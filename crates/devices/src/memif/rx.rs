@@ -241,6 +241,8 @@ pub(super) struct MemifRx {
     /// A wake-up was asked for and not taken back.
     armed: bool,
     stats: Arc<MemifStats>,
+    /// It is the queue that reports what all have counted.
+    pub(super) reports: bool,
     /// The control thread runs as long as there is a half.
     _guard: Arc<Guard>,
 }
@@ -253,7 +255,15 @@ impl MemifRx {
         guard: Arc<Guard>,
     ) -> Self {
         let arena = vec![0; ARENA_BYTES].into_boxed_slice();
-        Self { connection: Attached::new(port), waker, arena, armed: false, stats, _guard: guard }
+        Self {
+            connection: Attached::new(port),
+            waker,
+            arena,
+            armed: false,
+            stats,
+            reports: false,
+            _guard: guard,
+        }
     }
 
     /// After a sleep: the next wake-up must not come from this one.
@@ -306,5 +316,20 @@ impl RxQueue for MemifRx {
 
     fn wake_fd(&self) -> Option<RawFd> {
         Some(self.waker.raw_fd())
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        if self.reports {
+            let MemifStats { connections, refused, violations, rx_malformed, tx_dropped } = &*self.stats;
+            for (name, count) in [
+                ("memif_connections", connections),
+                ("memif_refused", refused),
+                ("memif_violations", violations),
+                ("memif_rx_malformed", rx_malformed),
+                ("memif_tx_dropped", tx_dropped),
+            ] {
+                report(name, count.load(Ordering::Relaxed));
+            }
+        }
     }
 }

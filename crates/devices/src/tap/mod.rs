@@ -120,7 +120,7 @@ pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
         return Err(invalid("both sides of a TAP device have the same MAC address".into()));
     }
     let stats = Arc::new(TapStats::default());
-    let queues = fds.into_iter().map(|fd| queue(fd, capabilities, &stats)).collect();
+    let queues = fds.into_iter().enumerate().map(|(n, fd)| queue(fd, capabilities, &stats, n == 0)).collect();
     Ok(Tap { name, kernel_mac: kernel.mac, queues, stats })
 }
 
@@ -183,7 +183,8 @@ fn set_up_kernel_side(name: &str, config: &TapConfig) -> io::Result<netlink::Lin
     netlink.link(name)
 }
 
-fn queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>) -> Device {
+/// `reports`: whether it is the queue that reports what all have counted.
+fn queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>, reports: bool) -> Device {
     let fd = Arc::new(fd);
     let tx = TapTx {
         fd: fd.clone(),
@@ -192,7 +193,7 @@ fn queue(fd: OwnedFd, capabilities: Capabilities, stats: &Arc<TapStats>) -> Devi
         stats: stats.clone(),
     };
     let arena = vec![0; ARENA_BYTES].into_boxed_slice();
-    let rx = TapRx { fd, arena, gone: false, stats: stats.clone() };
+    let rx = TapRx { fd, arena, gone: false, stats: stats.clone(), reports };
     Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
 
@@ -238,6 +239,7 @@ struct TapRx {
     /// Somebody deleted the interface.
     gone: bool,
     stats: Arc<TapStats>,
+    reports: bool,
 }
 
 /// A frame in the arena.
@@ -298,6 +300,14 @@ impl RxQueue for TapRx {
 
     fn is_gone(&self) -> bool {
         self.gone
+    }
+
+    fn counters(&self, report: &mut dyn FnMut(&'static str, u64)) {
+        if self.reports {
+            report("tap_tx_dropped", self.stats.tx_dropped.load(Ordering::Relaxed));
+            report("tap_rx_malformed", self.stats.rx_malformed.load(Ordering::Relaxed));
+            report("tap_rx_errors", self.stats.rx_errors.load(Ordering::Relaxed));
+        }
     }
 }
 

@@ -72,6 +72,9 @@ impl<H: Handler> View<'_, H> {
             for (item, value) in items {
                 put(Kind::Counter, Name { group: "device", of: &port.name, item }, value);
             }
+            port.rx.counters(&mut |item, value| {
+                put(Kind::Counter, Name { group: "device", of: &port.name, item }, value);
+            });
         }
         for Pool { name, used, limit, high_water } in stack.pools() {
             visit_pool(name, [used, limit, high_water], put);

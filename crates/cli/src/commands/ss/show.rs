@@ -1,0 +1,203 @@
+//! Sockets as `ss` shows them.
+
+use super::socket::{Columns, Socket};
+use crate::commands::stat::quoted;
+use crate::table::{Table, grouped};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+/// The line of column names.
+pub fn header(out: &mut impl Write) -> io::Result<()> {
+    let (state, local, peer) = ("State", "Local Address:Port", "Peer Address:Port");
+    writeln!(out, "Netid {state:<10} Recv-Q Send-Q {local:>26} {peer:>26} Shard")
+}
+
+/// A socket, and under it what more was asked for.
+pub fn row(out: &mut impl Write, socket: &Socket<'_>, info: bool, timer: bool) -> io::Result<()> {
+    let Socket { shard, netid, state, recv_q, send_q, local, .. } = socket;
+    let (local, peer) = (ends(local), ends(&socket.peer));
+    write!(out, "{netid:<5} {state:<10} {recv_q:>6} {send_q:>6} {local:>26} {peer:>26} {shard}")?;
+    if timer
+        && let (Some(kind), Some(ms), Some(count)) =
+            (socket.text("timer"), socket.number("timer_ms"), socket.text("timer_count"))
+    {
+        write!(out, " timer:({kind},{},{count})", duration(ms))?;
+    }
+    if info && socket.text("snd_cwnd").is_some() {
+        write!(out, "\n\t{}", details(socket))?;
+    }
+    writeln!(out)
+}
+
+/// As ss has it: nobody is a star.
+fn ends(end: &core::net::SocketAddr) -> String {
+    if end.port() == 0 && end.ip().is_unspecified() {
+        return if end.is_ipv4() { "0.0.0.0:*".into() } else { "[::]:*".into() };
+    }
+    end.to_string()
+}
+
+/// `min` and `sec` only where there are any.
+fn duration(ms: u64) -> String {
+    match (ms / 60_000, ms / 1000 % 60, ms % 1000) {
+        (0, 0, ms) => format!("{ms}ms"),
+        (0, seconds, ms) if ms > 0 && seconds < 10 => format!("{seconds}.{ms:03}sec"),
+        (0, seconds, _) => format!("{seconds}sec"),
+        (minutes, 0, _) => format!("{minutes}min"),
+        (minutes, seconds, _) => format!("{minutes}min{seconds}sec"),
+    }
+}
+
+/// What TCP knows, in the words and units of ss.
+fn details(socket: &Socket<'_>) -> String {
+    let number = |name| socket.number(name).unwrap_or(0);
+    let ms = |name| {
+        let us = number(name);
+        let text = format!("{}.{:03}", us / 1000, us % 1000);
+        text.trim_end_matches('0').trim_end_matches('.').to_string()
+    };
+    let mut words: Vec<String> = Vec::new();
+    for (name, word) in [("timestamps", "ts"), ("sack", "sack"), ("ecn", "ecn")] {
+        if number(name) > 0 {
+            words.push(word.into());
+        }
+    }
+    if number("snd_wscale") + number("rcv_wscale") > 0 {
+        words.push(format!("wscale:{},{}", number("snd_wscale"), number("rcv_wscale")));
+    }
+    words.push(format!("rto:{}", ms("rto_us")));
+    if number("backoff") > 0 {
+        words.push(format!("backoff:{}", number("backoff")));
+    }
+    words.push(format!("rtt:{}/{}", ms("rtt_us"), ms("rttvar_us")));
+    words.push(format!("ato:{}", ms("ato_us")));
+    for (name, word) in [
+        ("snd_mss", "mss"),
+        ("pmtu", "pmtu"),
+        ("rcv_mss", "rcvmss"),
+        ("advmss", "advmss"),
+        ("snd_cwnd", "cwnd"),
+    ] {
+        words.push(format!("{word}:{}", number(name)));
+    }
+    // None was found yet.
+    if number("snd_ssthresh") < u64::from(u32::MAX) {
+        words.push(format!("ssthresh:{}", number("snd_ssthresh")));
+    }
+    if let Some(state) = socket.text("ca_state").filter(|state| *state != "open") {
+        words.push(format!("ca_state:{state}"));
+    }
+    if number("unacked") > 0 {
+        words.push(format!("unacked:{}", number("unacked")));
+    }
+    if number("retrans") + number("total_retrans") > 0 {
+        words.push(format!("retrans:{}/{}", number("retrans"), number("total_retrans")));
+    }
+    for name in ["lost", "sacked", "probes"] {
+        if number(name) > 0 {
+            words.push(format!("{name}:{}", number(name)));
+        }
+    }
+    if number("notsent_bytes") > 0 {
+        words.push(format!("notsent:{}", number("notsent_bytes")));
+    }
+    words.push(format!("rcv_wnd:{}", number("rcv_wnd")));
+    words.push(format!("snd_wnd:{}", number("snd_wnd")));
+    if number("min_rtt_us") > 0 {
+        words.push(format!("minrtt:{}", ms("min_rtt_us")));
+    }
+    words.join(" ")
+}
+
+/// A socket as a JSON object, with all that the stack told.
+pub fn json(out: &mut impl Write, columns: &Columns, line: &str) -> io::Result<()> {
+    out.write_all(b"{")?;
+    for (index, (name, value)) in columns.fields(line).enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        // The name of a shard may look like a number and is none.
+        let is_number = name != "shard" && value.parse::<u64>().is_ok();
+        let value = if is_number { value.into() } else { quoted(value) };
+        write!(out, "{comma}{}:{value}", quoted(name))?;
+    }
+    out.write_all(b"}\n")
+}
+
+/// How many sockets there are.
+#[derive(Default)]
+pub struct Summary {
+    /// By protocol and state, and by shard.
+    counts: BTreeMap<(String, String), BTreeMap<String, u64>>,
+    shards: Vec<String>,
+}
+
+impl Summary {
+    /// One more.
+    pub fn add(&mut self, socket: &Socket<'_>) {
+        if !self.shards.iter().any(|known| known == socket.shard) {
+            self.shards.push(socket.shard.into());
+        }
+        let key = (socket.netid.to_string(), socket.state.to_string());
+        *self.counts.entry(key).or_default().entry(socket.shard.into()).or_default() += 1;
+    }
+
+    /// A row for each state, a column for each shard.
+    pub fn table(&self) -> Table {
+        let mut heads = vec!["sockets"];
+        heads.extend(self.shards.iter().map(String::as_str));
+        heads.push("all");
+        let mut table = Table::new(&heads);
+        for ((netid, state), shards) in &self.counts {
+            let each = self.shards.iter().map(|shard| shards.get(shard).copied().unwrap_or(0));
+            let all: u64 = each.clone().sum();
+            let cells = each.chain([all]).map(grouped);
+            table.row(core::iter::once(format!("{netid} {state}")).chain(cells));
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::socket::Columns;
+    use super::{Summary, duration, row};
+
+    #[test]
+    fn durations_are_written_as_ss_does() {
+        let shown = [7, 200, 1_500, 12_345, 60_000, 95_000].map(duration);
+        assert_eq!(shown, ["7ms", "200ms", "1.500sec", "12sec", "1min", "1min35sec"]);
+    }
+
+    #[test]
+    fn a_connection_is_shown_with_what_was_asked_for() {
+        let columns = Columns::new(
+            "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\trto_us\trtt_us\trttvar_us\tsnd_cwnd\tsnd_ssthresh\ttotal_retrans",
+        );
+        let line = "1\ttcp\tESTAB\t3\t1448\t10.0.0.1:80\t10.0.0.2:999\ton\t204\t1\t204000\t4125\t2000\t10\t4294967295\t2";
+        let shown = |info, timer| {
+            let mut out = Vec::new();
+            row(&mut out, &columns.socket(line).unwrap(), info, timer).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let plain = "tcp   ESTAB           3   1448                10.0.0.1:80               10.0.0.2:999 1";
+        assert_eq!(shown(false, false), format!("{plain}\n"));
+        let all = shown(true, true);
+        assert!(all.starts_with(&format!("{plain} timer:(on,204ms,1)\n\trto:204 rtt:4.125/2 ")), "{all}");
+        assert!(
+            all.contains(" cwnd:10 ") && all.contains(" retrans:0/2 ") && !all.contains("ssthresh"),
+            "{all}"
+        );
+    }
+
+    #[test]
+    fn sockets_are_counted_by_state_and_shard() {
+        let columns = Columns::new("shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer");
+        let mut summary = Summary::default();
+        for (shard, state) in [(0, "ESTAB"), (1, "ESTAB"), (1, "ESTAB"), (0, "TIME-WAIT")] {
+            let line = format!("{shard}\ttcp\t{state}\t0\t0\t10.0.0.1:80\t10.0.0.2:999");
+            summary.add(&columns.socket(&line).unwrap());
+        }
+        let table = summary.table().to_string();
+        assert!(table.contains("| tcp ESTAB     | 1 | 2 |   3 |"), "{table}");
+        assert!(table.contains("| tcp TIME-WAIT | 1 | 0 |   1 |"), "{table}");
+    }
+}

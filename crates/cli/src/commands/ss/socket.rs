@@ -1,0 +1,68 @@
+//! A socket, from a line of the stack's answer.
+
+use core::net::SocketAddr;
+
+/// The names of the fields, from the first line.
+pub struct Columns(Vec<String>);
+
+/// What is shown of every socket; the rest is looked up by name.
+pub struct Socket<'a> {
+    pub shard: &'a str,
+    pub netid: &'a str,
+    pub state: &'a str,
+    pub recv_q: &'a str,
+    pub send_q: &'a str,
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    columns: &'a Columns,
+    fields: Vec<&'a str>,
+}
+
+impl Columns {
+    pub fn new(line: &str) -> Self {
+        Self(line.split('\t').map(String::from).collect())
+    }
+
+    fn at(&self, name: &str) -> Option<usize> {
+        self.0.iter().position(|known| known == name)
+    }
+
+    /// Names and values of a line. Those that a socket has not are left out.
+    pub fn fields<'a>(&'a self, line: &'a str) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let pairs = self.0.iter().map(String::as_str).zip(line.split('\t'));
+        pairs.filter(|(_, value)| *value != "-")
+    }
+
+    /// `None` if something is missing that every socket has, or would upset a terminal.
+    pub fn socket<'a>(&'a self, line: &'a str) -> Option<Socket<'a>> {
+        if line.bytes().any(|b| b != b'\t' && !b.is_ascii_graphic()) {
+            return None;
+        }
+        let fields: Vec<&str> = line.split('\t').collect();
+        let get = |name| self.at(name).and_then(|at| fields.get(at).copied());
+        Some(Socket {
+            shard: get("shard")?,
+            netid: get("netid")?,
+            state: get("state")?,
+            recv_q: get("recv_q")?,
+            send_q: get("send_q")?,
+            local: get("local")?.parse().ok()?,
+            peer: get("peer")?.parse().ok()?,
+            columns: self,
+            fields,
+        })
+    }
+}
+
+impl Socket<'_> {
+    /// A field that not every socket has.
+    pub fn text(&self, name: &str) -> Option<&str> {
+        let at = self.columns.at(name)?;
+        self.fields.get(at).copied().filter(|value| *value != "-")
+    }
+
+    /// The same as a number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.text(name)?.parse().ok()
+    }
+}

@@ -1,0 +1,469 @@
+//! `ginnel stat` and `ginnel ss` beside a capture of the same run: what they say is what the wire saw, to the segment and to the byte.
+
+use etherparse::{NetSlice, SlicedPacket, TransportSlice};
+use ginnel_testkit::interop::{Namespace, unavailable};
+use ginnel_testkit::skip;
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A folder with a site, a place for stacks and captures. Removed with this value.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("site")).unwrap();
+        std::fs::write(folder.join("site/index.html"), "<p>here</p>").unwrap();
+        std::fs::write(folder.join("site/large.bin"), vec![b'x'; 1 << 20]).unwrap();
+        Self(folder)
+    }
+
+    /// The command with these arguments, whose stacks are found in this folder.
+    fn ginnel(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ginnel"));
+        command.env("GINNEL_RUN_DIR", self.0.join("run")).args(arguments);
+        command
+    }
+
+    fn output(&self, arguments: &[&str]) -> Output {
+        self.ginnel(arguments).output().unwrap()
+    }
+
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What `ginnel ss --json` says.
+    fn sockets(&self, name: &str, filter: &[&str]) -> Vec<Value> {
+        let text = self.text(&[&["ss", name, "--json"], filter].concat());
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The error of a command that must fail.
+    fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        assert!(!output.status.success(), "{arguments:?} did not fail");
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text.trim_end().trim_start_matches("ginnel: ").into()
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+
+    /// Waits until the stack counts like this.
+    fn wait_for(&self, name: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let output = self.output(&["stat", name, "--json"]);
+            if output.status.success() {
+                let stat: Value = serde_json::from_slice(&output.stdout).unwrap();
+                if is_so(&stat) {
+                    return stat;
+                }
+                assert!(Instant::now() < deadline, "{what}: {stat}");
+            }
+            assert!(Instant::now() < deadline, "{what}: {}", String::from_utf8_lossy(&output.stderr));
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process that goes with this value.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command) -> Self {
+        Self(command.stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Asks it to end in good order.
+    fn stop(mut self) {
+        assert!(Command::new("kill").arg(self.0.id().to_string()).status().unwrap().success());
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One direction of a connection, as the capture has it. Positions count from the SYN.
+#[derive(Debug, Default)]
+struct Stream {
+    first: Option<u32>,
+    /// Behind the last byte, SYN and FIN counted.
+    end: u32,
+    /// Behind the last byte of payload.
+    data_end: u32,
+    /// Largest acknowledgement of the other direction, as it is on the wire.
+    acks: Vec<u32>,
+}
+
+/// What passed the devices of a stack.
+#[derive(Debug, Default)]
+struct Wire {
+    frames: [u64; 2],
+    bytes: [u64; 2],
+    segments: [u64; 2],
+    resets_out: u64,
+    retransmitted: u64,
+    /// In, out.
+    flows: BTreeMap<(SocketAddr, SocketAddr), [Stream; 2]>,
+}
+
+const IN: usize = 0;
+const OUT: usize = 1;
+
+impl Wire {
+    fn read(&mut self, path: &Path) {
+        let mut reader = PcapNgReader::new(File::open(path).unwrap()).unwrap();
+        while let Some(block) = reader.next_block() {
+            let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+            let (mut way, mut size) = (None, None);
+            for option in &packet.options {
+                match option {
+                    EnhancedPacketOption::Flags(flags) => way = Some((flags & 3) as usize - 1),
+                    EnhancedPacketOption::Comment(text) => {
+                        size = text.split(' ').find_map(|word| word.parse::<usize>().ok());
+                    }
+                    _ => {}
+                }
+            }
+            self.frame(way.expect("a direction"), &packet.data, size);
+        }
+    }
+
+    fn frame(&mut self, way: usize, bytes: &[u8], size: Option<usize>) {
+        self.frames[way] += 1;
+        self.bytes[way] += bytes.len() as u64;
+        let packet = SlicedPacket::from_ethernet(bytes).unwrap();
+        let ends: [IpAddr; 2] = match &packet.net {
+            Some(NetSlice::Ipv4(ip)) => {
+                [ip.header().source_addr().into(), ip.header().destination_addr().into()]
+            }
+            Some(NetSlice::Ipv6(ip)) => {
+                [ip.header().source_addr().into(), ip.header().destination_addr().into()]
+            }
+            _ => return,
+        };
+        let Some(TransportSlice::Tcp(tcp)) = &packet.transport else { return };
+        let from = SocketAddr::new(ends[0], tcp.source_port());
+        let to = SocketAddr::new(ends[1], tcp.destination_port());
+        let key = if way == IN { (to, from) } else { (from, to) };
+        let payload = tcp.payload().len();
+        let size = size.unwrap_or(payload).max(1);
+        self.segments[way] += payload.div_ceil(size).max(1) as u64;
+        if way == OUT && tcp.rst() {
+            self.resets_out += 1;
+        }
+        let stream = &mut self.flows.entry(key).or_default()[way];
+        if tcp.ack() && !tcp.rst() {
+            stream.acks.push(tcp.acknowledgment_number());
+        }
+        if tcp.syn() && stream.first.is_none() {
+            stream.first = Some(tcp.sequence_number());
+        }
+        let Some(first) = stream.first else { return };
+        let start = tcp.sequence_number().wrapping_sub(first);
+        let flags = u32::from(tcp.syn()) + u32::from(tcp.fin());
+        if payload as u32 + flags == 0 || tcp.rst() {
+            return;
+        }
+        // Each segment that begins before what was sent already is sent again.
+        let mut at = 0;
+        loop {
+            let len = size.min(payload - at);
+            let begins = start + at as u32;
+            if way == OUT && begins < stream.end {
+                self.retransmitted += 1;
+            }
+            at += len;
+            let is_last = at == payload;
+            stream.end = stream.end.max(begins + len as u32 + if is_last { flags } else { 0 });
+            if is_last {
+                break;
+            }
+        }
+        if payload > 0 {
+            stream.data_end = stream.data_end.max(start + u32::from(tcp.syn()) + payload as u32);
+        }
+    }
+
+    /// Bytes of payload that passed, each counted once.
+    fn payload(&self, way: usize) -> u64 {
+        self.flows.values().map(|flow| u64::from(flow[way].data_end.saturating_sub(1))).sum()
+    }
+
+    /// Connections whose SYN was the peer's, and was answered, and whose answer was acknowledged.
+    fn accepted(&self) -> u64 {
+        let accepted = |[incoming, outgoing]: &&[Stream; 2]| {
+            let Some(first) = outgoing.first else { return false };
+            incoming.acks.iter().any(|ack| (1..1 << 31).contains(&ack.wrapping_sub(first)))
+        };
+        self.flows.values().filter(accepted).count() as u64
+    }
+}
+
+fn count(stat: &Value, name: &str) -> u64 {
+    stat["all"][name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {stat}"))
+}
+
+/// The counters of a server that has nothing to do any more, against all that passed.
+fn reconcile(stat: &Value, wire: &Wire, device: &str) {
+    let counted = |name: &str| (name.to_string(), count(stat, name));
+    let tcp = |name: &str| counted(&format!("tcp.{name}"));
+    let seen = |name: &str, number: u64| (format!("tcp.{name}"), number);
+    assert_eq!(tcp("segments_in"), seen("segments_in", wire.segments[IN]));
+    assert_eq!(tcp("segments_out"), seen("segments_out", wire.segments[OUT]));
+    assert_eq!(tcp("retransmitted"), seen("retransmitted", wire.retransmitted));
+    assert_eq!(tcp("resets_out"), seen("resets_out", wire.resets_out));
+    assert_eq!(tcp("bytes_in"), seen("bytes_in", wire.payload(IN)));
+    assert_eq!(tcp("bytes_out"), seen("bytes_out", wire.payload(OUT)));
+    assert_eq!(tcp("passive_opens"), seen("passive_opens", wire.accepted()));
+    assert_eq!(tcp("active_opens"), seen("active_opens", 0));
+    assert_eq!(count(stat, "httpd.connections"), wire.accepted());
+    // What is no TCP goes on: neighbours are asked, routers are looked for. All of it that was counted is in the capture, whose end is later.
+    for (name, seen) in [
+        ("rx_frames", wire.frames[IN]),
+        ("tx_frames", wire.frames[OUT]),
+        ("rx_bytes", wire.bytes[IN]),
+        ("tx_bytes", wire.bytes[OUT]),
+    ] {
+        let counted = count(stat, &format!("device.{device}.{name}"));
+        assert!(counted <= seen && counted + 2_000 > seen, "{name}: {counted} counted, {seen} seen");
+    }
+}
+
+/// Nothing is open, and nothing waits to be sent.
+fn is_quiet(stat: &Value) -> bool {
+    count(stat, "httpd.open") == 0 && count(stat, "pool.connections.used") == 0
+}
+
+/// A server and a generator, two processes over memif: `shards` of the server.
+fn over_memif(shards: usize) {
+    let folder = Folder::new(&format!("statistics-{shards}"));
+    let memif = |role: &str| format!("socket={},role={role},queues={shards}", folder.path("socket"));
+    let (capture, site) = (folder.path("trace.pcapng"), folder.path("site"));
+    let shards_text = shards.to_string();
+    let server = Running::start(folder.ginnel(&[
+        "httpd",
+        &site,
+        "--memif",
+        &memif("server"),
+        "--address",
+        "10.7.0.1/24",
+        "--name",
+        "web",
+        "--capture",
+        &capture,
+        "--shards",
+        &shards_text,
+        // A capture of all that two processes can tell each other in two seconds would be long.
+        "--link",
+        "rate=100mbit",
+    ]));
+    folder.wait_for("web", "it listens", |stat| count(stat, "pool.listeners.used") >= shards as u64);
+    let listed = folder.sockets("web", &["-ltn"]);
+    assert_eq!(listed.len(), 2 * shards, "{listed:?}");
+    assert!(listed.iter().all(|socket| socket["state"] == "LISTEN" && socket["send_q"].as_u64() > Some(0)));
+
+    let load = |url: &str, more: &[&str]| {
+        let client = memif("client");
+        let mut arguments = vec![
+            "load",
+            "http",
+            "--json",
+            "--quiet",
+            "--memif",
+            &client,
+            "--address",
+            "10.7.0.2/24",
+            "--shards",
+            &shards_text,
+        ];
+        arguments.extend(more);
+        arguments.push(url);
+        folder.ginnel(&arguments)
+    };
+    let mut long = load("http://10.7.0.1/large.bin", &["-c", "8", "-k", "-t", "2s", "--name", "client"]);
+    let long = long.stdout(Stdio::piped()).spawn().unwrap();
+    folder.wait_for("web", "it is loaded", |stat| count(stat, "httpd.open") == 8);
+    // Both ends know the same connections, each from its side.
+    let ends = |name: &str, ours: &str, peers: &str| -> BTreeSet<(String, String)> {
+        let sockets = folder.sockets(name, &["-tn", "state", "established"]);
+        let text = |socket: &Value, end: &str| socket[end].as_str().unwrap().to_string();
+        sockets.iter().map(|socket| (text(socket, ours), text(socket, peers))).collect()
+    };
+    let (at_server, at_client) = (ends("web", "local", "peer"), ends("client", "peer", "local"));
+    assert_eq!(at_server.len(), 8);
+    assert_eq!(at_server, at_client);
+    for socket in folder.sockets("web", &["-tn", "sport", "=", ":80"]) {
+        assert!(socket["shard"].as_str().unwrap().parse::<usize>().unwrap() < shards, "{socket}");
+        assert!(socket["rtt_us"].as_u64() > Some(0) && socket["snd_cwnd"].as_u64() > Some(0), "{socket}");
+        assert_eq!(socket["snd_mss"], 1448, "{socket}");
+    }
+    let table = folder.text(&["ss", "web", "-tino", "dst", "10.7.0.2"]);
+    assert_eq!(table.lines().filter(|line| line.starts_with("tcp   ESTAB ")).count(), 8, "{table}");
+    assert_eq!(
+        table.lines().filter(|line| line.contains(" cwnd:") && line.contains(" rtt:")).count(),
+        8,
+        "{table}"
+    );
+    let output = long.wait_with_output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(output.status.success(), "{report}");
+
+    let output = load("http://10.7.0.1/index.html", &["-c", "8", "-n", "400"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let stat = folder.wait_for("web", "it is quiet", is_quiet);
+    let time_wait = folder.sockets("web", &["-a", "state", "time-wait"]);
+    assert_eq!(time_wait.len() as u64, count(&stat, "pool.time_wait.used"));
+    assert_eq!(stat["shards"].as_array().unwrap().len(), shards);
+    server.stop();
+    let mut wire = Wire::default();
+    wire.read(Path::new(&capture));
+    for shard in 1..shards {
+        wire.read(Path::new(&format!("{capture}.{shard}")));
+    }
+    reconcile(&stat, &wire, "memif");
+    let flows: BTreeSet<(String, String)> =
+        wire.flows.keys().map(|(ours, peer)| (ours.to_string(), peer.to_string())).collect();
+    assert!(at_server.is_subset(&flows), "all that ss has listed was on the wire");
+    assert_eq!(wire.accepted(), 8 + 400);
+    assert!(folder.text(&["stat", "--list"]).is_empty(), "nothing is left of a stack that has ended");
+}
+
+#[test]
+fn counters_and_sockets_agree_with_a_capture_over_memif() {
+    over_memif(1);
+}
+
+#[test]
+fn counters_and_sockets_of_several_shards_agree_with_their_captures() {
+    over_memif(2);
+}
+
+/// With losses both ways, and the kernel as client: what was sent again is counted as often as it is in the capture.
+#[test]
+fn retransmissions_agree_with_a_capture() {
+    if let Some(reason) = unavailable() {
+        return skip("retransmissions_agree_with_a_capture", &reason);
+    }
+    let folder = Folder::new("statistics-loss");
+    let namespace = Namespace::new().unwrap();
+    let (capture, site) = (folder.path("trace.pcapng"), folder.path("site"));
+    let command = folder.ginnel(&[
+        "httpd",
+        &site,
+        "--device",
+        "tap:web0",
+        "--address",
+        "10.9.0.2/24",
+        "--kernel-address",
+        "10.9.0.1/24",
+        "--name",
+        "web",
+        "--capture",
+        &capture,
+        "--link",
+        "loss=2%",
+        "--link-seed",
+        "7",
+    ]);
+    let server = namespace.run(|| Ok::<_, std::io::Error>(Running::start(command))).unwrap();
+    folder.wait_for("web", "it listens", |stat| count(stat, "pool.listeners.used") > 0);
+    for _ in 0..12 {
+        let fetched = namespace.run(|| {
+            Command::new("curl")
+                .args(["-sS", "-m", "60", "-o", "/dev/null", "http://10.9.0.2/large.bin"])
+                .output()
+        });
+        let fetched = fetched.unwrap();
+        assert!(fetched.status.success(), "{fetched:?}");
+    }
+    let stat = folder.wait_for("web", "it is quiet", is_quiet);
+    server.stop();
+    let mut wire = Wire::default();
+    wire.read(Path::new(&capture));
+    reconcile(&stat, &wire, "web0");
+    assert!(wire.retransmitted > 20, "{wire:?}");
+    assert_eq!((wire.accepted(), wire.payload(OUT) > 12 << 20), (12, true));
+}
+
+#[test]
+fn a_stack_that_is_not_there_is_named() {
+    let folder = Folder::new("statistics-errors");
+    let text = folder.refused(&["stat"]);
+    assert!(text.starts_with("no stack of this user runs ("), "{text}");
+    assert!(folder.refused(&["ss", "web"]).starts_with("no stack named \"web\" runs"));
+    assert!(folder.refused(&["ss", "web", "state", "open"]).contains("\"open\" is no state"));
+    assert_eq!(folder.text(&["stat", "--list", "--json"]), "[]\n");
+
+    let serve = |name: &str, socket: &str| {
+        let memif = format!("socket={},role=server", folder.path(socket));
+        folder.ginnel(&[
+            "httpd",
+            &folder.path("site"),
+            "--memif",
+            &memif,
+            "--address",
+            "10.7.0.1/24",
+            "--name",
+            name,
+        ])
+    };
+    let first = Running::start(serve("one", "s1"));
+    folder.wait_for("one", "it runs", |_| true);
+    let output = serve("one", "s2").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let expected = format!("ginnel: a stack named \"one\" runs already, as process {}\n", first.0.id());
+    assert_eq!(text, expected);
+    let second = Running::start(serve("two", "s2"));
+    folder.wait_for("two", "it runs", |_| true);
+    assert_eq!(folder.refused(&["stat"]), "several stacks run, name one: one, two");
+    let list = folder.text(&["stat", "--list"]);
+    assert_eq!(list.lines().map(|line| line.split(' ').next().unwrap()).collect::<Vec<_>>(), ["one", "two"]);
+
+    // One that is killed has left its directory: nobody is fooled by it.
+    drop(first);
+    assert!(folder.0.join("run/one/stats.0").exists());
+    let list = folder.text(&["stat", "--list"]);
+    assert!(list.starts_with("two ") && list.lines().count() == 1, "{list}");
+    assert!(!folder.0.join("run/one").exists());
+    second.stop();
+
+    let refused = folder.output(&[
+        "echo",
+        "--memif",
+        "socket=@x,role=server",
+        "--address",
+        "10.7.0.1/24",
+        "--name",
+        "a/b",
+    ]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("run.name: \"a/b\" is no name"), "{refused:?}");
+}

@@ -1,0 +1,133 @@
+//! A socket as a line of tab-separated fields, whose names stand in the first line: a reader of any version finds those it knows.
+
+use core::fmt::{self, Write};
+use ginnel_stack::options::CaState;
+use ginnel_stack::stack::{Listed, Protocol, TimerKind};
+use ginnel_stack::tcp::state::State;
+
+/// The fields, in order. Those of connections are named as in Linux's `struct tcp_info`.
+pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes";
+
+/// Writes a socket of the shard `label`.
+pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Result {
+    let Listed { protocol, state, local, remote, recv_queue, send_queue, timer, info } = socket;
+    let (netid, state) = match protocol {
+        Protocol::Tcp => ("tcp", name(*state)),
+        Protocol::Udp if *state == State::Established => ("udp", "ESTAB"),
+        Protocol::Udp => ("udp", "UNCONN"),
+    };
+    write!(out, "{label}\t{netid}\t{state}\t{recv_queue}\t{send_queue}\t{local}\t{remote}")?;
+    match timer {
+        Some(timer) => {
+            let kind = match timer.kind {
+                TimerKind::On => "on",
+                TimerKind::Keepalive => "keepalive",
+                TimerKind::TimeWait => "timewait",
+                TimerKind::Persist => "persist",
+            };
+            write!(out, "\t{kind}\t{}\t{}", timer.left.as_millis(), timer.count)?;
+        }
+        None => out.write_str("\t-\t-\t-")?,
+    }
+    let Some(info) = info else {
+        let missing = FIELDS.split('\t').count() - 10;
+        out.extend(core::iter::repeat_n("\t-", missing));
+        return out.write_char('\n');
+    };
+    let ca_state = match info.ca_state {
+        CaState::Open => "open",
+        CaState::Disorder => "disorder",
+        CaState::Cwr => "cwr",
+        CaState::Recovery => "recovery",
+        CaState::Loss => "loss",
+    };
+    write!(
+        out,
+        "\t{ca_state}\t{}\t{}\t{}\t{}\t{}",
+        info.retransmits,
+        info.probes,
+        info.backoff,
+        info.rto.as_micros(),
+        info.ato.as_micros()
+    )?;
+    for number in [
+        info.snd_mss,
+        info.rcv_mss,
+        info.advmss,
+        info.pmtu,
+        info.unacked,
+        info.sacked,
+        info.lost,
+        info.retrans,
+        info.total_retrans,
+        micros(info.rtt),
+        micros(info.rttvar),
+        micros(info.min_rtt),
+        info.snd_ssthresh,
+        info.snd_cwnd,
+        info.reordering,
+        info.snd_wnd,
+        info.rcv_wnd,
+        info.snd_wscale.into(),
+        info.rcv_wscale.into(),
+        info.timestamps.into(),
+        info.sack.into(),
+        info.ecn.into(),
+        info.notsent_bytes,
+    ] {
+        write!(out, "\t{number}")?;
+    }
+    out.write_char('\n')
+}
+
+fn micros(duration: core::time::Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
+}
+
+/// As `ss` writes it.
+fn name(state: State) -> &'static str {
+    match state {
+        State::Closed => "CLOSED",
+        State::Listen => "LISTEN",
+        State::SynSent => "SYN-SENT",
+        State::SynReceived => "SYN-RECV",
+        State::Established => "ESTAB",
+        State::FinWait1 => "FIN-WAIT-1",
+        State::FinWait2 => "FIN-WAIT-2",
+        State::CloseWait => "CLOSE-WAIT",
+        State::Closing => "CLOSING",
+        State::LastAck => "LAST-ACK",
+        State::TimeWait => "TIME-WAIT",
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{FIELDS, write};
+    use core::time::Duration;
+    use ginnel_stack::stack::{Listed, Protocol, Timer, TimerKind};
+    use ginnel_stack::tcp::state::State;
+
+    #[test]
+    fn each_line_has_a_field_for_each_name() {
+        let mut socket = Listed {
+            protocol: Protocol::Tcp,
+            state: State::Listen,
+            local: "[fd00::1]:80".parse().unwrap(),
+            remote: "[::]:0".parse().unwrap(),
+            recv_queue: 1,
+            send_queue: 128,
+            timer: None,
+            info: None,
+        };
+        let mut text = String::new();
+        write(&mut text, "0", &socket).unwrap();
+        assert!(text.starts_with("0\ttcp\tLISTEN\t1\t128\t[fd00::1]:80\t[::]:0\t-\t-\t-\t-"), "{text}");
+        socket.timer = Some(Timer { kind: TimerKind::Keepalive, left: Duration::from_millis(7), count: 2 });
+        write(&mut text, "0", &socket).unwrap();
+        assert!(text.contains("\tkeepalive\t7\t2\t"), "{text}");
+        for line in text.lines() {
+            assert_eq!(line.split('\t').count(), FIELDS.split('\t').count(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Askers, patient and not, of a shard with many sockets.
+
+use super::server::{Office, SOCKET};
+use crate::config::{DeviceConfig, DeviceKind, LinkConfig};
+use crate::{Config, Conn, Context, Error, Handler, Shard, StopFlag, UdpOptions};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// More than fit into the buffers of a Unix socket.
+const SOCKETS: u16 = 6_000;
+
+/// Has many UDP sockets and does nothing with them.
+struct Many(u16);
+
+impl Handler for Many {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("10.0.0.1:80".parse().unwrap(), crate::ListenOptions::default())?;
+        for port in 1..=self.0 {
+            cx.udp_bind(([10, 0, 0, 1], port).into(), UdpOptions::default()).unwrap();
+        }
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+}
+
+/// A shard that runs, and the office where it is asked. All of it goes with the value.
+struct Asked {
+    folder: PathBuf,
+    office: Option<Office>,
+    stop: StopFlag,
+    stats: crate::StatsReader,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Asked {
+    fn new(sockets: u16) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("ginnel-inspect-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let office = Office::open(&folder).unwrap();
+        let config = Config {
+            devices: vec![DeviceConfig::new("wire", DeviceKind::Memory)],
+            links: vec![LinkConfig::new("lan", "wire", vec!["10.0.0.1/24".parse().unwrap()])],
+            ..Config::default()
+        };
+        let (device, other) = pair(MemoryConfig::default());
+        let mut shard = Shard::builder(config).handler(Many(sockets)).device("wire", device).build().unwrap();
+        office.register("7", shard.commander());
+        let (stop, stats) = (StopFlag::new().unwrap(), shard.stats_reader());
+        let flag = stop.clone();
+        let thread = std::thread::spawn(move || {
+            shard.run(&flag).unwrap();
+            drop(other);
+        });
+        let asked = Self { folder, office: Some(office), stop, stats, thread: Some(thread) };
+        let begun = Instant::now();
+        while asked.stats.snapshot().running_ns == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        asked
+    }
+
+    fn ask(&self, question: &str) -> UnixStream {
+        let mut stream = UnixStream::connect(self.folder.join(SOCKET)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        writeln!(stream, "{question}").unwrap();
+        stream
+    }
+
+    fn lines(&self, question: &str) -> Vec<String> {
+        BufReader::new(self.ask(question)).lines().map(Result::unwrap).collect()
+    }
+
+    fn end_shard(&mut self) {
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.end_shard();
+        self.office = None;
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn every_socket_is_listed_once_and_no_turn_does_more_than_its_part() {
+    let asked = Asked::new(1_000);
+    let lines = asked.lines("list 1");
+    assert!(lines[0].starts_with("shard\tnetid\tstate\t"), "{}", lines[0]);
+    assert!(lines[1].starts_with("7\ttcp\tLISTEN\t0\t"), "{}", lines[1]);
+    assert_eq!(lines.last().map(String::as_str), Some("."));
+    let mut ports: Vec<u16> = Vec::new();
+    for line in &lines[2..lines.len() - 1] {
+        let fields: Vec<&str> = line.split('\t').collect();
+        assert_eq!(fields[..5], ["7", "udp", "UNCONN", "0", "0"]);
+        ports.push(fields[5].strip_prefix("10.0.0.1:").unwrap().parse().unwrap());
+    }
+    ports.sort_unstable();
+    assert_eq!(ports, (1..=1_000).collect::<Vec<u16>>());
+    // The shard shows its counters when it falls asleep.
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(asked.stats.snapshot().commands, 1_001u64.div_ceil(super::PLACES_PER_TURN as u64));
+}
+
+#[test]
+fn an_asker_that_does_not_read_hurts_nobody() {
+    let mut asked = Asked::new(SOCKETS);
+    let stuck = asked.ask("list 1");
+    std::thread::sleep(Duration::from_millis(200));
+    let portions = asked.stats.snapshot().commands;
+    assert!(portions < u64::from(SOCKETS) / super::PLACES_PER_TURN as u64, "{portions}: it is not asked on");
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(asked.stats.snapshot().commands, portions);
+    assert_eq!(asked.lines("list 1").len(), usize::from(SOCKETS) + 3, "another one is served");
+    // Nor does the end wait for it.
+    let begun = Instant::now();
+    asked.end_shard();
+    asked.office = None;
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    drop(stuck);
+}
+
+#[test]
+fn askers_that_are_too_many_or_not_understood_are_told() {
+    let asked = Asked::new(SOCKETS);
+    assert_eq!(asked.lines("tell me all"), ["!\tthis stack understands \"list 1\""]);
+    let _stuck: Vec<UnixStream> = (0..8).map(|_| asked.ask("list 1")).collect();
+    let mut text = String::new();
+    asked.ask("list 1").read_to_string(&mut text).unwrap();
+    assert_eq!(text, "!\t8 others are asking already\n");
+}
+
+#[test]
+fn a_shard_that_has_ended_is_reported() {
+    let mut asked = Asked::new(10);
+    asked.end_shard();
+    let lines = asked.lines("list 1");
+    assert_eq!(lines[1..], ["!\tshard 7 has ended", "."]);
+}
