@@ -1,6 +1,7 @@
 //! What the fuzz targets in `fuzz/` do with their input. It lives in the workspace so that the same code runs under `cargo test`: over
 //! the committed corpus, and over seeded random inputs.
 
+pub mod channel;
 pub mod config;
 pub mod frames;
 pub mod http;
@@ -20,11 +21,12 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "frames", run: |data| drop(frames::run(data)), seeds: frames::scenarios },
     Target { name: "tcp_options", run: tcp_options::run, seeds: tcp_options::seeds },
     Target { name: "ip_reassembly", run: reassembly::run, seeds: reassembly::seeds },
     Target { name: "http", run: http::run, seeds: http::seeds },
     Target { name: "config", run: config::run, seeds: config::seeds },
+    Target { name: "channel", run: channel::run, seeds: channel::seeds },
     Target { name: "link_spec", run: link_spec::run, seeds: link_spec::seeds },
 ];

@@ -1,6 +1,7 @@
 //! The committed corpus: it is what the code says, it passes, and it reaches what it is there to reach.
 
-use ginnel_fuzzing::{TARGETS, Target, frames};
+use ginnel::channel::ChannelStats;
+use ginnel_fuzzing::{TARGETS, Target, channel, frames};
 use ginnel_stack::tcp::state::State;
 use std::collections::BTreeSet;
 use std::fs;
@@ -84,6 +85,14 @@ fn the_corpus_reads_datagrams_and_meets_their_errors() {
     let runs: Vec<_> = committed(&TARGETS[0]).iter().map(|(_, data)| frames::run(data).datagrams).collect();
     let (received, errors) = runs.iter().fold((0, 0), |(r, e), d| (r + d.received, e + d.errors));
     assert!(received > 10 && errors > 5, "{received} datagrams, {errors} errors");
+}
+
+#[test]
+fn the_corpus_of_clients_does_what_cannot_be_and_is_counted() {
+    let target = TARGETS.iter().find(|target| target.name == "channel").expect("the target");
+    let sum =
+        committed(target).iter().fold(ChannelStats::default(), |sum, (_, data)| sum + channel::counted(data));
+    assert!(sum.violations > 5 && sum.sockets_refused > 0 && sum.accepted > 5 && sum.bells > 100, "{sum:?}");
 }
 
 #[test]

@@ -59,10 +59,20 @@ fn random_link_specifications() {
 }
 
 #[test]
+fn random_clients() {
+    target("channel", 150);
+}
+
+#[test]
 #[ignore = "long: many seeds of every target; part of `make suites`"]
 fn random_inputs_for_long() {
     for target in &TARGETS {
-        let seeds = if target.name == "frames" { 1_000_000 } else { 200_000 };
+        let seeds = match target.name {
+            "frames" => 1_000_000,
+            // Each is hundreds of turns of two shards.
+            "channel" => 10_000,
+            _ => 200_000,
+        };
         run(target, 100_000..100_000 + seeds);
     }
 }

@@ -33,6 +33,11 @@ impl EventFd {
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 
+    /// Makes it unreadable, too, and says whether it is a socket whose other end is gone.
+    pub(crate) fn hung_up(&self) -> bool {
+        matches!(rustix::io::read(&self.0, &mut [0; 8]), Ok(0))
+    }
+
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -395,6 +395,9 @@ impl Client {
     /// The handle is stale; the connection is over, or its write side closed. [`SendError::Full`]: a process that shares it was stopped in the middle of
     /// using it.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        if self.is_gone() {
+            return Err(SendError::Closed);
+        }
         let hand = self.hand(conn).map_err(|_| SendError::Stale)?;
         let count = hand.send(bytes, &self.blocked[conn.index() as usize])?;
         if count > 0 {
@@ -562,6 +565,28 @@ impl Client {
     pub fn after_sleep(&mut self) {
         if self.down.after_sleep(self.region.down(self.number)) {
             self.wake.clear();
+        } else if let Up::Shared(streams) = &self.up
+            && self.wake.hung_up()
+            && !streams.gone.swap(true, Relaxed)
+        {
+            self.lose_all();
+        }
+    }
+
+    /// Whether the stack, in another process, was found to be gone. Whatever is asked of it then is an error.
+    pub fn is_gone(&self) -> bool {
+        matches!(&self.up, Up::Shared(streams) if streams.gone.load(Relaxed))
+    }
+
+    /// The stack is gone, and with it the connections.
+    fn lose_all(&mut self) {
+        for (socket, held) in self.sockets.iter_mut().enumerate() {
+            let Some(generation) = held.generation.filter(|_| held.reported & state::ENDED == 0) else {
+                continue;
+            };
+            held.reported |= state::ENDED;
+            let conn = Conn::new(socket as u32, generation);
+            self.events.push_back(ClientEvent::Closed { conn, reason: CloseReason::Reset });
         }
     }
 

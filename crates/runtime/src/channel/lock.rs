@@ -3,6 +3,7 @@
 //! The word says which client holds it, so that the stack, which hears of a client's death, can open it. What a holder had not committed did
 //! not happen, and there is nothing to be mended. The stack never takes a lock itself.
 
+use super::CLIENTS_MAX;
 use super::sync::{AtomicU32, Ordering};
 use core::time::Duration;
 
@@ -12,6 +13,12 @@ const WAITED_FOR: u32 = 1 << 31;
 const LOOKS: u32 = 100;
 /// Tries to open a dead holder's lock, against somebody who writes into it all the time.
 const TRIES: u32 = 64;
+
+/// Nobody holds it: it is open, or names a client that cannot be.
+fn is_open(word: u32) -> bool {
+    let owner = word & !WAITED_FOR;
+    owner == 0 || owner > CLIENTS_MAX
+}
 
 fn owned_by(client: usize) -> u32 {
     // Cannot truncate: clients are 64 at the most.
@@ -29,9 +36,9 @@ fn take_or_note(word: &AtomicU32, client: usize) -> Result<(), u32> {
     loop {
         let now = word.load(Ordering::Relaxed);
         // Others may sleep, too: whoever has slept wakes the next when it is done.
-        let next = if now == 0 { owned_by(client) | WAITED_FOR } else { now | WAITED_FOR };
+        let next = if is_open(now) { owned_by(client) | WAITED_FOR } else { now | WAITED_FOR };
         if word.compare_exchange(now, next, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-            return if now == 0 { Ok(()) } else { Err(next) };
+            return if is_open(now) { Ok(()) } else { Err(next) };
         }
     }
 }
@@ -82,6 +89,9 @@ fn wait_and_take(word: &AtomicU32, client: usize, patience: Duration) -> bool {
     for _ in 0..LOOKS {
         if try_take(word, client) {
             return true;
+        }
+        if is_open(word.load(Ordering::Relaxed)) {
+            break;
         }
         core::hint::spin_loop();
     }
@@ -180,6 +190,8 @@ mod tests {
         drop(dead);
         assert!(take(&word, 5, Duration::ZERO).is_none());
         drop(held);
+        word.store(u32::MAX - 7, Ordering::Relaxed);
+        assert!(take(&word, 5, Duration::ZERO).is_some(), "nobody has such a number");
     }
 }
 

@@ -43,7 +43,8 @@ pub(crate) const DOMAINS_MAX: usize = 64;
 const DOMAINS: RangeInclusive<u32> = 1..=DOMAINS_MAX as u32;
 const BACKLOG: RangeInclusive<u32> = 1..=1 << 24;
 /// Clients are bits of a word.
-const CLIENTS: RangeInclusive<u32> = 1..=64;
+const CLIENTS_MAX: u32 = 64;
+const CLIENTS: RangeInclusive<u32> = 1..=CLIENTS_MAX;
 const SOCKETS: RangeInclusive<u32> = 1..=1 << 24;
 const BUFFER_BYTES: RangeInclusive<u32> = 4096..=1 << 20;
 const BUFFERS: RangeInclusive<u64> = 8192..=1 << 40;

@@ -137,9 +137,10 @@ pub(super) fn decode<T: Code>(bytes: &[u8]) -> (u32, Option<T>) {
     (number, what)
 }
 
-/// What fuzzing does with a message: decodes it as each side would. Whatever can be decoded says the same when it is encoded and decoded again.
+/// What fuzzing does with a message: decodes it as each side would. Whatever can be decoded says the same when it is encoded and decoded again. Returns what
+/// it asks a shard for, if it does.
 #[doc(hidden)]
-pub fn fuzz(bytes: &[u8]) {
+pub fn fuzz(bytes: &[u8]) -> Option<Request> {
     fn again<T: Code + fmt::Debug>(bytes: &[u8]) {
         let (number, Some(what)) = decode::<T>(bytes) else { return };
         let encoded = encode(number, &what);
@@ -150,4 +151,8 @@ pub fn fuzz(bytes: &[u8]) {
     again::<Hello>(bytes);
     again::<Ask>(bytes);
     again::<Answer>(bytes);
+    match decode::<Ask>(bytes).1 {
+        Some(Ask::Shard(_, request)) => Some(request),
+        _ => None,
+    }
 }

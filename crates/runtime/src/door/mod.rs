@@ -25,10 +25,11 @@ mod tests;
 #[doc(hidden)]
 pub use message::fuzz;
 pub use message::{Held, Refusal, VERSION};
-pub use process::Process;
+pub use process::{Expected, Process};
 
 use crate::command::Commander;
 use crate::error::Error;
+use crate::presence::Presence;
 use crate::wait::EventFd;
 use listen::Knocker;
 use rustix::fd::OwnedFd;
@@ -38,6 +39,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+
+/// Name of the door's socket in the directory of its stack.
+const NAME: &str = "control";
 
 /// What the door has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,6 +95,14 @@ impl Door {
             Porter::new(knocker.transpose()?, shards, inbox, wake.clone(), counts.clone()).map_err(io)?;
         let thread = std::thread::Builder::new().name("door".into()).spawn(move || porter.serve());
         Ok(Self { handed: Mutex::new(handed), wake, counts, thread: Some(thread.map_err(io)?) })
+    }
+
+    /// Opens the door of a stack that shows itself: [`Process::find`] finds it by the stack's name.
+    ///
+    /// # Errors
+    /// As [`Door::open`].
+    pub fn open_for(presence: &Presence, shards: Vec<Commander>) -> Result<Self, Error> {
+        Self::open(Some(&presence.dir().path().join(NAME)), shards)
     }
 
     /// A connection without an address, for a program that this process starts: its end is to be inherited, and goes to [`Process::over`]. The program

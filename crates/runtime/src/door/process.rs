@@ -1,5 +1,11 @@
 //! A process at the door: what a program, or the library in it, has of the stack.
 
+mod heirs;
+mod travel;
+
+pub use heirs::Expected;
+
+use super::NAME;
 use super::codec::Code;
 use super::line::{self, Received};
 use super::listen::connect_to;
@@ -8,6 +14,7 @@ use crate::channel::Client;
 use crate::channel::client::ClientParts;
 use crate::channel::control::{Control, Reply, Request};
 use crate::error::Error;
+use crate::run_dir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
@@ -30,6 +37,27 @@ struct Line {
 impl Line {
     fn new(fd: OwnedFd) -> Self {
         Self { fd, number: 0, buffer: line::buffer() }
+    }
+
+    /// The first word, and what comes of it: what wakes this process, and its places on the shards.
+    fn greet(&mut self, domain: &str) -> Result<(OwnedFd, Vec<Seat>), Error> {
+        let malformed = || Error::Refused(Refusal::Malformed);
+        let this = pidfd_open(getpid(), PidfdFlags::empty());
+        let this = this.map_err(|e| Error::io("descriptor of this process", e))?;
+        let hello = Hello { magic: MAGIC, version: VERSION, domain: domain.into() };
+        let (Answer::Welcome(shards), mut wake) = self.ask(&hello, &[this.as_fd()])? else {
+            return Err(malformed());
+        };
+        let wake = wake.pop().ok_or_else(malformed)?;
+        let mut seats = Vec::new();
+        for shard in 0..shards {
+            let (Answer::Seat(number), descriptors) = self.ask(&Ask::Attach(shard), &[])? else {
+                return Err(malformed());
+            };
+            let [region, stack] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| malformed())?;
+            seats.push(Seat { number, region, stack });
+        }
+        Ok((wake, seats))
     }
 
     /// Asks, and waits for the answer, which may come with descriptors.
@@ -62,6 +90,13 @@ impl Line {
             }
         }
     }
+}
+
+/// A place on a shard.
+struct Seat {
+    number: u32,
+    region: OwnedFd,
+    stack: OwnedFd,
 }
 
 /// How clients ask: all shards over the same connection.
@@ -105,6 +140,14 @@ impl Process {
         Self::greet(line, domain)
     }
 
+    /// Attaches to the stack of this name, or to the only one of this user that runs.
+    ///
+    /// # Errors
+    /// There is none, or more than one and no name was given; as [`Process::connect`].
+    pub fn find(stack: Option<&str>, domain: &str) -> Result<Self, Error> {
+        Self::connect(&run_dir::find(stack)?.path.join(NAME), domain)
+    }
+
     /// Attaches over a connection that was [handed in](super::Door::hand_in) for this process.
     ///
     /// # Errors
@@ -115,29 +158,16 @@ impl Process {
 
     fn greet(line: OwnedFd, domain: &str) -> Result<Self, Error> {
         let mut line = Line::new(line);
-        let io = |e| Error::io("descriptor of this process", e);
-        let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(|e| io(e.into()))?;
-        let hello = Hello { magic: MAGIC, version: VERSION, domain: domain.into() };
-        let (Answer::Welcome(shards), mut wake) = line.ask(&hello, &[this.as_fd()])? else {
-            return Err(Error::Refused(Refusal::Malformed));
-        };
-        let wake = wake.pop().ok_or(Error::Refused(Refusal::Malformed))?;
-        let mut parts = Vec::new();
-        for shard in 0..shards {
-            let (Answer::Seat(number), descriptors) = line.ask(&Ask::Attach(shard), &[])? else {
-                return Err(Error::Refused(Refusal::Malformed));
-            };
-            let [region, stack] =
-                <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| Error::Refused(Refusal::Malformed))?;
-            parts.push(ClientParts { region, stack, wake: wake.try_clone().map_err(io)?, number });
-        }
+        let (wake, seats) = line.greet(domain)?;
         let line = Arc::new(Mutex::new(line));
-        let clients = parts.into_iter().enumerate().map(|(shard, parts)| {
+        let mut clients = Vec::new();
+        for (shard, Seat { number, region, stack }) in seats.into_iter().enumerate() {
             // Cannot truncate: it was counted by a number of as many bits.
             let asker = Asker { line: line.clone(), shard: shard as u16 };
-            Client::open(parts, Box::new(asker))
-        });
-        Ok(Self { clients: clients.collect::<Result<_, _>>()?, line })
+            let wake = wake.try_clone().map_err(|e| Error::io("descriptor of this process", e))?;
+            clients.push(Client::open(ClientParts { region, stack, wake, number }, Box::new(asker))?);
+        }
+        Ok(Self { line, clients })
     }
 
     /// Whether the stack has hung up: its process ended, or closed the door.

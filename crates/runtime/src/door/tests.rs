@@ -3,43 +3,54 @@
 use super::*;
 use crate::channel::tests::{Dial, Peer, config, small};
 use crate::channel::{ChannelConfig, ChannelServer, Client, ClientEvent};
-use crate::{Conn, ConnectOptions, ListenOptions, Shard, StopFlag, clock};
+use crate::{Conn, ConnectOptions, ListenOptions, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
+use rustix::fd::AsFd;
 use std::time::{Duration, Instant};
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A stack at 10.0.0.1 and a peer at 10.0.0.2 that echoes, each on a thread, until it is dropped.
+/// A stack at 10.0.0.1 and a peer at 10.0.0.2 that echoes, each on a thread, until it is dropped. With several shards each has a cable of its own, to a peer
+/// of its own.
 struct Rig {
     door: Door,
-    peer: Commander,
+    peers: Vec<Commander>,
     stop: StopFlag,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Rig {
     fn new(channel: &ChannelConfig, path: Option<&Path>) -> Self {
-        let (a, b) = pair(MemoryConfig::default());
-        let served = ChannelServer::for_processes(channel).unwrap();
-        let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
-        let peer = Peer { echoes: true, listens: true, ..Peer::default() };
-        let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
-        let (mut server, mut peer) =
-            (server.now(clock::now()).build().unwrap(), peer.now(clock::now()).build().unwrap());
+        Self::with_shards(1, channel, path)
+    }
+
+    fn with_shards(count: usize, channel: &ChannelConfig, path: Option<&Path>) -> Self {
         let stop = StopFlag::new().unwrap();
-        let (to_server, to_peer) = (server.commander(), peer.commander());
-        let (first, second) = (stop.clone(), stop.clone());
-        let threads = vec![
-            std::thread::spawn(move || server.run(&first).unwrap()),
-            std::thread::spawn(move || peer.run(&second).unwrap()),
-        ];
-        let door = Door::open(path, vec![to_server]).unwrap();
-        Self { door, peer: to_peer, stop, threads }
+        let (mut servers, mut peers, mut threads) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..count {
+            let (a, b) = pair(MemoryConfig::default());
+            let served = ChannelServer::for_processes(channel).unwrap();
+            let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
+            let peer = Peer { echoes: true, listens: true, ..Peer::default() };
+            let peer = Shard::builder(config("10.0.0.2/24")).handler(peer).device("cable", b);
+            let (mut server, mut peer) = (server.build().unwrap(), peer.build().unwrap());
+            servers.push(server.commander());
+            peers.push(peer.commander());
+            let (first, second) = (stop.clone(), stop.clone());
+            threads.push(std::thread::spawn(move || server.run(&first).unwrap()));
+            threads.push(std::thread::spawn(move || peer.run(&second).unwrap()));
+        }
+        let door = Door::open(path, servers).unwrap();
+        Self { door, peers, stop, threads }
     }
 
     fn dial(&self, port: u16, text: &[u8]) {
-        self.peer.send(Box::new(Dial(port, text.to_vec()))).unwrap();
+        self.dial_from(0, port, text);
+    }
+
+    fn dial_from(&self, peer: usize, port: u16, text: &[u8]) {
+        self.peers[peer].send(Box::new(Dial(port, text.to_vec()))).unwrap();
     }
 
     /// Attaches a process of this domain: here, another thread would do as well.
@@ -180,4 +191,81 @@ fn a_message_that_was_cut_or_grown_or_changed_is_no_message_or_another() {
     let end = list.len();
     list[end - 4..].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(decode::<Ask>(&list).1.is_none());
+}
+
+/// A process has a client on each shard, and one descriptor wakes it for all of them.
+#[test]
+fn a_process_uses_all_shards_and_sleeps_once() {
+    let rig = Rig::with_shards(3, &small(), None);
+    let mut process = rig.attach("");
+    for client in process.clients() {
+        listen(client, 80);
+    }
+    for shard in [2, 0, 1, 1] {
+        rig.dial_from(shard, 80, &[b'a' + shard as u8; 10]);
+        // It sleeps on the descriptor of another one.
+        let until = Instant::now() + PATIENCE;
+        let mut came = Vec::new();
+        while came.is_empty() {
+            assert!(Instant::now() < until, "nothing came");
+            let quiet = process.clients().iter_mut().all(Client::before_sleep);
+            if quiet {
+                let first = &process.clients()[0];
+                let fd = first.wake_fd().try_clone_to_owned().unwrap();
+                crate::wait::sleep(&[], [fd.as_fd(), fd.as_fd()], Some(Duration::from_secs(1))).unwrap();
+            }
+            for (number, client) in process.clients().iter_mut().enumerate() {
+                client.after_sleep();
+                while let Some(event) = client.next_event() {
+                    if let ClientEvent::Accepted { conn, .. } = event {
+                        came.push((number, conn));
+                    }
+                }
+            }
+        }
+        let [(number, conn)] = came[..] else { panic!("{came:?}") };
+        assert_eq!(number, shard);
+        wait_for_text(&mut process.clients()[number], conn, &[b'a' + shard as u8; 10]);
+    }
+    // Things of several shards travel together.
+    let mut other = rig.attach("");
+    let mut things: Vec<Held> = (0..3).map(|shard| Held::listener(shard, 0)).collect();
+    things.extend(process.held());
+    assert_eq!(things.len(), 3 + 4);
+    let placeholder = process.share(&things).unwrap();
+    assert_eq!(other.resolve(&placeholder).unwrap(), things);
+    assert_eq!(other.held().len(), 4);
+    let error = process.share(&[Held::listener(3, 0)]).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::Unknown)));
+    let error = process.share(&[Held::listener(0, 0), Held::listener(1, 7)]).unwrap_err();
+    assert!(matches!(error, Error::Refused(Refusal::Unknown)), "the second it does not hold");
+    // What was held for it before the second was found out is not held any more: nobody but the first process and the placeholder has the listeners.
+    drop((process, placeholder));
+    for client in other.clients() {
+        client.set_credits(0, 4);
+        client.flush();
+    }
+    rig.dial_from(1, 80, b"still served");
+    accept(&mut other.clients()[1]);
+    drop(other);
+    let mut late = rig.attach("");
+    let until = Instant::now() + PATIENCE;
+    for client in late.clients() {
+        while client.listen("0.0.0.0:80".parse().unwrap(), ListenOptions::default(), 1).is_err() {
+            assert!(Instant::now() < until, "the port is held by nobody");
+        }
+    }
+}
+
+#[test]
+fn a_stack_that_shows_itself_is_found_in_its_directory() {
+    let base = tempfile::tempdir().unwrap();
+    let config = crate::config::RunConfig { name: Some("mine".into()), ..Default::default() };
+    let presence = Presence::new_in(base.path(), &config, "test").unwrap().unwrap();
+    let rig = Rig::new(&small(), None);
+    let door = Door::open_for(&presence, Vec::new()).unwrap();
+    let path = crate::run_dir::running_in(base.path()).unwrap()[0].path.join("control");
+    assert_eq!(Process::connect(&path, "").unwrap().clients().len(), 0, "it has no shards");
+    drop((door, rig));
+    assert!(matches!(Process::connect(&path, ""), Err(Error::Io(..))));
 }

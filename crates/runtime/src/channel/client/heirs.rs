@@ -33,6 +33,15 @@ impl Client {
         self.look_at_all();
     }
 
+    /// Holds a connection that another process held, or this one before it became another program: everything about it is new.
+    ///
+    /// The stack must have agreed.
+    pub(crate) fn adopt(&mut self, conn: Conn) {
+        if (conn.index() as usize) < self.sockets.len() {
+            self.hold(conn.index(), conn.generation());
+        }
+    }
+
     /// Takes the lock of a connection, and keeps it: what a client does that dies in the middle.
     #[cfg(all(test, not(loom)))]
     pub(in crate::channel) fn lock(&self, conn: Conn) -> Option<super::super::lock::Guard<'_>> {

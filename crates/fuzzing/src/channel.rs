@@ -1,0 +1,400 @@
+//! A process that is up to anything: it writes whatever it likes into the memory that it shares with the stack, sends whatever it likes to the door, and uses
+//! its connections in between. Another domain beside it must not notice: its bytes arrive, whole and in order, and the stack goes on.
+
+use core::time::Duration;
+use ginnel::channel::control::{Control, SameThread};
+use ginnel::channel::simulation::SimulatedDomain;
+use ginnel::channel::{ChannelConfig, ChannelServer, ChannelStats, Client, ClientEvent};
+use ginnel::config::{Config, DeviceConfig, DeviceKind};
+use ginnel::{Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, Shard, door};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Mutex};
+
+/// Bytes of an operation: what, where, and a word.
+const OPERATION: usize = 1 + 4 + 8;
+/// Operations that one input may have.
+const OPERATIONS_MAX: usize = 400;
+/// Where headers, rings and sockets are; bytes lie behind them.
+const NEAR: u64 = 24 << 10;
+
+/// Echoes, on connections that it opened as on those that it accepted.
+#[derive(Default)]
+struct Echo {
+    waiting: HashMap<Conn, Vec<u8>>,
+}
+
+impl Echo {
+    fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        if let Some(waiting) = self.waiting.get_mut(&conn)
+            && let Ok(count) = cx.send(conn, waiting)
+        {
+            waiting.drain(..count);
+        }
+    }
+}
+
+impl Handler for Echo {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen(([0, 0, 0, 0], 90).into(), ListenOptions::default())?;
+        Ok(())
+    }
+
+    fn accepted(&mut self, _: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.waiting.insert(conn, Vec::new());
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        self.waiting.entry(conn).or_default().extend(data);
+        self.push(cx, conn);
+        data.len()
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, conn: Conn, _: ginnel::CloseReason) {
+        self.waiting.remove(&conn);
+    }
+}
+
+/// The domain that behaves: a line of numbers goes out, and has to come back.
+struct Good {
+    client: Client,
+    conn: Conn,
+    sent: u64,
+    came: u64,
+}
+
+impl Good {
+    fn byte(at: u64) -> u8 {
+        (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+    }
+
+    fn go_on(&mut self, count: u64) {
+        while self.client.next_event().is_some() {}
+        let bytes: Vec<u8> = (self.sent..self.sent + count).map(Self::byte).collect();
+        self.sent += self.client.send(self.conn, &bytes).expect("its connection is open") as u64;
+        let mut out = [0; 4096];
+        loop {
+            let count = self.client.recv(self.conn, &mut out).expect("its connection is there");
+            if count == 0 {
+                break;
+            }
+            for byte in &out[..count] {
+                assert_eq!(*byte, Self::byte(self.came), "byte {} of another domain", self.came);
+                self.came += 1;
+            }
+        }
+        assert!(self.came <= self.sent);
+        self.client.flush();
+    }
+}
+
+/// The one that does not.
+struct Bad {
+    client: Client,
+    domain: SimulatedDomain,
+    memory: std::fs::File,
+    size: u64,
+    conns: Vec<Conn>,
+    children: Vec<Client>,
+}
+
+struct World {
+    server: Arc<Mutex<Shard<ChannelServer>>>,
+    peer: Shard<Echo>,
+    now: Instant,
+}
+
+fn config(address: &str) -> Config {
+    let device = DeviceConfig::new("cable", DeviceKind::Memory);
+    let mut config = Config::single(device, &[address.parse().expect("an address")], &[]);
+    config.tcp.connections_max = 200;
+    config
+}
+
+impl World {
+    fn new() -> Self {
+        let channel = ChannelConfig {
+            domains_max: 2,
+            sockets_max: 8,
+            clients_max: 3,
+            socket_buffer_bytes: 4096,
+            ..ChannelConfig::default()
+        };
+        let now = Instant::from_millis(1000);
+        let (a, b) = pair(MemoryConfig::default());
+        let served = ChannelServer::for_processes(&channel).expect("a valid configuration");
+        let server = Shard::builder(config("10.0.0.1/24")).handler(served).device("cable", a);
+        let peer = Shard::builder(config("10.0.0.2/24")).handler(Echo::default()).device("cable", b);
+        let server = server.seed([1; 32]).now(now).build().expect("a shard");
+        let peer = peer.seed([2; 32]).now(now).build().expect("a shard");
+        let mut world = Self { server: Arc::new(Mutex::new(server)), peer, now };
+        world.run(Duration::from_millis(1));
+        world
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            let mut server = self.server.lock().expect("no panic");
+            let a = server.poll_once(self.now).expect("a shard that goes on");
+            let b = self.peer.poll_once(self.now).expect("a shard that goes on");
+            let soon = self.now + Duration::from_micros(1);
+            let next = [a.next_deadline, b.next_deadline].into_iter().flatten().min().unwrap_or(end);
+            self.now = if a.work + b.work > 0 { soon } else { next.max(soon).min(end) };
+        }
+    }
+
+    fn domain(&self) -> (SimulatedDomain, Client, OwnedFd) {
+        let (domain, parts) = SameThread(self.server.clone()).open_domain().expect("room for two");
+        let memory = parts.region.try_clone().expect("a descriptor");
+        (domain.clone(), Client::open(parts, Box::new(domain)).expect("a region"), memory)
+    }
+
+    fn stats(&self) -> ChannelStats {
+        self.server.lock().expect("no panic").handler().stats()
+    }
+}
+
+impl Bad {
+    fn conn(&self, at: u64) -> Option<Conn> {
+        let count = self.conns.len() as u64;
+        (count > 0).then(|| self.conns[(at % count) as usize])
+    }
+
+    fn act(&mut self, world: &mut World, what: u8, at: u64, word: u64) {
+        let place = |room: u64| if at & 1 << 31 == 0 { at % NEAR.min(room) } else { at % room };
+        match what % 16 {
+            // Where it hurts: whole words, small ones and large ones.
+            0..=4 => {
+                let few = word >> (word % 64);
+                self.memory.write_at(&few.to_ne_bytes(), place(self.size - 8) & !7).expect("memory");
+            }
+            5 => {
+                self.memory
+                    .write_at(&(word as u32).to_ne_bytes(), place(self.size - 4) & !3)
+                    .expect("memory");
+            }
+            6 => {
+                self.memory.write_at(&[word as u8], place(self.size - 1)).expect("memory");
+            }
+            // As if nothing were.
+            7 => {
+                let options = ListenOptions::default();
+                let at = ([0, 0, 0, 0], 100 + (at % 4) as u16).into();
+                let _ = self.client.listen(at, options, (word % 9) as u32);
+            }
+            8 => {
+                let conn = self.client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default());
+                self.conns.extend(conn);
+            }
+            9 => {
+                let bytes = vec![at as u8; (word % 5000) as usize];
+                if let Some(conn) = self.conn(at) {
+                    let _ = self.client.send(conn, &bytes);
+                }
+            }
+            10 => {
+                let mut out = vec![0; (word % 5000) as usize];
+                if let Some(conn) = self.conn(at) {
+                    let _ = self.client.recv(conn, &mut out);
+                }
+            }
+            11 => {
+                if let Some(conn) = self.conn(at) {
+                    let _ = match word % 4 {
+                        0 => self.client.close(conn),
+                        1 => self.client.abort(conn),
+                        2 => self.client.shutdown_write(conn),
+                        _ => {
+                            self.conns.retain(|other| *other != conn);
+                            self.client.release(conn)
+                        }
+                    };
+                }
+            }
+            12 => {
+                let port = 100 + (at % 4) as u16;
+                world.peer.with(world.now, |echo, cx| {
+                    if let Ok(conn) = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()) {
+                        echo.waiting.insert(conn, vec![7; 100]);
+                    }
+                });
+            }
+            13 => match word % 3 {
+                0 => self.children.extend(self.domain.fork(&self.client)),
+                1 => drop(self.children.pop()),
+                _ => {
+                    let _ = self.client.unlisten((at % 70) as u32);
+                }
+            },
+            // Much at once: a value in every other word of a part.
+            14 => {
+                let from = place(self.size - 512) & !7;
+                for at in (from..from + 512).step_by(16) {
+                    self.memory.write_at(&(word >> 1).to_ne_bytes(), at + 8 * (word & 1)).expect("memory");
+                }
+            }
+            _ => world.run(Duration::from_micros(word % 20_000)),
+        }
+        for _ in 0..20 {
+            match self.client.next_event() {
+                Some(ClientEvent::Accepted { conn, .. }) => self.conns.push(conn),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        self.client.flush();
+    }
+
+    /// What it says to the door, which may be a request of its own.
+    fn say(&mut self, message: &[u8]) {
+        if let Some(request) = door::fuzz(message) {
+            let number = self.client.number() as usize;
+            let _ = self.domain.ask(number, request);
+        }
+    }
+}
+
+/// Runs one input: operations, and between them messages to the door (a byte 255, a length, and as many bytes).
+///
+/// # Panics
+/// If the stack panics, or the other domain notices anything.
+pub fn run(data: &[u8]) {
+    let _ = counted(data);
+}
+
+/// The same; what the stack counted.
+///
+/// # Panics
+/// As [`run`].
+pub fn counted(mut data: &[u8]) -> ChannelStats {
+    let mut world = World::new();
+    let (_, mut client, _) = world.domain();
+    let conn = client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default()).expect("room");
+    let mut good = Good { client, conn, sent: 0, came: 0 };
+    let (domain, client, memory) = world.domain();
+    let memory = std::fs::File::from(memory);
+    let size = memory.metadata().expect("a file").len();
+    let mut bad = Bad { client, domain, memory, size, conns: Vec::new(), children: Vec::new() };
+    for _ in 0..OPERATIONS_MAX {
+        let Some((&what, rest)) = data.split_first() else { break };
+        if what == u8::MAX {
+            let length = rest.first().map_or(0, |length| usize::from(*length));
+            let message = &rest[rest.len().min(1)..];
+            let (message, rest) = message.split_at(length.min(message.len()));
+            bad.say(message);
+            data = rest;
+        } else {
+            let mut operation = [0; OPERATION];
+            let taken = data.len().min(OPERATION);
+            operation[..taken].copy_from_slice(&data[..taken]);
+            data = &data[taken..];
+            let at = u32::from_le_bytes(operation[1..5].try_into().expect("four bytes"));
+            let word = u64::from_le_bytes(operation[5..].try_into().expect("eight bytes"));
+            bad.act(&mut world, what, at.into(), word);
+        }
+        good.go_on(u64::from(what));
+        world.run(Duration::from_micros(50));
+    }
+    // In time everything of it arrives.
+    for _ in 0..200 {
+        good.go_on(0);
+        world.run(Duration::from_millis(50));
+    }
+    assert_eq!(good.came, good.sent, "bytes of another domain were lost");
+    let stats = world.stats();
+    // What the hostile one leaves behind does not stay.
+    drop(bad);
+    world.run(Duration::from_secs(400));
+    good.go_on(10);
+    world.run(Duration::from_secs(1));
+    good.go_on(0);
+    assert_eq!(good.came, good.sent);
+    let server = world.server.lock().expect("no panic");
+    assert_eq!((server.handler().sockets_in_use(), server.handler().domains()), (1, 1), "{stats:?}");
+    drop(server);
+    stats
+}
+
+/// An operation.
+fn operation(what: u8, at: u32, word: u64) -> Vec<u8> {
+    let mut bytes = vec![what];
+    bytes.extend(at.to_le_bytes());
+    bytes.extend(word.to_le_bytes());
+    bytes
+}
+
+/// Inputs to begin with.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let traffic = || {
+        let mut all = operation(7, 0, 8);
+        all.extend(operation(12, 0, 0));
+        all.extend(operation(8, 0, 0));
+        all.extend(operation(15, 0, 5000));
+        for round in 0..6 {
+            all.extend(operation(9, round, 700));
+            all.extend(operation(15, 0, 3000));
+            all.extend(operation(10, round, 5000));
+        }
+        all
+    };
+    // Part after part, and traffic over it.
+    let everywhere = |value: u64| {
+        let mut all = traffic();
+        for part in 0..48 {
+            all.extend(operation(14, part * 512, value << 1 | u64::from(part) & 1));
+            all.extend(operation(8, 0, 0));
+            all.extend(operation(9, part, 100));
+            all.extend(operation(15, 0, 2000));
+            all.extend(operation(10, part, 100));
+        }
+        all
+    };
+    let mut forks = traffic();
+    for (at, word) in [(0, 0), (0, 0), (0, 1), (1, 2)] {
+        forks.extend(operation(13, at, word));
+        forks.extend(operation(9, at, 100));
+        forks.extend(operation(15, 0, 3000));
+    }
+    let mut ends = traffic();
+    for word in 0..4 {
+        ends.extend(operation(11, word as u32, word));
+        ends.extend(operation(15, 0, 9000));
+        ends.extend(operation(8, 0, 0));
+    }
+    let mut messages = traffic();
+    for message in [
+        // An attachment, questions about a socket that is and one that is not, and a fork.
+        &[1, 0, 0, 0, 0, 0, 0][..],
+        &[2, 0, 0, 0, 1, 0, 0, 5, 0, 0, 0, 0],
+        &[3, 0, 0, 0, 1, 0, 0, 5, 255, 255, 255, 255],
+        &[4, 0, 0, 0, 1, 0, 0, 7, 0, 0, 0, 0],
+        &[5, 0, 0, 0, 2],
+        &[6, 0, 0, 0, 3, 255, 255, 255, 255],
+        &[7, 0, 0, 0, 1, 0, 0, 1, 255, 255, 255, 127],
+    ] {
+        messages.push(u8::MAX);
+        messages.push(message.len() as u8);
+        messages.extend(message);
+    }
+    vec![
+        ("nothing", Vec::new()),
+        ("traffic", traffic()),
+        ("zeroes", everywhere(0)),
+        ("ones", everywhere(u64::MAX << 8 | 1)),
+        ("small_numbers", everywhere(3)),
+        ("forks", forks),
+        ("ends", ends),
+        ("messages", messages),
+    ]
+}

@@ -1,0 +1,104 @@
+//! The other end of the cable, at 10.0.0.2: it opens connections and sends what it is told, and notes what comes.
+
+use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, ListenOptions, Listener};
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// What it does when told.
+pub enum Tell {
+    /// Open a connection to this port and send this.
+    Dial(u16, Vec<u8>),
+    /// Send this on the connection of this number.
+    Send(usize, Vec<u8>),
+}
+
+/// What it saw of a connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    pub received: Vec<u8>,
+    /// FIN came.
+    pub finished: bool,
+    pub ended: Option<CloseReason>,
+}
+
+/// The connections, in the order in which they began.
+pub type Book = Arc<Mutex<Vec<Seen>>>;
+
+pub struct Peer {
+    pub book: Book,
+    pub conns: Vec<Conn>,
+    pub numbers: HashMap<Conn, usize>,
+    pub to_send: Vec<Vec<u8>>,
+}
+
+impl Peer {
+    pub fn new(book: Book) -> Self {
+        Self { book, conns: Vec::new(), numbers: HashMap::new(), to_send: Vec::new() }
+    }
+
+    fn add(&mut self, conn: Conn, text: Vec<u8>) {
+        self.numbers.insert(conn, self.conns.len());
+        self.conns.push(conn);
+        self.to_send.push(text);
+        self.book.lock().unwrap().push(Seen::default());
+    }
+
+    fn push(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        let text = &mut self.to_send[self.numbers[&conn]];
+        if let Ok(count) = cx.send(conn, text) {
+            text.drain(..count);
+        }
+    }
+
+    fn note(&self, conn: Conn, what: impl FnOnce(&mut Seen)) {
+        what(&mut self.book.lock().unwrap()[self.numbers[&conn]]);
+    }
+}
+
+impl Handler for Peer {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("0.0.0.0:90".parse().unwrap(), ListenOptions::default())?;
+        Ok(())
+    }
+
+    fn accepted(&mut self, _cx: &mut Context<'_>, conn: Conn, _listener: Listener) {
+        self.add(conn, Vec::new());
+    }
+
+    fn connected(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn data(&mut self, _cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        self.note(conn, |seen| seen.received.extend(data));
+        data.len()
+    }
+
+    fn writable(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.push(cx, conn);
+    }
+
+    fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
+        self.note(conn, |seen| seen.finished = true);
+        let _ = cx.close(conn);
+    }
+
+    fn closed(&mut self, _cx: &mut Context<'_>, conn: Conn, reason: CloseReason) {
+        self.note(conn, |seen| seen.ended = Some(reason));
+    }
+
+    fn command(&mut self, cx: &mut Context<'_>, command: Box<dyn Any + Send>) {
+        match *command.downcast().unwrap() {
+            Tell::Dial(port, text) => {
+                let conn = cx.connect(([10, 0, 0, 1], port).into(), ConnectOptions::default()).unwrap();
+                self.add(conn, text);
+            }
+            Tell::Send(number, text) => {
+                self.to_send[number].extend(text);
+                let conn = self.conns[number];
+                self.push(cx, conn);
+            }
+        }
+    }
+}
