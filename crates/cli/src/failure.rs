@@ -7,19 +7,19 @@ use std::process::ExitCode;
 #[derive(Debug)]
 pub struct Failure {
     text: String,
-    usage: bool,
+    code: u8,
     closed_pipe: bool,
 }
 
 impl Failure {
     /// Arguments or configuration cannot be used.
     pub fn usage(text: impl Into<String>) -> Self {
-        Self { text: text.into(), usage: true, closed_pipe: false }
+        Self { text: text.into(), code: 2, closed_pipe: false }
     }
 
     /// It failed while running.
     pub fn running(text: impl Into<String>) -> Self {
-        Self { text: text.into(), usage: false, closed_pipe: false }
+        Self { text: text.into(), code: 1, closed_pipe: false }
     }
 
     /// Nobody reads the output any more.
@@ -27,9 +27,19 @@ impl Failure {
         self.closed_pipe
     }
 
-    /// 2 for usage, 1 otherwise.
+    /// A program that ran on a stack ended with this status; it has said itself why.
+    pub fn program(code: u8) -> Self {
+        Self { text: String::new(), code, closed_pipe: false }
+    }
+
+    /// 2 for usage, a program's own, 1 otherwise.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(if self.usage { 2 } else { 1 })
+        ExitCode::from(self.code)
+    }
+
+    /// Whether there is nothing to be said.
+    pub fn is_silent(&self) -> bool {
+        self.text.is_empty()
     }
 }
 

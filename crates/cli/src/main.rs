@@ -33,7 +33,9 @@ fn main() -> ExitCode {
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("ginnel: {failure}");
+            if !failure.is_silent() {
+                eprintln!("ginnel: {failure}");
+            }
             failure.exit_code()
         }
     }

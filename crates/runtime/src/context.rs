@@ -370,6 +370,16 @@ impl<'a> Context<'a> {
         self.core.number.1.into()
     }
 
+    /// Whether an address is one of this stack's. Not known to an application beside its shard, for which none is.
+    pub(crate) fn is_local(&self, address: core::net::IpAddr) -> bool {
+        self.core.stack.here().is_some_and(|stack| stack.network().is_local(address))
+    }
+
+    /// Ports that the stack chooses from.
+    pub(crate) fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
+        self.core.stack.here().map_or(0..=0, ginnel_stack::stack::Stack::local_ports)
+    }
+
     /// Calls [`timer`](crate::Handler::timer) with `token` once, `after` from now (rounded up, by at most
     /// [`TIMER_TICK`](crate::timers::TIMER_TICK)). `None` if `shard.timers_max` timers are set already.
     pub fn set_timer(&mut self, after: Duration, token: u64) -> Option<Timer> {

@@ -1,5 +1,6 @@
 //! Errors of the runtime.
 
+use crate::channel::control::ReserveError;
 use crate::door::Refusal;
 use core::fmt;
 use ginnel_stack::error::{ConfigError, ConnectError, ListenError, SendError};
@@ -16,6 +17,8 @@ pub enum Error {
     Connect(core::net::SocketAddr, ConnectError),
     /// A UDP socket could not be opened.
     Udp(core::net::SocketAddr, UdpError),
+    /// An address could not be reserved.
+    Reserve(core::net::SocketAddr, ReserveError),
     /// Something could not be sent.
     Send(SendError),
     /// A system call failed; the text says which thing it was about.
@@ -51,6 +54,7 @@ impl fmt::Display for Error {
         match self {
             Self::Config(e) => e.fmt(f),
             Self::Listen(address, e) => write!(f, "listen on {address}: {e}"),
+            Self::Reserve(address, e) => write!(f, "bind to {address}: {e}"),
             Self::Connect(address, e) => write!(f, "connect to {address}: {e}"),
             Self::Udp(address, e) => write!(f, "bind {address}: {e}"),
             Self::Send(e) => write!(f, "send: {e}"),
@@ -72,6 +76,7 @@ impl std::error::Error for Error {
             Self::Listen(_, e) => Some(e),
             Self::Connect(_, e) => Some(e),
             Self::Udp(_, e) => Some(e),
+            Self::Reserve(_, e) => Some(e),
             Self::Send(e) => Some(e),
             Self::Io(_, e) => Some(e),
             Self::Shard(_, e) => Some(e),

@@ -46,7 +46,7 @@ pub use ginnel_devices::random::Random;
 pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
-pub use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+pub use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
 pub use ginnel_stack::tcp::source::{PreloadedSource, Source, SourceId};
 pub use ginnel_stack::tcp::state::State;
 pub use ginnel_stack::time::Instant;

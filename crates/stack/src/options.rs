@@ -151,6 +151,8 @@ pub struct TcpInfo {
     pub ecn: bool,
     /// Bytes queued and not yet sent.
     pub notsent_bytes: u32,
+    /// Bytes queued and not yet acknowledged.
+    pub send_queued: u32,
     /// Bytes waiting to be read.
     pub recv_queued: u32,
 }

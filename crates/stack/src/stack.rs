@@ -144,6 +144,11 @@ impl Stack {
         [buckets, overflow, self.tcp.conns.memory(), self.tcp.time_wait.memory()]
     }
 
+    /// Ports that outgoing connections get (RFC 6056): from `tcp.local_port_first` to `tcp.local_port_last`.
+    pub fn local_ports(&self) -> core::ops::RangeInclusive<u16> {
+        self.tcp.config.local_port_first..=self.tcp.config.local_port_last
+    }
+
     /// The network layer: addresses, neighbours, counters.
     pub fn network(&self) -> &Network {
         &self.net

@@ -3,6 +3,7 @@
 mod corpus;
 mod demo;
 mod load;
+mod run;
 mod serve;
 mod ss;
 mod stat;
@@ -17,6 +18,8 @@ pub enum Command {
     Echo(serve::EchoOptions),
     /// Serve the files of a directory over HTTP
     Httpd(serve::HttpdOptions),
+    /// Run an unmodified program on a stack of its own
+    Run(run::RunOptions),
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
@@ -36,6 +39,7 @@ impl Command {
         match self {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
+            Self::Run(options) => run::run(&options),
             Self::Load(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
             Self::Stat(options) => stat::run(&options),

@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod heirs;
+mod readiness;
 mod streams;
 
 pub use super::hand::Status;
@@ -10,7 +11,7 @@ pub use streams::Streams;
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
 use super::control::{Control, Reply, Request};
 use super::hand::Hand;
-use super::region::{Direction, Region};
+use super::region::{Direction, OFFERS_MAX, Region};
 use super::socket::{Offer, reason, request, state};
 use super::sync::Ordering;
 use crate::error::Error;
@@ -34,6 +35,11 @@ pub enum ClientEvent {
     Accepted {
         /// Which connection.
         conn: Conn,
+        /// Number of its listener.
+        listener: u32,
+    },
+    /// There is a connection to accept. Only after [`Client::accept_by_hand`].
+    Offered {
         /// Number of its listener.
         listener: u32,
     },
@@ -134,6 +140,8 @@ pub struct Client {
     /// Sockets on which a write was cut short.
     blocked: Arc<[AtomicBool]>,
     events: VecDeque<ClientEvent>,
+    /// What stood in the places for offers when it was last reported, if offers are not taken at once.
+    by_hand: Option<Box<[u64; OFFERS_MAX]>>,
     detached: bool,
 }
 
@@ -161,8 +169,20 @@ impl Client {
     ) -> Self {
         let down = region.down(number).answerer();
         let sockets = vec![Held::default(); region.sockets()];
-        let events = VecDeque::new();
-        Self { region, number, up, down, stack, wake, control, sockets, blocked, events, detached: false }
+        Self {
+            region,
+            number,
+            up,
+            down,
+            stack,
+            wake,
+            control,
+            sockets,
+            blocked,
+            events: VecDeque::new(),
+            by_hand: None,
+            detached: false,
+        }
     }
 
     /// A client of a stack in another process.
@@ -528,26 +548,32 @@ impl Client {
         }
     }
 
-    /// Takes whatever connections are offered.
+    /// Takes whatever connections are offered, or reports them.
     fn take_offers(&mut self) {
-        let region = self.region.clone();
-        for word in region.offers(self.number) {
-            let bits = word.load(Ordering::Acquire);
-            let Offer::Offered { listener, socket } = Offer::from_bits(bits) else { continue };
-            let taken = Offer::Taken { listener, socket }.to_bits();
-            if word.compare_exchange(bits, taken, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-                // The stack took it back meanwhile.
-                continue;
-            }
-            let Some(held) = self.sockets.get_mut(socket as usize) else { continue };
-            let generation = region.socket(socket).generation.load(Ordering::Relaxed);
-            *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
-            self.blocked[socket as usize].store(false, Relaxed);
-            let conn = Conn::new(socket, generation);
-            self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
-            self.ring(socket, RUNG);
-            self.look(socket);
+        if self.by_hand.is_some() {
+            return self.report_offers();
         }
+        for place in 0..OFFERS_MAX {
+            let bits = self.region.offers(self.number)[place].load(Ordering::Acquire);
+            let Offer::Offered { listener, .. } = Offer::from_bits(bits) else { continue };
+            let Some(conn) = self.take_offer(place, bits) else { continue };
+            self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
+            self.look(conn.index());
+        }
+    }
+
+    /// Takes the connection that is offered in a place; `None` if the stack took it back meanwhile.
+    fn take_offer(&mut self, place: usize, bits: u64) -> Option<Conn> {
+        let Offer::Offered { listener, socket } = Offer::from_bits(bits) else { return None };
+        let taken = Offer::Taken { listener, socket }.to_bits();
+        let word = &self.region.offers(self.number)[place];
+        word.compare_exchange(bits, taken, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);
+        let held = self.sockets.get_mut(socket as usize)?;
+        *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
+        self.blocked[socket as usize].store(false, Relaxed);
+        self.ring(socket, RUNG);
+        Some(Conn::new(socket, generation))
     }
 
     /// Readable when the client slept and something happened.

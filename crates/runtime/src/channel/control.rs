@@ -5,6 +5,7 @@ use super::server::ChannelServer;
 use crate::command::{Command, CommandError, Commander};
 use crate::error::Error;
 use crate::shard::Shard;
+use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
@@ -23,10 +24,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// A question to the stack's side of a channel. `client` is the number of who asks.
 #[derive(Clone, Debug)]
 pub enum Request {
+    /// Keep an address for a socket that is going to listen or to connect.
+    Reserve(SocketAddr, Sharing),
+    /// Give up the reservation of this number.
+    Unreserve(u32),
     /// Listen.
     Listen(SocketAddr, ListenOptions),
     /// The same, but on no port that another shard or worker listens on.
     ListenAlone(SocketAddr, ListenOptions),
+    /// So many connections may wait at the listener of this number.
+    Backlog(u32, u32),
     /// Hold the listener of this number too.
     Join(u32),
     /// Hold the listener of this number no more. The last to do so closes it.
@@ -79,9 +86,54 @@ pub struct Counters {
     pub drops: DropStats,
 }
 
+/// With whom a reserved address may be shared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sharing {
+    /// With others that have this set, unless one listens (`SO_REUSEADDR`).
+    pub reuse_address: bool,
+    /// With others that have this set (`SO_REUSEPORT`).
+    pub reuse_port: bool,
+    /// The IPv6 address that stands for all leaves IPv4 to others (`IPV6_V6ONLY`).
+    pub v6_only: bool,
+}
+
+/// An address that is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Number of the reservation.
+    pub number: u32,
+    /// The address, with its port.
+    pub address: SocketAddr,
+}
+
+/// Why an address cannot be reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReserveError {
+    /// Somebody has it, or no port is left (`EADDRINUSE`).
+    InUse,
+    /// It is not one of this stack's (`EADDRNOTAVAIL`).
+    NotAvailable,
+    /// There are as many reservations as listeners and connections could use (`ENOBUFS`).
+    TooMany,
+}
+
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InUse => "address already in use",
+            Self::NotAvailable => "cannot assign requested address",
+            Self::TooMany => "too many reserved addresses",
+        })
+    }
+}
+
+impl std::error::Error for ReserveError {}
+
 /// The answer.
 #[derive(Debug)]
 pub enum Reply {
+    /// To [`Request::Reserve`].
+    Reserve(Result<Reserved, ReserveError>),
     /// To [`Request::Listen`] and [`Request::ListenAlone`]: the listener's number.
     Listen(Result<u32, Error>),
     /// To [`Request::Join`].

@@ -150,6 +150,13 @@ impl<'a> Hand<'a> {
         Ok(count)
     }
 
+    /// The stack is to tell when there is room.
+    pub fn await_room(&self) {
+        self.words.wants_space.store(1, Ordering::Relaxed);
+        // Pairs with the fence of the stack's, which looks for this after it made room.
+        fence(Ordering::SeqCst);
+    }
+
     /// Asks for something that is done once.
     pub fn request(&self, what: u32) {
         self.words.requests.fetch_or(what, Ordering::Release);

@@ -30,7 +30,7 @@ mod stats;
 pub(crate) mod tests;
 
 pub use client::{Client, ClientEvent, ClientParts, Status, Streams};
-pub use control::Thing;
+pub use control::{Reserved, Sharing, Thing};
 pub use server::ChannelServer;
 pub use stats::ChannelStats;
 

@@ -568,6 +568,8 @@ impl Remote {
                     }
                 }
             }
+            // Only those who accept by hand are told.
+            ClientEvent::Offered { .. } => {}
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
             ClientEvent::Readable { conn } => self.tell(conn, Event::Readable { conn }),
             ClientEvent::Acked { conn, bytes } => self.tell(conn, Event::Acked { conn, bytes }),

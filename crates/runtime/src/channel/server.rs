@@ -5,6 +5,7 @@ mod accept;
 mod datagrams;
 mod domain;
 mod holders;
+mod ports;
 mod requests;
 mod wake;
 
@@ -40,6 +41,7 @@ pub struct ChannelServer {
     listeners: Vec<Option<(Listener, u8, u8)>>,
     /// Once there are processes.
     alarms: Option<Alarms>,
+    ports: ports::Ports,
     /// The addresses can be used.
     ready: bool,
     /// Of domains that are gone.
@@ -77,6 +79,7 @@ impl ChannelServer {
             domains: (0..config.domains_max).map(|_| None).collect(),
             listeners: Vec::new(),
             alarms: None,
+            ports: ports::Ports::default(),
             ready: false,
             past: ChannelStats::default(),
         })
@@ -163,6 +166,18 @@ impl ChannelServer {
         number: usize,
         asked: Request,
     ) -> Option<Reply> {
+        let holder = ports::holder(index, number);
+        match asked {
+            Request::Reserve(at, sharing) => {
+                return Some(Reply::Reserve(self.reserve(cx, holder, at, sharing)));
+            }
+            Request::Unreserve(reservation) => {
+                self.ports.release(reservation, holder);
+                return Some(Reply::Done);
+            }
+            Request::Detach => self.ports.release_all(holder),
+            _ => {}
+        }
         let domain = self.domains.get_mut(index)?.as_deref_mut()?;
         let reply = domain.serve(cx, number, asked);
         if let Reply::Listen(Ok(number)) = reply
@@ -206,10 +221,13 @@ impl ChannelServer {
                 d.let_go(cx, &things);
                 Outcome::Done
             }),
-            Errand::Bury { domain, client } => self.with(domain, |d| {
-                d.detach(cx, client as usize);
-                Outcome::Done
-            }),
+            Errand::Bury { domain, client } => {
+                self.ports.release_all(ports::holder(domain.into(), client as usize));
+                self.with(domain, |d| {
+                    d.detach(cx, client as usize);
+                    Outcome::Done
+                })
+            }
         }
     }
 

@@ -122,6 +122,12 @@ impl Door {
         self.wake.signal();
     }
 
+    /// Processes that are attached.
+    pub fn processes(&self) -> u64 {
+        let DoorStats { admitted, buried, .. } = self.stats();
+        admitted.saturating_sub(buried)
+    }
+
     /// What was counted.
     pub fn stats(&self) -> DoorStats {
         let Counts { admitted, turned_away, no_room, refused, buried } = &*self.counts;

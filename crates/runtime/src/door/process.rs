@@ -16,7 +16,7 @@ use crate::channel::control::{Control, Reply, Request};
 use crate::error::Error;
 use crate::run_dir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -176,6 +176,16 @@ impl Process {
         let mut fds = [PollFd::new(&line.fd, PollFlags::empty())];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    /// Descriptors that the connection to the stack needs.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        vec![locked(&self.line).fd.as_raw_fd()]
+    }
+
+    /// Takes the next client, in the order of shards. This must be kept: when it is dropped the stack takes the process for gone.
+    pub fn take_client(&mut self) -> Option<Client> {
+        if self.clients.is_empty() { None } else { Some(self.clients.remove(0)) }
     }
 
     /// The clients, one for each shard.

@@ -2,7 +2,7 @@
 
 use super::codec::{Code, Reader, choice, record};
 use crate::channel::Thing;
-use crate::channel::control::{Reply, Request, UdpRequest};
+use crate::channel::control::{Reply, Request, ReserveError, Reserved, Sharing, UdpRequest};
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
@@ -19,6 +19,9 @@ choice!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
 choice!(RecvError { 0 => Stale, 1 => WouldBlock });
 choice!(OptionError { 0 => Stale, 1 => Invalid, 2 => TooMany });
 choice!(Stale { 0 => Handle });
+choice!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
+record!(Sharing { reuse_address, reuse_port, v6_only });
+record!(Reserved { number, address });
 choice!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooMany, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
     7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => Refused, 12 => Unreachable,
@@ -73,6 +76,7 @@ record!(TcpInfo {
     wscale,
     ecn,
     notsent_bytes,
+    send_queued,
     recv_queued,
 });
 choice!(Thing { 0 => Socket { socket, generation }, 1 => Listener(number) });
@@ -112,6 +116,9 @@ impl Code for Request {
                 request.put(out);
             }
             Self::ListenAlone(at, options) => (9u8, (*at, *options)).put(out),
+            Self::Reserve(at, sharing) => (12u8, (*at, *sharing)).put(out),
+            Self::Unreserve(number) => (10u8, *number).put(out),
+            Self::Backlog(listener, backlog) => (11u8, (*listener, *backlog)).put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),
         }
     }
@@ -128,6 +135,9 @@ impl Code for Request {
             7 => Self::RecvUrgent(Code::get(from)?),
             8 => Self::Udp(Code::get(from)?),
             9 => Self::ListenAlone(Code::get(from)?, Code::get(from)?),
+            12 => Self::Reserve(Code::get(from)?, Code::get(from)?),
+            10 => Self::Unreserve(Code::get(from)?),
+            11 => Self::Backlog(Code::get(from)?, Code::get(from)?),
             _ => return None,
         })
     }
@@ -166,6 +176,7 @@ impl Code for Reply {
             Self::UdpRecv(result) => tagged(out, 8, result),
             Self::UdpLocal(result) => tagged(out, 9, result),
             Self::Udp(result) => tagged(out, 10, result),
+            Self::Reserve(result) => tagged(out, 12, result),
             // Counters are not asked for over the door.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -185,6 +196,7 @@ impl Code for Reply {
             9 => Self::UdpLocal(Code::get(from)?),
             10 => Self::Udp(Code::get(from)?),
             11 => Self::Done,
+            12 => Self::Reserve(Code::get(from)?),
             _ => return None,
         })
     }

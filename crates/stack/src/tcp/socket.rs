@@ -477,6 +477,7 @@ impl Tcp {
                 let end = c.snd_una + b.send.len() as u32;
                 (end - c.snd_nxt).max(0) as u32
             }),
+            send_queued: b.map_or(0, |b| b.send.len() as u32),
             recv_queued: self.unread(idx) as u32,
         })
     }

@@ -150,6 +150,15 @@ impl Domain {
         Ok(number as u32)
     }
 
+    /// How many connections may wait from now on, within what the domain may have.
+    pub(super) fn set_backlog(&mut self, cx: &mut Context<'_>, number: u32, backlog: u32) {
+        let most = self.backlog_max;
+        if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
+            listening.backlog = (backlog.max(1) as usize).min(most);
+        }
+        self.take_more(cx);
+    }
+
     pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {
         let listening = self.listeners.get_mut(number as usize).and_then(Option::as_mut);
         listening.ok_or(Stale::Handle)?.holders |= 1 << client;

@@ -66,6 +66,12 @@ impl Domain {
         match asked {
             Request::Listen(at, options) => Reply::Listen(self.listen(cx, number, at, options, false)),
             Request::ListenAlone(at, options) => Reply::Listen(self.listen(cx, number, at, options, true)),
+            // These are the whole stack's, not a domain's.
+            Request::Reserve(..) | Request::Unreserve(_) => Reply::Done,
+            Request::Backlog(listener, backlog) => {
+                self.set_backlog(cx, listener, backlog);
+                Reply::Done
+            }
             Request::Join(listener) => Reply::Join(self.join(number, listener)),
             Request::Unlisten(listener) => {
                 self.unlisten(cx, number, listener);

@@ -1,0 +1,281 @@
+//! `bind`, `connect` and `shutdown`, as `inet_bind` and `inet_stream_connect` do them.
+
+use crate::Ops;
+use crate::fd_table::FileId;
+use crate::file::{Bound, Shape, Stream};
+use crate::kernel;
+use crate::lane::Lane;
+use crate::raw;
+use crate::sleep::{Patience, Wait};
+use crate::sockaddr::{self, Family};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use ginnel::channel::Sharing;
+use ginnel::channel::control::ReserveError;
+use ginnel::{ConnectError, ConnectOptions, Error, ListenError};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+impl Ops {
+    /// `bind`. The stack reserves the address; port 0 lets it choose one.
+    ///
+    /// # Errors
+    /// `EINVAL` (bound already, or too short an address), `EAFNOSUPPORT`, `EADDRINUSE`, `EADDRNOTAVAIL`.
+    pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let family = socket.family;
+        let unspecified = family == Family::V4
+            && sockaddr::family_of(bytes).is_ok_and(|f| f == libc::AF_UNSPEC as u16)
+            && bytes.get(4..8) == Some(&[0; 4]);
+        let address = if unspecified && bytes.len() >= 16 {
+            // Old programs leave the family out where there is no address (`__inet_bind`).
+            SocketAddr::new(family.any().ip(), u16::from_be_bytes([bytes[2], bytes[3]]))
+        } else {
+            sockaddr::read(bytes, family)?
+        };
+        let sharing = socket.options.sharing(family);
+        if !matches!(socket.shape, Shape::Fresh { bound: None }) {
+            return Err(Errno::INVAL);
+        }
+        if address.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
+            return Err(Errno::INVAL);
+        }
+        if !address.ip().is_unspecified() {
+            let ours = (self.config.takes)(address.ip());
+            let refused = Err(Errno::ADDRNOTAVAIL);
+            let reserved = if ours { lane.reserve(file, address, sharing, None) } else { refused };
+            if reserved != refused || !self.config.kernel_listen {
+                return reserved;
+            }
+            // Not an address of the stack's, so it may be one of the kernel's.
+            self.hand_to_kernel(&mut lane, fd, file)?;
+            drop(lane);
+            return raw::bind(fd, bytes);
+        }
+        if !self.config.kernel_listen {
+            return lane.reserve(file, address, sharing, None);
+        }
+        // Whether the port is free, and may be had, the kernel knows better.
+        self.back_with_kernel(&mut lane, fd, file)?;
+        kernel::never_wait(fd)?;
+        raw::bind(fd, bytes)?;
+        let chosen = kernel::name_of(fd, family)?;
+        lane.reserve(file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
+    }
+
+    /// `connect`. Waits until the connection is established, unless the socket does not wait.
+    ///
+    /// # Errors
+    /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EINTR` …
+    pub fn connect(&self, fd: RawFd, address: &[u8]) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let (family, nonblocking) = (socket.family, socket.nonblocking);
+        let patience = if nonblocking { Patience::None } else { socket.options.send_patience() };
+        if sockaddr::family_of(address)? == libc::AF_UNSPEC as u16 {
+            return lane.disconnect(file);
+        }
+        let first = match socket.shape {
+            Shape::Fresh { .. } => {
+                let to = sockaddr::read(address, family)?;
+                let ours = (self.config.takes)(to.ip());
+                let begun = if ours { lane.begin_connect(file, to) } else { Err(Errno::NETUNREACH) };
+                if begun == Err(Errno::NETUNREACH) && self.config.kernel_listen {
+                    self.hand_to_kernel(&mut lane, fd, file)?;
+                    drop(lane);
+                    return raw::connect(fd, address);
+                }
+                begun?;
+                true
+            }
+            Shape::Listening(_) => return Err(Errno::ISCONN),
+            Shape::Stream(stream) if stream.connecting => false,
+            Shape::Stream(_) => return Err(Errno::ISCONN),
+        };
+        lane.client.flush();
+        let (mut lane, result) =
+            self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| lane.connect_step(file));
+        match result {
+            Err(Errno::AGAIN) => Err(if first { Errno::INPROGRESS } else { Errno::ALREADY }),
+            Err(Errno::INTR) => Err(Errno::INTR),
+            Ok(()) => Ok(()),
+            Err(error) => {
+                // As after `tcp_disconnect`: it may try again.
+                lane.drop_connection(file);
+                Err(error)
+            }
+        }
+    }
+
+    /// `shutdown`.
+    ///
+    /// # Errors
+    /// `EINVAL` for an unknown way, `ENOTCONN`.
+    pub fn shutdown(&self, fd: RawFd, how: c_int) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let shape = lane.files.socket(file)?.shape;
+        let (read, write) = match how {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::INVAL),
+        };
+        match shape {
+            Shape::Fresh { .. } => Err(Errno::NOTCONN),
+            Shape::Listening(_) if read => {
+                lane.stop_listening(file);
+                lane.wake(file, libc::POLLIN | libc::POLLHUP);
+                Ok(())
+            }
+            Shape::Listening(_) => Ok(()),
+            Shape::Stream(_) => lane.shutdown(file, read, write),
+        }
+    }
+}
+
+impl Lane {
+    /// Reserves an address for a socket that has none.
+    pub fn reserve(
+        &mut self,
+        file: FileId,
+        address: SocketAddr,
+        sharing: Sharing,
+        kernel: Option<RawFd>,
+    ) -> Result<(), Errno> {
+        let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
+        if let Shape::Fresh { bound } = &mut self.files.socket(file)?.shape {
+            *bound = Some(Bound { reserved, kernel });
+        }
+        Ok(())
+    }
+
+    fn begin_connect(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        let Shape::Fresh { bound } = socket.shape else { return Err(Errno::ISCONN) };
+        let to = loopback_for_any(to, bound.map(|b| b.address()));
+        if to.is_ipv4() && socket.family == Family::V6 && socket.options.is_v6_only() {
+            return Err(Errno::NETUNREACH);
+        }
+        let local = bound.map(|bound| match (bound.address().ip(), to.ip()) {
+            // An IPv6 socket that is bound to all addresses opens IPv4 connections too.
+            (IpAddr::V6(any), IpAddr::V4(_)) if any.is_unspecified() => {
+                SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), bound.address().port())
+            }
+            _ => bound.address(),
+        });
+        let options = ConnectOptions { local, socket: socket.options.at_birth() };
+        let conn = self.client.connect(to, options).map_err(|e| errno_of(&e))?;
+        let socket = self.files.socket(file)?;
+        socket.options.born();
+        socket.shape = Shape::Stream(Stream::new(conn, true, bound));
+        self.bind_conn(conn, file);
+        self.apply_options(file)
+    }
+
+    /// How far the handshake is.
+    fn connect_step(&mut self, file: FileId) -> Result<(), Errno> {
+        let (_, status) = self.status(file).ok_or(Errno::CONNABORTED)?;
+        if status.ended.is_some() {
+            return Err(self.take_error(file).unwrap_or(Errno::CONNABORTED));
+        }
+        if !status.connected {
+            return Err(Errno::AGAIN);
+        }
+        if let Some(stream) = self.files.stream(file) {
+            stream.connecting = false;
+        }
+        Ok(())
+    }
+
+    /// `connect` to no address: the connection is reset, and the socket as good as new.
+    fn disconnect(&mut self, file: FileId) -> Result<(), Errno> {
+        match self.files.socket(file)?.shape {
+            Shape::Fresh { .. } => {}
+            Shape::Listening(_) => self.stop_listening(file),
+            Shape::Stream(stream) => {
+                let _ = self.client.abort(stream.conn);
+                self.drop_connection(file);
+            }
+        }
+        Ok(())
+    }
+
+    /// The socket has no connection any more, but the address it was bound to.
+    fn drop_connection(&mut self, file: FileId) {
+        let Some(stream) = self.files.stream(file).copied() else { return };
+        self.unbind_conn(stream.conn);
+        let _ = self.client.release(stream.conn);
+        self.client.flush();
+        if let Ok(socket) = self.files.socket(file) {
+            socket.shape = Shape::Fresh { bound: stream.bound };
+        }
+        self.wake(file, libc::POLLOUT | libc::POLLHUP);
+    }
+
+    fn shutdown(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
+        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
+        if status.ended.is_some() {
+            return Err(Errno::NOTCONN);
+        }
+        if !status.connected {
+            // `inet_shutdown` disconnects what is not connected yet.
+            self.disconnect(file)?;
+            return Ok(());
+        }
+        if write && !stream.shut_write {
+            self.client.shutdown_write(stream.conn).map_err(|_| Errno::NOTCONN)?;
+            self.client.flush();
+        }
+        if let Some(stream) = self.files.stream(file) {
+            stream.shut_read |= read;
+            stream.shut_write |= write;
+        }
+        self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
+        Ok(())
+    }
+}
+
+/// To connect to no address is to connect to oneself (`ip_route_connect`).
+fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> SocketAddr {
+    match to.ip() {
+        ip if !ip.is_unspecified() => to,
+        _ if bound.is_some_and(|b| !b.ip().is_unspecified()) => {
+            SocketAddr::new(bound.map_or(to.ip(), |b| b.ip()), to.port())
+        }
+        IpAddr::V4(_) => SocketAddr::new(Ipv4Addr::LOCALHOST.into(), to.port()),
+        IpAddr::V6(_) => SocketAddr::new(Ipv6Addr::LOCALHOST.into(), to.port()),
+    }
+}
+
+/// What a refusal of the stack is to a program.
+pub(crate) fn errno_of(error: &Error) -> Errno {
+    match error {
+        Error::Listen(_, error) => match error {
+            ListenError::AddressInUse => Errno::ADDRINUSE,
+            ListenError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+            ListenError::TooMany => Errno::NFILE,
+            ListenError::InvalidOption => Errno::INVAL,
+        },
+        Error::Connect(to, error) => match error {
+            ConnectError::PortsExhausted | ConnectError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+            ConnectError::AddressInUse => Errno::ADDRINUSE,
+            ConnectError::NetUnreachable => Errno::NETUNREACH,
+            // A SYN to port 0 is answered by RST everywhere.
+            ConnectError::InvalidAddress if to.port() == 0 => Errno::CONNREFUSED,
+            ConnectError::InvalidAddress => Errno::NETUNREACH,
+            ConnectError::TooMany => Errno::NFILE,
+            ConnectError::InvalidOption => Errno::INVAL,
+        },
+        Error::Reserve(_, error) => match error {
+            ReserveError::InUse => Errno::ADDRINUSE,
+            ReserveError::NotAvailable => Errno::ADDRNOTAVAIL,
+            ReserveError::TooMany => Errno::NOBUFS,
+        },
+        // The stack is gone, and the network with it.
+        _ => Errno::NETDOWN,
+    }
+}

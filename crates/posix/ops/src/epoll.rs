@@ -1,0 +1,430 @@
+//! Epoll sets: a list of entries that may be ready, looked at by `epoll_wait` in their order, as `fs/eventpoll.c` keeps it. Descriptors of the kernel in
+//! a set stand in an epoll set of the kernel's, which is what the program's descriptor is.
+
+use crate::Ops;
+use crate::descriptor::{Internal, borrow};
+use crate::fd_table::FileId;
+use crate::file::Kind;
+use crate::lane::Lane;
+use crate::sleep::{Patience, Wait};
+use crate::wake::Watcher;
+use core::ffi::c_int;
+use libc::{POLLIN, pollfd, sigset_t};
+use rustix::event::epoll;
+use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
+use rustix::io::Errno;
+use std::collections::{HashMap, VecDeque};
+
+const IN: u32 = libc::EPOLLIN as u32;
+const ET: u32 = libc::EPOLLET as u32;
+const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
+const WAKEUP: u32 = libc::EPOLLWAKEUP as u32;
+/// Reported whether asked for or not.
+const ALWAYS: u32 = (libc::EPOLLERR | libc::EPOLLHUP) as u32;
+/// What may stand beside `EPOLLEXCLUSIVE`.
+const EXCLUSIVE_WITH: u32 = IN | libc::EPOLLOUT as u32 | ALWAYS | WAKEUP | ET | EXCLUSIVE;
+/// How an entry behaves, not what it waits for.
+const PRIVATE: u32 = WAKEUP | ONESHOT | ET | EXCLUSIVE;
+/// While entries of the stack are ready the kernel's are looked at every so often.
+const KERNEL_EVERY: u32 = 8;
+
+/// Sets may watch sets, so deep at the most (`EP_MAX_NESTS`).
+const NESTS_MAX: usize = 4;
+
+/// What `epoll_wait` reports, and `epoll_ctl` takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpollEvent {
+    /// Bits `EPOLL…`.
+    pub events: u32,
+    /// The program's own.
+    pub data: u64,
+}
+
+/// One entry.
+struct Item {
+    fd: RawFd,
+    file: FileId,
+    event: EpollEvent,
+    /// It stands in the list of those that may be ready.
+    queued: bool,
+    /// It was not taken out.
+    live: bool,
+}
+
+/// One set.
+pub(crate) struct EpollSet {
+    /// The kernel's, under a number of our own: the program may close its one and go on with a copy.
+    kernel: Internal,
+    items: Vec<Item>,
+    free: Vec<u32>,
+    index: HashMap<(RawFd, FileId), u32>,
+    ready: VecDeque<u32>,
+    /// Descriptors of the kernel that were added and not taken out; some may be closed meanwhile.
+    kernel_items: usize,
+    /// Times that the kernel was not looked at.
+    skipped: u32,
+}
+
+impl EpollSet {
+    fn new(kernel: Internal) -> Self {
+        Self {
+            kernel,
+            items: Vec::new(),
+            free: Vec::new(),
+            index: HashMap::new(),
+            ready: VecDeque::new(),
+            kernel_items: 0,
+            skipped: 0,
+        }
+    }
+
+    fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
+        let item = Item { fd, file, event, queued: false, live: true };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.items[number as usize] = item;
+                number
+            }
+            None => {
+                self.items.push(item);
+                self.items.len() as u32 - 1
+            }
+        };
+        self.index.insert((fd, file), number);
+        number
+    }
+
+    /// Takes an entry out. Its place is free once it has left the list.
+    pub fn remove(&mut self, number: u32) {
+        let item = &mut self.items[number as usize];
+        if core::mem::replace(&mut item.live, false) {
+            self.index.remove(&(item.fd, item.file));
+            if !item.queued {
+                self.free.push(number);
+            }
+        }
+    }
+
+    pub fn is_exclusive(&self, item: u32) -> bool {
+        self.items[item as usize].event.events & EXCLUSIVE != 0
+    }
+
+    /// Something of `key` may be true of an entry's description. Whether that is for the entry (`ep_poll_callback`).
+    pub fn make_ready(&mut self, number: u32, key: i16) -> bool {
+        let item = &mut self.items[number as usize];
+        let wants = item.event.events;
+        if !item.live || wants & !PRIVATE == 0 || key != 0 && wants & bits(key) == 0 {
+            return false;
+        }
+        if !item.queued {
+            item.queued = true;
+            self.ready.push_back(number);
+        }
+        true
+    }
+
+    /// Descriptions that are watched.
+    pub fn watched(&self) -> impl Iterator<Item = FileId> + '_ {
+        self.items.iter().filter(|item| item.live).map(|item| item.file)
+    }
+
+    /// Entries that may be ready, and what they wait for.
+    pub fn candidates(&self) -> Vec<(FileId, u32)> {
+        let items = self.ready.iter().map(|number| &self.items[*number as usize]);
+        items.filter(|item| item.live).map(|item| (item.file, item.event.events)).collect()
+    }
+
+    /// Whether the kernel has something in its part of the set.
+    pub fn kernel_ready(&self) -> bool {
+        let mut fd = [rustix::event::PollFd::new(&self.kernel, rustix::event::PollFlags::IN)];
+        self.kernel_items > 0
+            && rustix::event::poll(&mut fd, Some(&rustix::event::Timespec::default())).is_ok_and(|n| n > 0)
+    }
+
+    /// Asks the kernel for its part.
+    fn kernel_events(&mut self, out: &mut [EpollEvent]) -> Result<usize, Errno> {
+        let mut place = [const { core::mem::MaybeUninit::uninit() }; KERNEL_EVENTS_MAX];
+        let room = out.len().min(place.len());
+        let zero = rustix::event::Timespec::default();
+        let (events, _) = epoll::wait(&self.kernel, &mut place[..room], Some(&zero))?;
+        for (out, event) in out.iter_mut().zip(events.iter()) {
+            let (flags, data) = (event.flags, event.data);
+            *out = EpollEvent { events: flags.bits(), data: data.u64() };
+        }
+        Ok(events.len())
+    }
+}
+
+/// Events of the kernel taken at a time.
+const KERNEL_EVENTS_MAX: usize = 64;
+
+fn bits(ready: i16) -> u32 {
+    u32::from(ready.cast_unsigned())
+}
+
+impl Ops {
+    /// `epoll_create1`.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EMFILE`, `ENFILE`.
+    pub fn epoll_create1(&self, flags: c_int) -> Result<RawFd, Errno> {
+        if flags & !libc::EPOLL_CLOEXEC != 0 {
+            return Err(Errno::INVAL);
+        }
+        let program = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
+        let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?)?;
+        let mut lane = self.lock();
+        self.adopt(&mut lane, program.into_raw_fd(), Kind::Epoll(Box::new(EpollSet::new(own))))
+    }
+
+    /// `epoll_ctl` on a set that is ours; `event` is absent only for `EPOLL_CTL_DEL`.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT`, `EINVAL`, `ELOOP`, `EBADF`, `EPERM`.
+    pub fn epoll_ctl(
+        &self,
+        epfd: RawFd,
+        op: c_int,
+        fd: RawFd,
+        event: Option<EpollEvent>,
+    ) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let set = self.file(epfd)?;
+        let target = self.fds.get(fd);
+        lane.files.epoll(set)?;
+        if target == Some(set) {
+            return Err(Errno::INVAL);
+        }
+        let Some(file) = target else { return lane.kernel_ctl(set, op, fd, event) };
+        let event = event.unwrap_or_default();
+        let nested = matches!(lane.files.get(file).kind, Kind::Epoll(_));
+        let exclusive = event.events & EXCLUSIVE != 0;
+        if exclusive
+            && (op == libc::EPOLL_CTL_MOD
+                || op == libc::EPOLL_CTL_ADD && (nested || event.events & !EXCLUSIVE_WITH != 0))
+        {
+            return Err(Errno::INVAL);
+        }
+        let event = EpollEvent { events: event.events | ALWAYS, data: event.data };
+        let known = lane.files.epoll(set)?.index.get(&(fd, file)).copied();
+        match (op, known) {
+            (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno::EXIST),
+            (libc::EPOLL_CTL_ADD, None) => {
+                if nested && lane.depth_with(set, file) > NESTS_MAX {
+                    return Err(Errno::LOOP);
+                }
+                let item = lane.files.epoll(set)?.add(fd, file, event);
+                lane.files.get(file).watchers.push(Watcher::Item { set, item });
+                if nested {
+                    lane.nest(set, file, op, event);
+                } else if let Some(half) = lane.kernel_half(file) {
+                    lane.kernel_ctl(set, op, half, Some(event))?;
+                }
+                lane.begin_accepting(file);
+                lane.look_at(set, item);
+                Ok(())
+            }
+            (libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL, None) => Err(Errno::NOENT),
+            (libc::EPOLL_CTL_MOD, Some(item)) => {
+                let entry = &mut lane.files.epoll(set)?.items[item as usize];
+                if entry.event.events & EXCLUSIVE != 0 {
+                    return Err(Errno::INVAL);
+                }
+                entry.event = event;
+                if nested {
+                    lane.nest(set, file, op, event);
+                } else if let Some(half) = lane.kernel_half(file) {
+                    lane.kernel_ctl(set, op, half, Some(event))?;
+                }
+                lane.look_at(set, item);
+                Ok(())
+            }
+            (libc::EPOLL_CTL_DEL, Some(item)) => {
+                lane.files.epoll(set)?.remove(item);
+                let gone = Watcher::Item { set, item };
+                lane.files.get(file).watchers.retain(|watcher| *watcher != gone);
+                if nested {
+                    lane.nest(set, file, op, event);
+                } else if let Some(half) = lane.kernel_half(file) {
+                    lane.kernel_ctl(set, op, half, None)?;
+                }
+                Ok(())
+            }
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// `epoll_wait`, `epoll_pwait` and `epoll_pwait2`. Returns how many events were written; 0 when patience ended.
+    ///
+    /// # Errors
+    /// `EINVAL` if there is no room for events or it is no epoll set, `EINTR`.
+    pub fn epoll_wait(
+        &self,
+        epfd: RawFd,
+        events: &mut [EpollEvent],
+        patience: Patience,
+        mask: Option<&sigset_t>,
+    ) -> Result<usize, Errno> {
+        if events.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let mut lane = self.lock();
+        let set = self.file(epfd)?;
+        let epoll = lane.files.epoll(set)?;
+        let mut kernel = [pollfd { fd: epoll.kernel.as_raw_fd(), events: POLLIN, revents: 0 }];
+        let wait = Wait { mask, exclusive: true, ..Wait::of(patience) };
+        let (mut lane, result) = self.until(lane, &[set], &mut kernel, &wait, |lane, _| {
+            lane.pump();
+            lane.collect(set, events)
+        });
+        if result.is_ok()
+            && let Ok(epoll) = lane.files.epoll(set)
+            && !epoll.ready.is_empty()
+        {
+            // Another thread may take what is left (`ep_send_events`).
+            lane.wake(set, POLLIN);
+        }
+        match result {
+            Err(Errno::AGAIN) => Ok(0),
+            result => result,
+        }
+    }
+}
+
+impl Lane {
+    /// An entry for a descriptor of the kernel.
+    fn kernel_ctl(
+        &mut self,
+        set: FileId,
+        op: c_int,
+        fd: RawFd,
+        event: Option<EpollEvent>,
+    ) -> Result<(), Errno> {
+        let epoll = self.files.epoll(set)?;
+        let fd = borrow(fd)?;
+        control(epoll.kernel.as_fd(), op, fd, event.unwrap_or_default())?;
+        match op {
+            libc::EPOLL_CTL_ADD => epoll.kernel_items += 1,
+            libc::EPOLL_CTL_DEL => epoll.kernel_items = epoll.kernel_items.saturating_sub(1),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A set within a set: the kernel's parts are nested as ours are.
+    fn nest(&mut self, outer: FileId, inner: FileId, op: c_int, event: EpollEvent) {
+        let Ok(inner) = self.files.epoll(inner).map(|set| set.kernel.as_raw_fd()) else { return };
+        let Ok(outer) = self.files.epoll(outer) else { return };
+        let Ok(inner) = borrow(inner) else { return };
+        // The kernel has the same view of what may be nested; where it has not, events of the kernel in the inner set are not seen.
+        if control(outer.kernel.as_fd(), op, inner, event).is_ok() {
+            match op {
+                libc::EPOLL_CTL_ADD => outer.kernel_items += 1,
+                libc::EPOLL_CTL_DEL => outer.kernel_items = outer.kernel_items.saturating_sub(1),
+                _ => {}
+            }
+        }
+    }
+
+    /// How deep sets would be nested if `outer` watched `inner`; more than admitted also for a circle (`ep_loop_check`).
+    fn depth_with(&mut self, outer: FileId, inner: FileId) -> usize {
+        self.depth_below(inner, outer, 0) + self.depth_above(outer, 0)
+    }
+
+    fn depth_below(&mut self, set: FileId, circle: FileId, depth: usize) -> usize {
+        let Kind::Epoll(epoll) = &self.files.get(set).kind else { return 0 };
+        if set == circle || depth > NESTS_MAX {
+            return NESTS_MAX + 1;
+        }
+        let inner: Vec<FileId> = epoll.watched().collect();
+        let sets = inner.into_iter().map(|file| self.depth_below(file, circle, depth + 1));
+        1 + sets.max().unwrap_or(0)
+    }
+
+    fn depth_above(&mut self, set: FileId, depth: usize) -> usize {
+        if depth > NESTS_MAX {
+            return NESTS_MAX + 1;
+        }
+        let outer: Vec<FileId> = self
+            .files
+            .get(set)
+            .watchers
+            .iter()
+            .filter_map(|watcher| match watcher {
+                Watcher::Item { set, .. } => Some(*set),
+                Watcher::Thread { .. } => None,
+            })
+            .collect();
+        outer.into_iter().map(|set| self.depth_above(set, depth + 1) + 1).max().unwrap_or(0)
+    }
+
+    /// An entry is new, or waits for something else: it may be ready already (`ep_insert`, `ep_modify`).
+    fn look_at(&mut self, set: FileId, item: u32) {
+        let Ok(epoll) = self.files.epoll(set) else { return };
+        let Item { file, event, .. } = epoll.items[item as usize];
+        if bits(self.readiness(file)) & event.events == 0 {
+            return;
+        }
+        if let Ok(epoll) = self.files.epoll(set)
+            && epoll.make_ready(item, 0)
+        {
+            self.wake(set, POLLIN);
+        }
+    }
+
+    /// Whether one of these is ready.
+    pub fn any_ready(&mut self, candidates: Vec<(FileId, u32)>) -> bool {
+        candidates.into_iter().any(|(file, events)| bits(self.readiness(file)) & events != 0)
+    }
+
+    /// Writes what is ready (`ep_send_events`). `EAGAIN` if nothing is.
+    fn collect(&mut self, set: FileId, out: &mut [EpollEvent]) -> Result<usize, Errno> {
+        let mut count = 0;
+        let mut left = self.files.epoll(set)?.ready.len();
+        while left > 0 && count < out.len() {
+            left -= 1;
+            let epoll = self.files.epoll(set)?;
+            let Some(number) = epoll.ready.pop_front() else { break };
+            let item = &mut epoll.items[number as usize];
+            item.queued = false;
+            if !item.live {
+                epoll.free.push(number);
+                continue;
+            }
+            let (file, event) = (item.file, item.event);
+            let ready = bits(self.readiness(file)) & event.events & !PRIVATE;
+            if ready == 0 {
+                continue;
+            }
+            out[count] = EpollEvent { events: ready, data: event.data };
+            count += 1;
+            let epoll = self.files.epoll(set)?;
+            let item = &mut epoll.items[number as usize];
+            if event.events & ONESHOT != 0 {
+                item.event.events &= PRIVATE;
+            } else if event.events & ET == 0 {
+                item.queued = true;
+                epoll.ready.push_back(number);
+            }
+        }
+        let epoll = self.files.epoll(set)?;
+        epoll.skipped += 1;
+        if epoll.kernel_items > 0 && count < out.len() && (count == 0 || epoll.skipped >= KERNEL_EVERY) {
+            epoll.skipped = 0;
+            count += epoll.kernel_events(&mut out[count..])?;
+        }
+        if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
+    }
+}
+
+fn control(set: BorrowedFd<'_>, op: c_int, fd: BorrowedFd<'_>, event: EpollEvent) -> Result<(), Errno> {
+    let data = epoll::EventData::new_u64(event.data);
+    let flags = epoll::EventFlags::from_bits_retain(event.events);
+    match op {
+        libc::EPOLL_CTL_ADD => epoll::add(set, fd, data, flags),
+        libc::EPOLL_CTL_MOD => epoll::modify(set, fd, data, flags),
+        libc::EPOLL_CTL_DEL => epoll::delete(set, fd),
+        _ => Err(Errno::INVAL),
+    }
+}

@@ -1,0 +1,70 @@
+//! Which descriptors of the process are the stack's. Asked by every call of the program, also by those that have nothing to do with sockets, so
+//! it is one load.
+
+use core::sync::atomic::{AtomicU32, Ordering};
+use rustix::fd::RawFd;
+use rustix::process::{Resource, getrlimit};
+
+/// Where the process has no limit.
+const FDS_UNLIMITED: u64 = 1 << 20;
+
+/// Number of an open file description.
+pub(crate) type FileId = u32;
+
+/// By descriptor: the number of its open file description and one, or 0.
+pub(crate) struct FdTable {
+    entries: Box<[AtomicU32]>,
+}
+
+impl FdTable {
+    pub fn new() -> Self {
+        let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(FDS_UNLIMITED).min(FDS_UNLIMITED);
+        Self { entries: (0..limit).map(|_| AtomicU32::new(0)).collect() }
+    }
+
+    fn entry(&self, fd: RawFd) -> Option<&AtomicU32> {
+        self.entries.get(usize::try_from(fd).ok()?)
+    }
+
+    /// The open file description of a descriptor, if it is one of ours.
+    #[inline]
+    pub fn get(&self, fd: RawFd) -> Option<FileId> {
+        self.entry(fd)?.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    /// Notes whose descriptor it is. False if the number is beyond the table.
+    pub fn set(&self, fd: RawFd, file: FileId) -> bool {
+        let Some(entry) = self.entry(fd) else { return false };
+        entry.store(file + 1, Ordering::Release);
+        true
+    }
+
+    /// It is ours no longer. Returns what it was.
+    pub fn take(&self, fd: RawFd) -> Option<FileId> {
+        self.entry(fd)?.swap(0, Ordering::AcqRel).checked_sub(1)
+    }
+
+    /// All descriptors that are ours, from `first` to `last`.
+    pub fn range(&self, first: RawFd, last: RawFd) -> impl Iterator<Item = RawFd> + '_ {
+        let last = last.min(RawFd::try_from(self.entries.len()).unwrap_or(RawFd::MAX) - 1);
+        (first.max(0)..=last).filter(|fd| self.get(*fd).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_beyond_the_table_and_negative_ones_are_not_ours() {
+        let table = FdTable::new();
+        assert_eq!(table.get(-1), None);
+        assert_eq!(table.get(RawFd::MAX), None);
+        assert!(!table.set(RawFd::MAX, 1));
+        assert!(table.set(3, 0));
+        assert_eq!(table.get(3), Some(0));
+        assert_eq!(table.range(-5, RawFd::MAX).collect::<Vec<_>>(), [3]);
+        assert_eq!(table.take(3), Some(0));
+        assert_eq!((table.take(3), table.get(3)), (None, None));
+    }
+}

@@ -1,0 +1,165 @@
+//! Open file descriptions: what descriptors stand for, and what copies of a descriptor share.
+
+use crate::epoll::EpollSet;
+use crate::fd_table::FileId;
+use crate::options::Options;
+use crate::sockaddr::Family;
+use crate::wake::Watcher;
+use core::net::SocketAddr;
+use ginnel::Conn;
+use ginnel::channel::Reserved;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// One open file description.
+pub(crate) struct File {
+    /// Descriptors, and calls that sleep, which keep it alive.
+    pub users: u32,
+    /// Descriptors alone: when the last goes the socket is closed to the program.
+    pub descriptors: u32,
+    pub kind: Kind,
+    /// Who is told when its readiness changes, in the order in which they came.
+    pub watchers: Vec<Watcher>,
+}
+
+/// What it is.
+pub(crate) enum Kind {
+    /// The place is free.
+    Free,
+    Socket(Box<Socket>),
+    Epoll(Box<EpollSet>),
+}
+
+/// A socket of TCP.
+pub(crate) struct Socket {
+    pub family: Family,
+    pub nonblocking: bool,
+    pub options: Options,
+    pub shape: Shape,
+}
+
+/// What became of a socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Shape {
+    /// It is neither connected nor does it listen.
+    Fresh {
+        bound: Option<Bound>,
+    },
+    Listening(Listening),
+    Stream(Stream),
+}
+
+/// An address that `bind` gave a socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bound {
+    pub reserved: Reserved,
+    /// The kernel's socket behind this descriptor is bound to it, too.
+    pub kernel: Option<RawFd>,
+}
+
+impl Bound {
+    pub fn address(&self) -> SocketAddr {
+        self.reserved.address
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listening {
+    /// Of the channel.
+    pub number: u32,
+    pub bound: Bound,
+    /// Somebody asked for connections, so this process takes its share. A master that only listens must not.
+    pub accepts: bool,
+    pub backlog: u32,
+    /// The kernel's socket behind this descriptor listens, too.
+    pub kernel: Option<RawFd>,
+}
+
+/// A connection, in the words of `struct sock`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream {
+    pub conn: Conn,
+    /// `connect` was called and has not yet told how it went (`SS_CONNECTING`).
+    pub connecting: bool,
+    /// `sk_err`.
+    pub error: Option<Errno>,
+    /// Its end was turned into an error.
+    pub end_seen: bool,
+    /// `shutdown` of each direction.
+    pub shut_read: bool,
+    pub shut_write: bool,
+    /// The last send said that more is to come (`MSG_MORE`).
+    pub more: bool,
+    /// What `bind` reserved for it.
+    pub bound: Option<Bound>,
+}
+
+impl Stream {
+    pub fn new(conn: Conn, connecting: bool, bound: Option<Bound>) -> Self {
+        Self {
+            conn,
+            bound,
+            connecting,
+            error: None,
+            end_seen: false,
+            shut_read: false,
+            shut_write: false,
+            more: false,
+        }
+    }
+}
+
+/// All open file descriptions of a lane.
+#[derive(Default)]
+pub(crate) struct Files {
+    files: Vec<File>,
+    free: Vec<FileId>,
+}
+
+impl Files {
+    pub fn add(&mut self, kind: Kind) -> FileId {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.files.push(File { users: 0, descriptors: 0, kind: Kind::Free, watchers: Vec::new() });
+            self.files.len() as FileId - 1
+        });
+        self.files[id as usize].kind = kind;
+        id
+    }
+
+    pub fn get(&mut self, id: FileId) -> &mut File {
+        &mut self.files[id as usize]
+    }
+
+    /// The place is free again. The list of watchers keeps its memory.
+    pub fn remove(&mut self, id: FileId) -> Kind {
+        let file = &mut self.files[id as usize];
+        file.watchers.clear();
+        self.free.push(id);
+        core::mem::replace(&mut file.kind, Kind::Free)
+    }
+
+    /// The socket of a description.
+    pub fn socket(&mut self, id: FileId) -> Result<&mut Socket, Errno> {
+        match &mut self.files[id as usize].kind {
+            Kind::Socket(socket) => Ok(socket),
+            Kind::Epoll(_) => Err(Errno::NOTSOCK),
+            Kind::Free => Err(Errno::BADF),
+        }
+    }
+
+    pub fn epoll(&mut self, id: FileId) -> Result<&mut EpollSet, Errno> {
+        match &mut self.files[id as usize].kind {
+            Kind::Epoll(set) => Ok(set),
+            Kind::Socket(_) => Err(Errno::INVAL),
+            Kind::Free => Err(Errno::BADF),
+        }
+    }
+
+    /// The connection of a socket.
+    pub fn stream(&mut self, id: FileId) -> Option<&mut Stream> {
+        match &mut self.socket(id).ok()?.shape {
+            Shape::Stream(stream) => Some(stream),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Sockets that turn out to be the kernel's, and the kernel's half of listeners that serve both.
+
+use crate::Ops;
+use crate::fd_table::FileId;
+use crate::file::{Shape, Socket};
+use crate::lane::Lane;
+use crate::raw;
+use crate::sockaddr::{self, Family, Written};
+use core::ffi::c_int;
+use core::net::SocketAddr;
+use rustix::fd::{AsRawFd, RawFd};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+
+impl Ops {
+    /// Puts a socket of the kernel's behind a descriptor, with the options that the program has set. It still is ours.
+    pub(crate) fn back_with_kernel(&self, lane: &mut Lane, fd: RawFd, file: FileId) -> Result<(), Errno> {
+        let socket = lane.files.socket(file)?;
+        let family = match socket.family {
+            Family::V4 => AddressFamily::INET,
+            Family::V6 => AddressFamily::INET6,
+        };
+        let flags = if socket.nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
+        let real = socket_with(family, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?;
+        for (level, name, value) in socket.options.as_set() {
+            raw::setsockopt(real.as_raw_fd(), *level, *name, value)?;
+        }
+        let cloexec = rustix::io::fcntl_getfd(crate::descriptor::borrow(fd)?)?;
+        let flags = if cloexec.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
+        raw::dup3(real.as_raw_fd(), fd, flags)
+    }
+
+    /// A socket that is not for the stack becomes the kernel's, and the descriptor is ours no longer.
+    pub(crate) fn hand_to_kernel(&self, lane: &mut Lane, fd: RawFd, file: FileId) -> Result<(), Errno> {
+        let shared = lane.files.get(file).descriptors > 1;
+        if shared {
+            // Its copies would go on being placeholders.
+            return Err(Errno::NETUNREACH);
+        }
+        self.back_with_kernel(lane, fd, file)?;
+        self.fds.take(fd);
+        lane.files.get(file).descriptors = 0;
+        lane.forget(file);
+        Ok(())
+    }
+}
+
+/// Calls on the kernel's half of a listener never wait: another process may have been faster.
+pub(crate) fn never_wait(fd: RawFd) -> Result<(), Errno> {
+    rustix::fs::fcntl_setfl(crate::descriptor::borrow(fd)?, rustix::fs::OFlags::NONBLOCK)
+}
+
+/// The address that the kernel chose.
+pub(crate) fn name_of(fd: RawFd, family: Family) -> Result<SocketAddr, Errno> {
+    let mut bytes = [0u8; 128];
+    let len = raw::getsockname(fd, &mut bytes)?;
+    sockaddr::read(bytes.get(..len).ok_or(Errno::INVAL)?, family)
+}
+
+/// A connection that came by the kernel, if there is one; never waits.
+pub(crate) fn accept(fd: RawFd, flags: c_int, family: Family) -> Result<(RawFd, Written), Errno> {
+    let mut ready = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    if crate::sleep::poll_now(&mut ready)? == 0 {
+        return Err(Errno::AGAIN);
+    }
+    let mut bytes = [0u8; 128];
+    let (new, len) = raw::accept4(fd, &mut bytes, flags)?;
+    let peer = bytes.get(..len).and_then(|bytes| sockaddr::read(bytes, family).ok());
+    Ok((new, sockaddr::write(peer.unwrap_or(family.any()), family)))
+}
+
+impl Lane {
+    /// The descriptor behind which the kernel's half of a listener stands.
+    pub fn kernel_half(&mut self, file: FileId) -> Option<RawFd> {
+        match self.files.socket(file) {
+            Ok(Socket { shape: Shape::Listening(listening), .. }) => listening.kernel,
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Socket calls of POSIX and Linux on Ginnel's stack: what a program sees that was written for the kernel.
+//!
+//! One value, [`Ops`], serves one process: all its threads, all its descriptors. Each call does what the system call of its name does, with the same
+//! results and the same `errno`; what differs stands in `docs/posix.md`. Calls about descriptors that are not the stack's are the caller's to make:
+//! [`Ops::owns`] tells.
+//!
+//! ```text
+//!   the program's threads
+//!     │ send, recv, accept4, epoll_wait, poll …
+//!     ▼
+//!   Ops        fd_table   one load: is this descriptor ours?
+//!     │
+//!     ▼  one lock
+//!   Lane       files      open file descriptions, which dup and fork share
+//!     │        readiness  how things stand, as poll would say
+//!     │        wake       who is told when that changes: epoll sets, sleeping threads
+//!     ▼
+//!   Client     the channel to the shard
+//! ```
+
+mod connect;
+mod descriptor;
+mod epoll;
+mod fd_table;
+mod file;
+mod ioctl;
+mod kernel;
+mod lane;
+mod lifetime;
+mod listen;
+mod names;
+mod options;
+mod poll;
+mod raw;
+mod readiness;
+mod sendfile;
+mod signal;
+mod sleep;
+mod sockaddr;
+mod stream;
+mod wake;
+
+pub use epoll::EpollEvent;
+pub use sleep::Patience;
+pub use sockaddr::{Family, Written};
+
+use core::net::IpAddr;
+use core::time::Duration;
+use fd_table::{FdTable, FileId};
+use ginnel::channel::Client;
+use ginnel::door::Process;
+use lane::Lane;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How the operations behave.
+pub struct OpsConfig {
+    /// How long a call that has to wait looks for news before it sleeps in the kernel.
+    pub spin: Duration,
+    /// Whether an address is for the stack, if the stack can reach it. Sockets for others become the kernel's.
+    pub takes: fn(IpAddr) -> bool,
+    /// Listeners on all addresses take connections that come by the kernel, too.
+    pub kernel_listen: bool,
+    /// Descriptors of closed sockets that are kept for the next ones. A program that needs the lowest number free (POSIX) wants 0.
+    pub descriptors_kept: usize,
+}
+
+impl Default for OpsConfig {
+    fn default() -> Self {
+        Self { spin: Duration::from_micros(20), takes: |_| true, kernel_listen: false, descriptors_kept: 0 }
+    }
+}
+
+/// The socket calls of one process.
+pub struct Ops {
+    fds: FdTable,
+    lane: Mutex<Lane>,
+    config: OpsConfig,
+    /// The connection to the stack's process, which tells it when this one is gone.
+    process: Option<Process>,
+}
+
+impl Ops {
+    /// Socket calls through a channel.
+    ///
+    /// # Errors
+    /// No descriptors.
+    pub fn new(client: Client, config: OpsConfig) -> Result<Self, Errno> {
+        Ok(Self { fds: FdTable::new(), lane: Mutex::new(Lane::new(client)?), config, process: None })
+    }
+
+    /// Socket calls of a process that came through the door of a stack in another one.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` if the stack has several shards; no descriptors.
+    pub fn over(mut process: Process, config: OpsConfig) -> Result<Self, Errno> {
+        let (Some(client), None) = (process.take_client(), process.take_client()) else {
+            return Err(Errno::OPNOTSUPP);
+        };
+        for fd in process.descriptors().into_iter().chain(client.descriptors()) {
+            descriptor::keep(fd);
+        }
+        let mut ops = Self::new(client, config)?;
+        ops.process = Some(process);
+        Ok(ops)
+    }
+
+    /// Whether a descriptor is the stack's.
+    #[inline]
+    pub fn owns(&self, fd: RawFd) -> bool {
+        self.fds.get(fd).is_some()
+    }
+
+    /// Whether a descriptor is the library's own, of which the program knows nothing.
+    pub fn is_internal(fd: RawFd) -> bool {
+        descriptor::is_internal(fd)
+    }
+
+    /// The first of the library's own descriptors from `from` to `last`.
+    pub fn next_internal(from: RawFd, last: RawFd) -> Option<RawFd> {
+        descriptor::next_internal(from, last)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Lane> {
+        // Nothing panics while it is locked; if it did, the state of other sockets would still be what it was.
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open file description of a descriptor, while the lane is locked.
+    fn file(&self, fd: RawFd) -> Result<FileId, Errno> {
+        self.fds.get(fd).ok_or(Errno::BADF)
+    }
+}

@@ -1,0 +1,193 @@
+//! Descriptors come and go: `socket`, `dup`, `close`, and what `fcntl` changes.
+
+use crate::Ops;
+use crate::descriptor;
+use crate::fd_table::FileId;
+use crate::file::{Kind, Shape, Socket};
+use crate::lane::Lane;
+use crate::options::Options;
+use crate::sleep::{Patience, Wait};
+use crate::sockaddr::Family;
+use core::ffi::c_int;
+use ginnel::State;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+impl Ops {
+    /// Whether a socket of this kind could become the stack's. Others are the kernel's from the beginning.
+    pub fn takes_socket(domain: c_int, kind: c_int, protocol: c_int) -> bool {
+        let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+        matches!(domain, libc::AF_INET | libc::AF_INET6)
+            && kind == libc::SOCK_STREAM
+            && matches!(protocol, 0 | libc::IPPROTO_TCP)
+    }
+
+    /// `socket`, for those that [`Ops::takes_socket`] admits.
+    ///
+    /// # Errors
+    /// `EMFILE`, `ENFILE`; `EAFNOSUPPORT` for those that it does not admit.
+    pub fn socket(&self, domain: c_int, kind: c_int, protocol: c_int) -> Result<RawFd, Errno> {
+        if !Self::takes_socket(domain, kind, protocol) {
+            return Err(Errno::AFNOSUPPORT);
+        }
+        let family = if domain == libc::AF_INET { Family::V4 } else { Family::V6 };
+        let socket = Socket {
+            family,
+            nonblocking: kind & libc::SOCK_NONBLOCK != 0,
+            options: Options::new(family),
+            shape: Shape::Fresh { bound: None },
+        };
+        self.open(&mut self.lock(), Kind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
+    }
+
+    /// A new description with a descriptor of its own.
+    pub(crate) fn open(&self, lane: &mut Lane, kind: Kind, cloexec: bool) -> Result<RawFd, Errno> {
+        let fd = lane.placeholders.take(cloexec)?;
+        self.adopt(lane, fd, kind)
+    }
+
+    /// A new description behind a descriptor that there is already. It is closed if there is no room for it.
+    pub(crate) fn adopt(&self, lane: &mut Lane, fd: RawFd, kind: Kind) -> Result<RawFd, Errno> {
+        let file = lane.files.add(kind);
+        if !self.fds.set(fd, file) {
+            drop(descriptor::own(fd));
+            lane.forget(file);
+            return Err(Errno::MFILE);
+        }
+        let file = lane.files.get(file);
+        (file.users, file.descriptors) = (1, 1);
+        Ok(fd)
+    }
+
+    /// `dup` and `fcntl(F_DUPFD)`: the caller has had the kernel copy the placeholder `fd` to `copy`, and closed what of ours was there.
+    ///
+    /// # Errors
+    /// `EBADF` if `fd` is not ours, `EMFILE` if `copy` is beyond what can be ours.
+    pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        if !self.fds.set(copy, file) {
+            return Err(Errno::MFILE);
+        }
+        let file = lane.files.get(file);
+        file.users += 1;
+        file.descriptors += 1;
+        Ok(())
+    }
+
+    /// `close`. With `SO_LINGER` it may wait.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.fds.take(fd).ok_or(Errno::BADF)?;
+        match lane.files.get(file).kind {
+            // Something of the kernel's stands behind it.
+            Kind::Epoll(_) => drop(descriptor::own(fd)),
+            _ => lane.placeholders.give_back(fd, self.config.descriptors_kept),
+        }
+        self.put_down(lane, file);
+        Ok(())
+    }
+
+    /// The kernel has closed the descriptor already, or put something else behind it (`dup2`).
+    pub fn forget(&self, fd: RawFd) {
+        let lane = self.lock();
+        if let Some(file) = self.fds.take(fd) {
+            self.put_down(lane, file);
+        }
+    }
+
+    /// `close_range`: the kernel closes the placeholders with all the others, so they are only forgotten here.
+    pub fn forget_range(&self, first: RawFd, last: RawFd) {
+        for fd in self.fds.range(first, last) {
+            self.forget(fd);
+        }
+    }
+
+    /// One descriptor less.
+    fn put_down<'a>(&'a self, mut lane: MutexGuard<'a, Lane>, file: FileId) {
+        let known = lane.files.get(file);
+        known.descriptors -= 1;
+        if known.descriptors > 0 {
+            known.users -= 1;
+            return;
+        }
+        if let Some(time) = lane.lingers(file) {
+            lane = self.linger(lane, file, time);
+        }
+        let known = lane.files.get(file);
+        known.users -= 1;
+        if known.users == 0 {
+            lane.forget(file);
+        }
+    }
+
+    /// Waits until what was written is acknowledged, as `SO_LINGER` asks (`tcp_close`, `sk_stream_wait_close`).
+    fn linger<'a>(
+        &'a self,
+        mut lane: MutexGuard<'a, Lane>,
+        file: FileId,
+        time: Duration,
+    ) -> MutexGuard<'a, Lane> {
+        let Some((stream, status)) = lane.status(file) else { return lane };
+        if status.readable > 0 || lane.client.shutdown_write(stream.conn).is_err() {
+            return lane;
+        }
+        let wait = Wait::of(Patience::of(Some(time)));
+        let end = Instant::now() + time;
+        loop {
+            let Ok(info) = lane.client.info(stream.conn) else { return lane };
+            // Only these wait for the peer's acknowledgement.
+            if !matches!(info.state, State::FinWait1 | State::Closing | State::LastAck)
+                || Instant::now() >= end
+            {
+                return lane;
+            }
+            let pause = Wait { patience: Patience::of(Some(LINGER_LOOKS_EVERY)), ..wait };
+            let result: Result<(), Errno>;
+            (lane, result) = self.until(lane, &[file], &mut [], &pause, |_, _| Err(Errno::AGAIN));
+            if result == Err(Errno::INTR) {
+                return lane;
+            }
+        }
+    }
+
+    /// Whether calls on the descriptor wait (`O_NONBLOCK` of `fcntl(F_GETFL)`).
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn is_nonblocking(&self, fd: RawFd) -> Result<bool, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        Ok(lane.files.socket(file).is_ok_and(|socket| socket.nonblocking))
+    }
+
+    /// `fcntl(F_SETFL)` and `ioctl(FIONBIO)`.
+    ///
+    /// # Errors
+    /// `EBADF`.
+    pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        if let Ok(socket) = lane.files.socket(file) {
+            socket.nonblocking = nonblocking;
+        }
+        Ok(())
+    }
+}
+
+/// How often a lingering close looks how far it is.
+const LINGER_LOOKS_EVERY: Duration = Duration::from_millis(1);
+
+impl Lane {
+    /// How long a close waits.
+    fn lingers(&mut self, file: FileId) -> Option<Duration> {
+        let socket = self.files.socket(file).ok()?;
+        let stream = matches!(socket.shape, Shape::Stream(_));
+        socket.options.lingers().filter(|time| stream && !time.is_zero())
+    }
+}

@@ -1,0 +1,182 @@
+//! `listen` and `accept4`.
+
+use crate::Ops;
+use crate::connect::errno_of;
+use crate::fd_table::FileId;
+use crate::file::{Kind, Listening, Shape, Socket, Stream};
+use crate::kernel;
+use crate::lane::Lane;
+use crate::raw;
+use crate::sleep::{Patience, Wait};
+use crate::sockaddr::{self, Written};
+use core::ffi::c_int;
+use ginnel::ListenOptions;
+use libc::{POLLIN, pollfd};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// Longest accept queue (`net.core.somaxconn`).
+const SOMAXCONN: u32 = 4096;
+
+impl Ops {
+    /// `listen`. A socket without an address gets a port that the stack chooses.
+    ///
+    /// # Errors
+    /// `EADDRINUSE`, `EINVAL` if it is connected, `ENFILE`.
+    pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        // A negative one is as long as possible, as on Linux, where it is compared without its sign.
+        let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
+        let socket = lane.files.socket(file)?;
+        let sharing = socket.options.sharing(socket.family);
+        let any = socket.family.any();
+        match &mut socket.shape {
+            Shape::Listening(listening) => {
+                // How many may wait is told anew, and that is all.
+                listening.backlog = backlog;
+                let number = listening.number;
+                if let Some(fd) = listening.kernel {
+                    raw::listen(fd, backlog)?;
+                }
+                return lane.client.set_backlog(number, backlog).map_err(|e| errno_of(&e));
+            }
+            Shape::Stream(_) => return Err(Errno::INVAL),
+            Shape::Fresh { bound: None } => lane.reserve(file, any, sharing, None)?,
+            Shape::Fresh { .. } => {}
+        }
+        let socket = lane.files.socket(file)?;
+        let Shape::Fresh { bound: Some(bound) } = socket.shape else { return Err(Errno::INVAL) };
+        let options = ListenOptions {
+            backlog,
+            v6_only: socket.options.is_v6_only(),
+            socket: socket.options.at_birth(),
+        };
+        let number = lane.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;
+        lane.bind_listener(number, file);
+        let socket = lane.files.socket(file)?;
+        socket.options.born();
+        let kernel = bound.kernel;
+        socket.shape = Shape::Listening(Listening { number, bound, accepts: false, backlog, kernel });
+        match kernel {
+            Some(fd) => raw::listen(fd, backlog),
+            None => Ok(()),
+        }
+    }
+
+    /// `accept4`. The peer's address is written as for `getpeername`.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or the flags are unknown, `EMFILE`.
+    pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, Written), Errno> {
+        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+            return Err(Errno::INVAL);
+        }
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let patience = if socket.nonblocking { Patience::None } else { socket.options.recv_patience() };
+        if !matches!(socket.shape, Shape::Listening(_)) {
+            return Err(Errno::INVAL);
+        }
+        lane.begin_accepting(file);
+        lane.client.flush();
+        // The number first: a connection that was accepted cannot be given back.
+        let new = lane.placeholders.take(flags & libc::SOCK_CLOEXEC != 0)?;
+        let mut by_kernel = None;
+        let wait = Wait { exclusive: true, ..Wait::of(patience) };
+        let family = lane.files.socket(file)?.family;
+        let half = lane.kernel_half(file);
+        let mut watched = [pollfd { fd: half.unwrap_or(-1), events: POLLIN, revents: 0 }];
+        let (mut lane, result) = self.until(lane, &[file], &mut watched, &wait, |lane, _| {
+            match (lane.accept_step(file, flags), half) {
+                (Err(Errno::AGAIN), Some(half)) => kernel::accept(half, flags, family).map(Accepted::Kernel),
+                (result, _) => result.map(Accepted::Stack),
+            }
+        });
+        let result = result.and_then(|accepted| match accepted {
+            Accepted::Stack(socket) => Ok(socket),
+            Accepted::Kernel(from) => {
+                by_kernel = Some(from);
+                Err(Errno::AGAIN)
+            }
+        });
+        let accepted = result.and_then(|socket| {
+            let (family, conn) = (socket.family, socket.conn());
+            let peer = conn.and_then(|conn| lane.client.ends(conn).ok()).map(|[_, peer]| peer);
+            self.adopt(&mut lane, new, Kind::Socket(Box::new(socket))).map(|_| (family, conn, peer))
+        });
+        match accepted {
+            Ok((family, conn, peer)) => {
+                let file = self.file(new)?;
+                if let Some(conn) = conn {
+                    lane.bind_conn(conn, file);
+                }
+                lane.apply_options(file)?;
+                Ok((new, sockaddr::write(peer.unwrap_or(family.any()), family)))
+            }
+            Err(error) => {
+                if !self.owns(new) && error != Errno::MFILE {
+                    lane.placeholders.give_back(new, self.config.descriptors_kept);
+                }
+                by_kernel.ok_or(error)
+            }
+        }
+    }
+}
+
+/// Where a connection came from.
+enum Accepted {
+    Stack(Socket),
+    /// The kernel: its descriptor is not ours.
+    Kernel((RawFd, Written)),
+}
+
+impl Socket {
+    fn conn(&self) -> Option<ginnel::Conn> {
+        match self.shape {
+            Shape::Stream(stream) => Some(stream.conn),
+            _ => None,
+        }
+    }
+}
+
+impl Lane {
+    /// This process takes its share of a listener's connections from now on.
+    pub fn begin_accepting(&mut self, file: FileId) {
+        let Ok(Socket { shape: Shape::Listening(listening), .. }) = self.files.socket(file) else { return };
+        if !listening.accepts {
+            listening.accepts = true;
+            let (number, credits) = (listening.number, listening.backlog.max(1));
+            self.client.set_credits(number, credits);
+            self.client.flush();
+        }
+    }
+
+    /// A connection that is offered.
+    fn accept_step(&mut self, file: FileId, flags: c_int) -> Result<Socket, Errno> {
+        let Shape::Listening(listening) = self.files.socket(file)?.shape else { return Err(Errno::INVAL) };
+        let taken = self.client.accept(listening.number).or_else(|| {
+            self.pump();
+            self.client.accept(listening.number)
+        });
+        let conn = taken.ok_or(Errno::AGAIN)?;
+        let listener = self.files.socket(file)?;
+        Ok(Socket {
+            family: listener.family,
+            nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+            options: listener.options.inherited(),
+            shape: Shape::Stream(Stream::new(conn, false, None)),
+        })
+    }
+
+    /// The socket listens no more, and keeps its address.
+    pub fn stop_listening(&mut self, file: FileId) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let Shape::Listening(listening) = socket.shape else { return };
+        socket.shape = Shape::Fresh { bound: Some(listening.bound) };
+        self.unbind_listener(listening.number);
+        // If the stack is gone there is nothing to close.
+        let _ = self.client.unlisten(listening.number);
+    }
+}

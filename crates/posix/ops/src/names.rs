@@ -1,0 +1,43 @@
+//! `getsockname` and `getpeername`.
+
+use crate::Ops;
+use crate::file::Shape;
+use crate::sockaddr::{self, Written};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+impl Ops {
+    /// `getsockname`.
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOTSOCK`.
+    pub fn getsockname(&self, fd: RawFd) -> Result<Written, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let family = socket.family;
+        let local = match socket.shape {
+            Shape::Fresh { bound } => bound.map(|b| b.address()),
+            Shape::Listening(listening) => Some(listening.bound.address()),
+            Shape::Stream(stream) => lane.client.ends(stream.conn).ok().map(|[local, _]| local),
+        };
+        Ok(sockaddr::write(local.unwrap_or(family.any()), family))
+    }
+
+    /// `getpeername`.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EBADF`, `ENOTSOCK`.
+    pub fn getpeername(&self, fd: RawFd) -> Result<Written, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let family = lane.files.socket(file)?.family;
+        let (stream, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
+        // Before and after there is none (`inet_getname`).
+        if !status.connected || status.ended.is_some() {
+            return Err(Errno::NOTCONN);
+        }
+        let [_, peer] = lane.client.ends(stream.conn).map_err(|_| Errno::NOTCONN)?;
+        Ok(sockaddr::write(peer, family))
+    }
+}

@@ -1,0 +1,459 @@
+//! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`; none is only remembered.
+
+mod tcp_info;
+
+use crate::Ops;
+use crate::fd_table::FileId;
+use crate::file::Shape;
+use crate::lane::Lane;
+use crate::sleep::Patience;
+use crate::sockaddr::Family;
+use core::ffi::c_int;
+use core::time::Duration;
+use ginnel::channel::Sharing;
+use ginnel::{OptionError, SocketOptions, TcpOption};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// Options that are on or off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flag {
+    ReuseAddress,
+    ReusePort,
+    KeepAlive,
+    OobInline,
+    Broadcast,
+    V6Only,
+    NoDelay,
+    Cork,
+}
+
+/// Options that have to be told to the stack, for which it is remembered that the program set them.
+#[derive(Clone, Copy)]
+enum Told {
+    NoDelay,
+    Cork,
+    KeepAlive,
+    OobInline,
+    KeepIdle,
+    KeepInterval,
+    KeepCount,
+    UserTimeout,
+    Linger2,
+    MaxSegment,
+    RecvBuffer,
+    SendBuffer,
+}
+
+/// Those that connections of a listener, and connections that are opened, begin with.
+const AT_BIRTH: u16 = bit(Told::NoDelay)
+    | bit(Told::KeepAlive)
+    | bit(Told::MaxSegment)
+    | bit(Told::RecvBuffer)
+    | bit(Told::SendBuffer);
+
+const fn bit(told: Told) -> u16 {
+    1 << told as u16
+}
+
+/// Smallest buffers, as `getsockopt` shows them (`SOCK_MIN_RCVBUF`, `SOCK_MIN_SNDBUF`).
+const RCVBUF_MIN: u32 = 2304;
+const SNDBUF_MIN: u32 = 4608;
+/// Largest that may be asked for (`net.core.rmem_max`), before Linux doubles it.
+const BUFFER_MAX: u32 = 212_992;
+/// What a socket begins with (`net.ipv4.tcp_rmem`, `tcp_wmem`).
+const RCVBUF_DEFAULT: u32 = 131_072;
+const SNDBUF_DEFAULT: u32 = 16_384;
+/// Longest time of `SO_RCVTIMEO` that is not endless, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
+const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
+
+/// What a program told a socket.
+#[derive(Clone, Debug)]
+pub(crate) struct Options {
+    flags: u16,
+    /// What the program set, and what the connection has been told already.
+    set: u16,
+    told: u16,
+    linger: Option<Duration>,
+    recv_timeout: Option<Duration>,
+    send_timeout: Option<Duration>,
+    recv_low_water: u32,
+    recv_buffer: u32,
+    send_buffer: u32,
+    max_segment: u16,
+    keep_idle_s: u16,
+    keep_interval_s: u16,
+    keep_count: u8,
+    user_timeout_ms: u32,
+    linger2_s: u32,
+    /// As the program set them, while it is open whether the socket will be the kernel's.
+    as_set: Vec<(c_int, c_int, Box<[u8]>)>,
+}
+
+impl Options {
+    pub fn new(_family: Family) -> Self {
+        Self {
+            flags: 0,
+            set: 0,
+            told: 0,
+            linger: None,
+            recv_timeout: None,
+            send_timeout: None,
+            recv_low_water: 1,
+            recv_buffer: RCVBUF_DEFAULT,
+            send_buffer: SNDBUF_DEFAULT,
+            max_segment: 0,
+            keep_idle_s: 7200,
+            keep_interval_s: 75,
+            keep_count: 9,
+            user_timeout_ms: 0,
+            linger2_s: 60,
+            as_set: Vec::new(),
+        }
+    }
+
+    pub fn flag(&self, flag: Flag) -> bool {
+        self.flags & 1 << flag as u16 != 0
+    }
+
+    fn set_flag(&mut self, flag: Flag, on: bool) {
+        self.flags = self.flags & !(1 << flag as u16) | u16::from(on) << flag as u16;
+    }
+
+    pub fn is_v6_only(&self) -> bool {
+        self.flag(Flag::V6Only)
+    }
+
+    /// With whom an address may be shared.
+    pub fn sharing(&self, family: Family) -> Sharing {
+        Sharing {
+            reuse_address: self.flag(Flag::ReuseAddress),
+            reuse_port: self.flag(Flag::ReusePort),
+            v6_only: family == Family::V6 && self.is_v6_only(),
+        }
+    }
+
+    pub fn recv_patience(&self) -> Patience {
+        Patience::of(self.recv_timeout)
+    }
+
+    pub fn send_patience(&self) -> Patience {
+        Patience::of(self.send_timeout)
+    }
+
+    pub fn recv_low_water(&self) -> usize {
+        self.recv_low_water as usize
+    }
+
+    /// Close sends RST.
+    pub fn resets_at_close(&self) -> bool {
+        self.linger == Some(Duration::ZERO)
+    }
+
+    /// How long a close waits, if it does.
+    pub fn lingers(&self) -> Option<Duration> {
+        self.linger
+    }
+
+    /// What connections begin with.
+    pub fn at_birth(&self) -> SocketOptions {
+        let set = |told, value: u32| (self.set & bit(told) != 0).then_some(value);
+        SocketOptions {
+            recv_buffer_bytes: set(Told::RecvBuffer, self.recv_buffer),
+            send_buffer_bytes: set(Told::SendBuffer, self.send_buffer),
+            mss: set(Told::MaxSegment, self.max_segment.into()).map(|_| self.max_segment),
+            nodelay: self.flag(Flag::NoDelay),
+            keepalive: self.flag(Flag::KeepAlive),
+            ack_events: false,
+        }
+    }
+
+    /// Connections begin with what is set now, and are the stack's.
+    pub fn born(&mut self) {
+        self.told = self.set & AT_BIRTH;
+        self.as_set = Vec::new();
+    }
+
+    /// What the program has set, in its order.
+    pub fn as_set(&self) -> &[(c_int, c_int, Box<[u8]>)] {
+        &self.as_set
+    }
+
+    /// What an accepted socket has of its listener.
+    pub fn inherited(&self) -> Self {
+        self.clone()
+    }
+
+    /// What the connection was not told yet.
+    fn untold(&mut self) -> impl Iterator<Item = TcpOption> + use<> {
+        let untold = self.set & !self.told;
+        self.told = self.set;
+        let seconds = |s: u32| Duration::from_secs(s.into());
+        let all = [
+            (Told::NoDelay, TcpOption::NoDelay(self.flag(Flag::NoDelay))),
+            (Told::Cork, TcpOption::Cork(self.flag(Flag::Cork))),
+            (Told::KeepAlive, TcpOption::KeepAlive(self.flag(Flag::KeepAlive))),
+            (Told::OobInline, TcpOption::OobInline(self.flag(Flag::OobInline))),
+            (Told::KeepIdle, TcpOption::KeepIdle(seconds(self.keep_idle_s.into()))),
+            (Told::KeepInterval, TcpOption::KeepInterval(seconds(self.keep_interval_s.into()))),
+            (Told::KeepCount, TcpOption::KeepCount(self.keep_count)),
+            (Told::UserTimeout, TcpOption::UserTimeout(Duration::from_millis(self.user_timeout_ms.into()))),
+            (Told::Linger2, TcpOption::Linger2(seconds(self.linger2_s))),
+            (Told::MaxSegment, TcpOption::MaxSegment(self.max_segment)),
+            (Told::RecvBuffer, TcpOption::RecvBuffer(self.recv_buffer)),
+            (Told::SendBuffer, TcpOption::SendBuffer(self.send_buffer)),
+        ];
+        all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
+    }
+
+    fn note(&mut self, told: Told) {
+        self.set |= bit(told);
+        self.told &= !bit(told);
+    }
+}
+
+/// The value of an option, as `getsockopt` hands it out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptionValue(Vec<u8>);
+
+impl OptionValue {
+    /// Its bytes. A program that has less room gets the first of them.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn int(value: c_int) -> Self {
+        Self(value.to_ne_bytes().to_vec())
+    }
+
+    fn ints(values: &[i64]) -> Self {
+        Self(values.iter().flat_map(|v| v.to_ne_bytes()).collect())
+    }
+}
+
+fn int(value: &[u8]) -> Result<c_int, Errno> {
+    let bytes = value.get(..4).ok_or(Errno::INVAL)?;
+    Ok(c_int::from_ne_bytes(bytes.try_into().expect("four bytes")))
+}
+
+/// A number within a range, or `EINVAL`.
+fn within(value: &[u8], range: core::ops::RangeInclusive<c_int>) -> Result<c_int, Errno> {
+    let value = int(value)?;
+    if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) }
+}
+
+/// `struct timeval`: `None` is endless (`sock_set_timeout`).
+fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
+    let bytes = value.get(..16).ok_or(Errno::INVAL)?;
+    let word = |at: usize| i64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let (seconds, micros) = (word(0), word(8));
+    if !(0..1_000_000).contains(&micros) {
+        return Err(Errno::DOM);
+    }
+    if seconds < 0 {
+        // Nothing is waited for at all.
+        return Ok(Some(Duration::ZERO));
+    }
+    if seconds == 0 && micros == 0 || seconds >= TIMEOUT_MAX_S {
+        return Ok(None);
+    }
+    Ok(Some(Duration::new(seconds.unsigned_abs(), micros as u32 * 1000)))
+}
+
+impl Ops {
+    /// `setsockopt`.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` for what is not honoured, `EINVAL`, `EDOM`.
+    pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let (family, shape) = (socket.family, socket.shape);
+        let options = &mut socket.options;
+        let mut flag = |flag: Flag, told: Option<Told>| {
+            let on = int(value)? != 0;
+            options.set_flag(flag, on);
+            if let Some(told) = told {
+                options.note(told);
+            }
+            Ok::<_, Errno>(())
+        };
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(Flag::ReuseAddress, None)?,
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(Flag::ReusePort, None)?,
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(Flag::Broadcast, None)?,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(Flag::KeepAlive, Some(Told::KeepAlive))?,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(Flag::OobInline, Some(Told::OobInline))?,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay, Some(Told::NoDelay))?,
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork, Some(Told::Cork))?,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = int(value.get(4..8).ok_or(Errno::INVAL)?)?;
+                let on = int(value)? != 0;
+                options.linger = on.then(|| Duration::from_secs(u64::from(seconds.max(0).unsigned_abs())));
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => options.recv_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+                let bytes = int(value)?;
+                // A negative one is as much as there can be, and none is one.
+                let bytes = u32::try_from(bytes).unwrap_or(c_int::MAX.unsigned_abs());
+                options.recv_low_water = bytes.clamp(1, options.recv_buffer / 2);
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                options.recv_buffer = doubled(int(value)?, RCVBUF_MIN);
+                options.note(Told::RecvBuffer);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                options.send_buffer = doubled(int(value)?, SNDBUF_MIN);
+                options.note(Told::SendBuffer);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                options.keep_idle_s = within(value, 1..=32_767)? as u16;
+                options.note(Told::KeepIdle);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                options.keep_interval_s = within(value, 1..=32_767)? as u16;
+                options.note(Told::KeepInterval);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+                options.keep_count = within(value, 1..=127)? as u8;
+                options.note(Told::KeepCount);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
+                options.user_timeout_ms = within(value, 0..=c_int::MAX)?.unsigned_abs();
+                options.note(Told::UserTimeout);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                options.linger2_s = within(value, 0..=120)?.unsigned_abs();
+                options.note(Told::Linger2);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                options.max_segment = within(value, 88..=32_767)? as u16;
+                options.note(Told::MaxSegment);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
+                let on = int(value)? != 0;
+                if let Shape::Stream(stream) = shape {
+                    return lane.client.set_option(stream.conn, TcpOption::QuickAck(on)).map_err(refusal);
+                }
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
+                if !matches!(shape, Shape::Fresh { bound: None }) {
+                    return Err(Errno::INVAL);
+                }
+                flag(Flag::V6Only, None)?;
+            }
+            _ => return Err(Errno::NOPROTOOPT),
+        }
+        if matches!(shape, Shape::Fresh { .. }) {
+            let as_set = &mut lane.files.socket(file)?.options.as_set;
+            as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
+            as_set.push((level, name, value.into()));
+        }
+        lane.apply_options(file)
+    }
+
+    /// `getsockopt`.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT`.
+    pub fn getsockopt(&self, fd: RawFd, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        lane.status(file);
+        let socket = lane.files.socket(file)?;
+        let (family, shape) = (socket.family, socket.shape);
+        let options = socket.options.clone();
+        let flag = |flag| OptionValue::int(options.flag(flag).into());
+        let time = |time: Option<Duration>| {
+            let time = time.unwrap_or_default();
+            OptionValue::ints(&[time.as_secs().cast_signed(), time.subsec_micros().into()])
+        };
+        let number = |value: u32| OptionValue::int(value.cast_signed());
+        Ok(match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(Flag::ReuseAddress),
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(Flag::ReusePort),
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(Flag::Broadcast),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(Flag::KeepAlive),
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(Flag::OobInline),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => flag(Flag::V6Only),
+            (libc::SOL_SOCKET, libc::SO_TYPE) => OptionValue::int(libc::SOCK_STREAM),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => OptionValue::int(libc::IPPROTO_TCP),
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.number().into()),
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+                OptionValue::int(matches!(shape, Shape::Listening(_)).into())
+            }
+            (libc::SOL_SOCKET, libc::SO_ERROR) => {
+                let error = lane.take_error(file);
+                OptionValue::int(error.map_or(0, Errno::raw_os_error))
+            }
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = options.linger.map_or(0, |time| time.as_secs() as c_int);
+                let on = c_int::from(options.linger.is_some());
+                OptionValue([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => time(options.recv_timeout),
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => time(options.send_timeout),
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => number(options.recv_low_water),
+            (libc::SOL_SOCKET, libc::SO_SNDLOWAT) => OptionValue::int(1),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.recv_buffer),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.send_buffer),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(options.keep_idle_s.into()),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => number(options.keep_interval_s.into()),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => number(options.keep_count.into()),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number(options.user_timeout_ms),
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => number(options.linger2_s),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match lane.info(file) {
+                Some(info) => number(info.snd_mss),
+                None => number(u32::from(options.max_segment).max(MSS_DEFAULT)),
+            },
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+                let listens = matches!(shape, Shape::Listening(_));
+                OptionValue(tcp_info::bytes(lane.info(file).as_deref(), listens))
+            }
+            _ => return Err(Errno::NOPROTOOPT),
+        })
+    }
+}
+
+/// What `TCP_MAXSEG` is before there is a connection (`TCP_MSS_DEFAULT`).
+const MSS_DEFAULT: u32 = 536;
+
+/// Buffers are as large as asked for, and as much again for what the kernel needs itself: programs rely on reading back twice the value.
+fn doubled(asked: c_int, least: u32) -> u32 {
+    // Negative values are compared without their sign, so they are as large as possible.
+    let asked = u32::try_from(asked).unwrap_or(u32::MAX).min(BUFFER_MAX);
+    (asked * 2).max(least)
+}
+
+fn refusal(error: OptionError) -> Errno {
+    match error {
+        OptionError::Stale | OptionError::Invalid => Errno::INVAL,
+        OptionError::TooMany => Errno::NOBUFS,
+    }
+}
+
+impl Lane {
+    /// Tells the connection of a socket, if it has one, what it does not know yet.
+    pub fn apply_options(&mut self, file: FileId) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        let Shape::Stream(stream) = socket.shape else { return Ok(()) };
+        for option in socket.options.untold() {
+            match self.client.set_option(stream.conn, option) {
+                // A connection that is over needs no options.
+                Ok(()) | Err(OptionError::Stale) => {}
+                Err(error) => return Err(refusal(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What the stack knows of a socket's connection.
+    pub fn info(&mut self, file: FileId) -> Option<Box<ginnel::TcpInfo>> {
+        let conn = self.files.stream(file)?.conn;
+        self.client.info(conn).ok()
+    }
+}

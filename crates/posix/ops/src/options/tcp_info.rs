@@ -1,0 +1,86 @@
+//! `struct tcp_info` (`<linux/tcp.h>`), as far as the stack knows its fields. What it does not know is 0.
+
+use core::time::Duration;
+use ginnel::{CaState, State, TcpInfo};
+
+/// Bytes up to and with `tcpi_total_retrans`, which programs of all ages know; then `tcpi_pacing_rate` … `tcpi_rcv_wnd`.
+const BYTES: usize = 240;
+
+/// Bits of `tcpi_options`.
+const TIMESTAMPS: u8 = 1;
+const SACK: u8 = 2;
+const WSCALE: u8 = 4;
+const ECN: u8 = 8;
+
+/// Numbers of states (`<net/tcp_states.h>`).
+fn state(state: State) -> u8 {
+    match state {
+        State::Established => 1,
+        State::SynSent => 2,
+        State::SynReceived => 3,
+        State::FinWait1 => 4,
+        State::FinWait2 => 5,
+        State::TimeWait => 6,
+        State::Closed => 7,
+        State::CloseWait => 8,
+        State::LastAck => 9,
+        State::Listen => 10,
+        State::Closing => 11,
+    }
+}
+
+/// The struct of a connection, of a listener, or of a socket that is neither.
+pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
+    let mut out = vec![0; BYTES];
+    let Some(info) = info else {
+        out[0] = state(if listens { State::Listen } else { State::Closed });
+        return out;
+    };
+    let options = [(info.timestamps, TIMESTAMPS), (info.sack, SACK), (info.wscale, WSCALE), (info.ecn, ECN)];
+    out[0] = state(info.state);
+    out[1] = match info.ca_state {
+        CaState::Open => 0,
+        CaState::Disorder => 1,
+        CaState::Cwr => 2,
+        CaState::Recovery => 3,
+        CaState::Loss => 4,
+    };
+    out[2] = info.retransmits;
+    out[3] = info.probes;
+    out[4] = info.backoff;
+    out[5] = options.iter().filter(|(on, _)| *on).fold(0, |bits, (_, bit)| bits | bit);
+    out[6] = info.snd_wscale & 15 | info.rcv_wscale << 4;
+    let us = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+    // From byte 8 on: tcpi_rto, tcpi_ato, tcpi_snd_mss, tcpi_rcv_mss, tcpi_unacked, tcpi_sacked, tcpi_lost, tcpi_retrans, tcpi_fackets; when the last
+    // data and acknowledgements were sent and received; tcpi_pmtu, tcpi_rcv_ssthresh, tcpi_rtt, tcpi_rttvar, tcpi_snd_ssthresh, tcpi_snd_cwnd,
+    // tcpi_advmss, tcpi_reordering, tcpi_rcv_rtt, tcpi_rcv_space, tcpi_total_retrans.
+    let words = [
+        (8, us(info.rto)),
+        (12, us(info.ato)),
+        (16, info.snd_mss),
+        (20, info.rcv_mss),
+        (24, info.unacked),
+        (28, info.sacked),
+        (32, info.lost),
+        (36, info.retrans),
+        (60, info.pmtu),
+        (64, info.rcv_wnd),
+        (68, us(info.rtt)),
+        (72, us(info.rttvar)),
+        (76, info.snd_ssthresh.min(0x7fff_ffff)),
+        (80, info.snd_cwnd),
+        (84, info.advmss),
+        (88, info.reordering),
+        (100, info.total_retrans),
+        // tcpi_notsent_bytes, tcpi_min_rtt
+        (144, info.notsent_bytes),
+        (148, us(info.min_rtt)),
+        // tcpi_snd_wnd, tcpi_rcv_wnd
+        (228, info.snd_wnd),
+        (232, info.rcv_wnd),
+    ];
+    for (at, value) in words {
+        out[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    out
+}

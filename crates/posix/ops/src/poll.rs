@@ -1,0 +1,109 @@
+//! `poll`, `ppoll`, `select` and `pselect`.
+
+use crate::Ops;
+use crate::fd_table::FileId;
+use crate::sleep::{Patience, Wait, poll_now};
+use core::ffi::c_int;
+use libc::{
+    POLLERR, POLLHUP, POLLIN, POLLNVAL, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM,
+};
+use libc::{pollfd, sigset_t};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// What `select` takes for readable, writable and exceptional.
+const SELECT_IN: i16 = POLLRDNORM | POLLRDBAND | POLLIN | POLLHUP | POLLERR;
+const SELECT_OUT: i16 = POLLWRBAND | POLLWRNORM | POLLOUT | POLLERR;
+const SELECT_EXCEPT: i16 = POLLPRI;
+
+/// A set of descriptors of `select`, a bit each.
+pub type FdSet<'a> = Option<&'a mut [u64]>;
+
+impl Ops {
+    /// `poll` and `ppoll`, with descriptors of the stack and of the kernel side by side. Returns how many are ready.
+    ///
+    /// # Errors
+    /// `EINTR`, and the kernel's.
+    pub fn poll(
+        &self,
+        fds: &mut [pollfd],
+        patience: Patience,
+        mask: Option<&sigset_t>,
+    ) -> Result<usize, Errno> {
+        let mut lane = self.lock();
+        let ours: Vec<(usize, FileId)> =
+            fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))).collect();
+        let mut kernel = fds.to_vec();
+        for (at, file) in &ours {
+            kernel[*at].fd = lane.kernel_half(*file).unwrap_or(-1);
+            lane.begin_accepting(*file);
+        }
+        let any_kernel = kernel.iter().any(|fd| fd.fd >= 0);
+        let files: Vec<FileId> = ours.iter().map(|(_, file)| *file).collect();
+        let wait = Wait { mask, ..Wait::of(patience) };
+        let (_lane, result) = self.until(lane, &files, &mut kernel, &wait, |lane, kernel| {
+            lane.pump();
+            let mut count = if any_kernel { poll_now(kernel)? } else { 0 };
+            for (at, fd) in fds.iter_mut().enumerate() {
+                fd.revents = kernel[at].revents;
+            }
+            for (at, file) in &ours {
+                let by_kernel = fds[*at].revents != 0;
+                let wanted = fds[*at].events | POLLERR | POLLHUP;
+                fds[*at].revents |= lane.readiness(*file) & wanted;
+                count += usize::from(fds[*at].revents != 0 && !by_kernel);
+            }
+            if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
+        });
+        match result {
+            Err(Errno::AGAIN) => Ok(0),
+            result => result,
+        }
+    }
+
+    /// `select` and `pselect`: sets of at least `nfds` bits, which are overwritten with what is ready. Returns how many bits are set then.
+    ///
+    /// # Errors
+    /// `EBADF` if one is not open, `EINVAL` for a negative number, `EINTR`.
+    pub fn select(
+        &self,
+        nfds: c_int,
+        sets: [FdSet<'_>; 3],
+        patience: Patience,
+        mask: Option<&sigset_t>,
+    ) -> Result<usize, Errno> {
+        let nfds = usize::try_from(nfds).map_err(|_| Errno::INVAL)?;
+        let masks = [SELECT_IN, SELECT_OUT, SELECT_EXCEPT];
+        let mut fds: Vec<pollfd> = Vec::new();
+        for fd in 0..nfds {
+            let wanted = sets.iter().zip(masks).filter(|(set, _)| has(set, fd));
+            let events = wanted.fold(0, |events, (_, mask)| events | mask);
+            if events != 0 {
+                fds.push(pollfd { fd: fd as RawFd, events, revents: 0 });
+            }
+        }
+        self.poll(&mut fds, patience, mask)?;
+        if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
+            return Err(Errno::BADF);
+        }
+        let mut count = 0;
+        for (mut set, mask) in sets.into_iter().zip(masks) {
+            let asked = fds.iter().filter(|fd| fd.events & mask == mask).map(|fd| (fd.fd, fd.revents));
+            let asked: Vec<(usize, bool)> = asked
+                .filter(|(fd, _)| has(&set, *fd as usize))
+                .map(|(fd, revents)| (fd as usize, revents & mask != 0))
+                .collect();
+            let Some(words) = &mut set else { continue };
+            words.iter_mut().take(nfds.div_ceil(64)).for_each(|word| *word = 0);
+            for (fd, _) in asked.iter().filter(|(_, ready)| *ready) {
+                words[fd / 64] |= 1 << (fd % 64);
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}
+
+fn has(set: &FdSet<'_>, fd: usize) -> bool {
+    set.as_ref().is_some_and(|words| words.get(fd / 64).is_some_and(|word| word & 1 << (fd % 64) != 0))
+}

@@ -1,0 +1,119 @@
+//! System calls past libc: in a program that is preloaded, libc's functions are this crate's callers.
+#![allow(unsafe_code)] // system calls
+
+use core::ffi::{c_int, c_long};
+use libc::{pollfd, sigset_t, timespec};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// One system call.
+///
+/// # Safety
+/// The arguments must be what the call of this number wants.
+unsafe fn call(number: c_long, arguments: [usize; 5]) -> Result<usize, Errno> {
+    let [a, b, c, d, e] = arguments;
+    let result: isize;
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the caller's promise; the kernel changes no other registers.
+    unsafe {
+        core::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: the caller's promise; the kernel changes no other registers.
+    unsafe {
+        core::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => result, in("x1") b, in("x2") c, in("x3") d, in("x4") e,
+            options(nostack),
+        );
+    }
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
+}
+
+fn fd(number: RawFd) -> usize {
+    number as usize
+}
+
+pub(crate) fn dup3(from: RawFd, to: RawFd, flags: c_int) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    unsafe { call(libc::SYS_dup3, [fd(from), fd(to), flags as usize, 0, 0]) }.map(|_| ())
+}
+
+pub(crate) fn setsockopt(socket: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+    let arguments =
+        [fd(socket), level as usize, name as usize, value.as_ptr().expose_provenance(), value.len()];
+    // SAFETY: the value is as long as told.
+    unsafe { call(libc::SYS_setsockopt, arguments) }.map(|_| ())
+}
+
+pub(crate) fn bind(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
+    let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
+    // SAFETY: the address is as long as told.
+    unsafe { call(libc::SYS_bind, arguments) }.map(|_| ())
+}
+
+pub(crate) fn connect(socket: RawFd, address: &[u8]) -> Result<(), Errno> {
+    let arguments = [fd(socket), address.as_ptr().expose_provenance(), address.len(), 0, 0];
+    // SAFETY: the address is as long as told.
+    unsafe { call(libc::SYS_connect, arguments) }.map(|_| ())
+}
+
+pub(crate) fn listen(socket: RawFd, backlog: u32) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    unsafe { call(libc::SYS_listen, [fd(socket), backlog as usize, 0, 0, 0]) }.map(|_| ())
+}
+
+/// The call and its room for an address; returns the address's length, and the call's result.
+fn with_address(
+    number: c_long,
+    socket: RawFd,
+    room: &mut [u8],
+    flags: c_int,
+) -> Result<(usize, usize), Errno> {
+    let mut len = u32::try_from(room.len()).unwrap_or(u32::MAX);
+    let place = (&raw mut len).expose_provenance();
+    let arguments = [fd(socket), room.as_mut_ptr().expose_provenance(), place, flags as usize, 0];
+    // SAFETY: there is as much room as told, and the length lives through the call.
+    let result = unsafe { call(number, arguments) }?;
+    Ok((len as usize, result))
+}
+
+pub(crate) fn getsockname(socket: RawFd, room: &mut [u8]) -> Result<usize, Errno> {
+    with_address(libc::SYS_getsockname, socket, room, 0).map(|(len, _)| len)
+}
+
+/// The new descriptor, and the length of the peer's address.
+pub(crate) fn accept4(socket: RawFd, room: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
+    with_address(libc::SYS_accept4, socket, room, flags).map(|(len, new)| (new as RawFd, len))
+}
+
+/// `ppoll`; no time-out is endless. How many are ready.
+pub(crate) fn ppoll(
+    fds: &mut [pollfd],
+    timeout: Option<timespec>,
+    mask: Option<&sigset_t>,
+) -> Result<usize, Errno> {
+    // The kernel writes into it what was left.
+    let mut timeout = timeout;
+    let timeout = timeout.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
+    let mask = mask.map_or(core::ptr::null(), core::ptr::from_ref);
+    let arguments = [
+        fds.as_mut_ptr().expose_provenance(),
+        fds.len(),
+        timeout.expose_provenance(),
+        mask.expose_provenance(),
+        KERNEL_SIGSET_BYTES,
+    ];
+    // SAFETY: list, time and mask live through the call, and the list is as long as told.
+    unsafe { call(libc::SYS_ppoll, arguments) }
+}
+
+/// Bytes of the kernel's set of signals, which is shorter than libc's.
+const KERNEL_SIGSET_BYTES: usize = 8;

@@ -1,0 +1,65 @@
+//! How things stand with a description, as `poll` says it (`tcp_poll`).
+
+use crate::fd_table::FileId;
+use crate::file::{Kind, Shape};
+use crate::lane::Lane;
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+
+const READABLE: i16 = POLLIN | POLLRDNORM;
+const WRITABLE: i16 = POLLOUT | POLLWRNORM;
+
+impl Lane {
+    /// What is ready. Whoever finds out that nothing can be written is told when something can.
+    pub fn readiness(&mut self, file: FileId) -> i16 {
+        match &self.files.get(file).kind {
+            Kind::Free => 0,
+            Kind::Epoll(set) => {
+                let (set, kernel) = (set.candidates(), set.kernel_ready());
+                if kernel || self.any_ready(set) { READABLE } else { 0 }
+            }
+            Kind::Socket(socket) => match socket.shape {
+                // Linux says so of a socket that was never connected.
+                Shape::Fresh { .. } => WRITABLE | POLLHUP,
+                Shape::Listening(listening) => {
+                    if self.client.is_offered(listening.number) {
+                        READABLE
+                    } else {
+                        0
+                    }
+                }
+                Shape::Stream(_) => self.stream_readiness(file),
+            },
+        }
+    }
+
+    fn stream_readiness(&mut self, file: FileId) -> i16 {
+        let Some((stream, status)) = self.status(file) else { return POLLHUP };
+        let low_water = self.files.socket(file).map_or(1, |socket| socket.options.recv_low_water());
+        let ended = status.ended.is_some();
+        let no_more_in = status.peer_closed || ended || stream.shut_read;
+        let no_more_out = ended || stream.shut_write;
+        let mut ready = 0;
+        if no_more_in && no_more_out {
+            ready |= POLLHUP;
+        }
+        if no_more_in {
+            ready |= READABLE | POLLRDHUP;
+        }
+        if status.connected || ended {
+            if status.readable >= low_water {
+                ready |= READABLE;
+            }
+            // Half as much room as what waits (`sk_stream_is_writeable`).
+            let waiting = self.client.buffer_bytes() - status.room;
+            let enough = (waiting / 2).max(1);
+            let room = no_more_out || status.room >= enough;
+            if room || self.client.await_room(stream.conn, enough) == Ok(true) {
+                ready |= WRITABLE;
+            }
+        }
+        if self.files.stream(file).is_some_and(|stream| stream.error.is_some()) {
+            ready |= POLLERR;
+        }
+        ready
+    }
+}

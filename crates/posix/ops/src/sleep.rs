@@ -1,0 +1,256 @@
+//! Threads that wait in a call. One of them, the leader, sleeps on what the stack wakes, and takes the news for all; the others sleep until the
+//! leader wakes them.
+
+use crate::descriptor::Internal;
+use crate::lane::Lane;
+use crate::raw;
+use crate::{FileId, Ops};
+use core::time::Duration;
+use libc::{POLLIN, pollfd, sigset_t};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::AsRawFd;
+use rustix::io::Errno;
+use std::sync::MutexGuard;
+use std::time::Instant;
+
+use crate::wake::Watcher;
+
+/// How long a call waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Not at all.
+    None,
+    /// Until this moment.
+    Until(Instant),
+    /// As long as it takes.
+    Endless,
+}
+
+impl Patience {
+    /// So long from now on; `None` is endless.
+    pub fn of(timeout: Option<Duration>) -> Self {
+        match timeout {
+            None => Self::Endless,
+            Some(Duration::ZERO) => Self::None,
+            Some(time) => Instant::now().checked_add(time).map_or(Self::Endless, Self::Until),
+        }
+    }
+
+    /// As the calls in milliseconds say it: negative is endless.
+    pub fn of_ms(timeout_ms: i32) -> Self {
+        Self::of(u64::try_from(timeout_ms).ok().map(Duration::from_millis))
+    }
+
+    pub(crate) fn is_over(self) -> bool {
+        match self {
+            Self::None => true,
+            Self::Until(end) => Instant::now() >= end,
+            Self::Endless => false,
+        }
+    }
+}
+
+/// A thread that waits.
+struct Sleeper {
+    event: Internal,
+    /// Something happened that it waits for.
+    woken: bool,
+    /// It sleeps in the kernel.
+    asleep: bool,
+    in_use: bool,
+}
+
+/// All threads that wait.
+#[derive(Default)]
+pub(crate) struct Sleepers {
+    sleepers: Vec<Sleeper>,
+    has_leader: bool,
+}
+
+impl Sleepers {
+    fn add(&mut self) -> Result<u32, Errno> {
+        let free = self.sleepers.iter().position(|sleeper| !sleeper.in_use);
+        let index = match free {
+            Some(index) => index,
+            None => {
+                let event = Internal::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
+                self.sleepers.push(Sleeper { event, woken: false, asleep: false, in_use: false });
+                self.sleepers.len() - 1
+            }
+        };
+        let sleeper = &mut self.sleepers[index];
+        (sleeper.in_use, sleeper.woken, sleeper.asleep) = (true, false, false);
+        Ok(index as u32)
+    }
+
+    fn remove(&mut self, sleeper: u32) {
+        self.sleepers[sleeper as usize].in_use = false;
+    }
+
+    /// Something happened that this one waits for. False if it had been told before.
+    pub fn wake(&mut self, sleeper: u32) -> bool {
+        let sleeper = &mut self.sleepers[sleeper as usize];
+        if sleeper.woken {
+            return false;
+        }
+        sleeper.woken = true;
+        if sleeper.asleep {
+            signal(&sleeper.event);
+        }
+        true
+    }
+
+    /// The leader goes: another takes its place.
+    fn hand_over(&mut self) {
+        self.has_leader = false;
+        if let Some(next) = self.sleepers.iter().find(|s| s.in_use && s.asleep && !s.woken) {
+            signal(&next.event);
+        }
+    }
+}
+
+fn signal(event: &Internal) {
+    // A full counter is readable, too.
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+}
+
+/// What a waiting call waits with.
+pub(crate) struct Wait<'a> {
+    pub patience: Patience,
+    /// Signals that are blocked meanwhile instead of those that the thread blocks.
+    pub mask: Option<&'a sigset_t>,
+    /// Of several threads that wait for this only one is to be woken.
+    pub exclusive: bool,
+}
+
+impl Wait<'_> {
+    pub fn of(patience: Patience) -> Self {
+        Self { patience, mask: None, exclusive: false }
+    }
+}
+
+impl Ops {
+    /// Tries `attempt` until it says something other than `EAGAIN`, and waits in between for news about `files`, or for descriptors of
+    /// the kernel to become ready. With the patience at its end the result is `EAGAIN`, after a signal `EINTR`.
+    pub(crate) fn until<'a, T>(
+        &'a self,
+        mut lane: MutexGuard<'a, Lane>,
+        files: &[FileId],
+        kernel: &mut [pollfd],
+        wait: &Wait<'_>,
+        mut attempt: impl FnMut(&mut Lane, &mut [pollfd]) -> Result<T, Errno>,
+    ) -> (MutexGuard<'a, Lane>, Result<T, Errno>) {
+        let first = attempt(&mut lane, kernel);
+        if !matches!(first, Err(Errno::AGAIN)) || wait.patience == Patience::None {
+            return (lane, first);
+        }
+        let sleeper = match lane.sleepers.add() {
+            Ok(sleeper) => sleeper,
+            Err(error) => return (lane, Err(error)),
+        };
+        for &file in files {
+            let watcher = Watcher::Thread { sleeper, exclusive: wait.exclusive };
+            let file = lane.files.get(file);
+            file.users += 1;
+            file.watchers.push(watcher);
+        }
+        let result = loop {
+            let slept;
+            (lane, slept) = self.sleep(lane, sleeper, kernel, wait);
+            match attempt(&mut lane, kernel) {
+                Err(Errno::AGAIN) => {}
+                result => break result,
+            }
+            if let Err(error) = slept {
+                break Err(error);
+            }
+            if wait.patience.is_over() {
+                break Err(Errno::AGAIN);
+            }
+        };
+        for &file in files {
+            let users = lane.files.get(file);
+            users.watchers.retain(|w| !matches!(w, Watcher::Thread { sleeper: s, .. } if *s == sleeper));
+            users.users -= 1;
+            if users.users == 0 {
+                // Its last descriptor was closed while this call waited.
+                lane.forget(file);
+            }
+        }
+        lane.sleepers.remove(sleeper);
+        (lane, result)
+    }
+
+    /// Waits until the sleeper is woken, a descriptor of the kernel may be ready, patience ends, or for no reason.
+    fn sleep<'a>(
+        &'a self,
+        mut lane: MutexGuard<'a, Lane>,
+        sleeper: u32,
+        kernel: &mut [pollfd],
+        wait: &Wait<'_>,
+    ) -> (MutexGuard<'a, Lane>, Result<(), Errno>) {
+        let index = sleeper as usize;
+        let spin_end = Instant::now() + self.config.spin;
+        lane.client.flush();
+        loop {
+            lane.pump();
+            if core::mem::take(&mut lane.sleepers.sleepers[index].woken) || wait.patience.is_over() {
+                return (lane, Ok(()));
+            }
+            if Instant::now() >= spin_end {
+                break;
+            }
+            drop(lane);
+            core::hint::spin_loop();
+            lane = self.lock();
+        }
+        let leads = !lane.sleepers.has_leader;
+        if leads && !lane.client.before_sleep() {
+            lane.client.after_sleep();
+            lane.pump();
+            return (lane, Ok(()));
+        }
+        lane.sleepers.has_leader = true;
+        lane.sleepers.sleepers[index].asleep = true;
+        let own = lane.sleepers.sleepers[index].event.as_raw_fd();
+        let mut watched = Vec::with_capacity(kernel.len() + 2);
+        let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
+        watched.push(entry(own));
+        watched.push(entry(if leads { lane.client.wake_fd().as_raw_fd() } else { -1 }));
+        watched.extend_from_slice(kernel);
+        drop(lane);
+        let slept = ppoll(&mut watched, wait.patience, wait.mask);
+        lane = self.lock();
+        let awake = &mut lane.sleepers.sleepers[index];
+        awake.asleep = false;
+        if watched[0].revents != 0 {
+            let _ = rustix::io::read(&awake.event, &mut [0; 8]);
+        }
+        if leads {
+            lane.client.after_sleep();
+            lane.pump();
+            lane.sleepers.hand_over();
+        }
+        lane.sleepers.sleepers[index].woken = false;
+        (lane, slept)
+    }
+}
+
+/// Sleeps in the kernel. Which descriptors are ready is asked again by whoever wants to know.
+fn ppoll(watched: &mut [pollfd], patience: Patience, mask: Option<&sigset_t>) -> Result<(), Errno> {
+    let timeout = match patience {
+        Patience::Endless => None,
+        Patience::None => Some(Duration::ZERO),
+        Patience::Until(end) => Some(end.saturating_duration_since(Instant::now())),
+    };
+    let timeout = timeout.map(|left| libc::timespec {
+        tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: left.subsec_nanos().into(),
+    });
+    raw::ppoll(watched, timeout, mask).map(|_| ())
+}
+
+/// What the kernel says of its descriptors without waiting. Returns how many are ready.
+pub(crate) fn poll_now(fds: &mut [pollfd]) -> Result<usize, Errno> {
+    raw::ppoll(fds, Some(libc::timespec { tv_sec: 0, tv_nsec: 0 }), None)
+}

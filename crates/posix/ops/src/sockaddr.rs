@@ -1,0 +1,145 @@
+//! Socket addresses as programs lay them out: `struct sockaddr_in` and `struct sockaddr_in6` (`<netinet/in.h>`).
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use rustix::io::Errno;
+
+/// Bytes of `struct sockaddr_in`.
+const IN_BYTES: usize = 16;
+/// Bytes of `struct sockaddr_in6`, and of the older one that Linux takes too, without a scope.
+const IN6_BYTES: usize = 28;
+const IN6_BYTES_MIN: usize = 24;
+
+/// Family of a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// `AF_INET`.
+    V4,
+    /// `AF_INET6`.
+    V6,
+}
+
+impl Family {
+    /// Its number.
+    pub fn number(self) -> u16 {
+        match self {
+            Self::V4 => libc::AF_INET as u16,
+            Self::V6 => libc::AF_INET6 as u16,
+        }
+    }
+
+    /// The address that stands for all.
+    pub fn any(self) -> SocketAddr {
+        match self {
+            Self::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+            Self::V6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0),
+        }
+    }
+}
+
+/// The family that an address names, if it is long enough to name one.
+pub fn family_of(bytes: &[u8]) -> Result<u16, Errno> {
+    let family = bytes.get(..2).ok_or(Errno::INVAL)?;
+    Ok(u16::from_ne_bytes([family[0], family[1]]))
+}
+
+/// Reads an address given to a socket of `family`. IPv4 addresses that are mapped into IPv6 come out as IPv4.
+///
+/// # Errors
+/// `EINVAL` if it is too short, `EAFNOSUPPORT` if it is of another family.
+pub fn read(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
+    let least = match family {
+        Family::V4 => IN_BYTES,
+        Family::V6 => IN6_BYTES_MIN,
+    };
+    if bytes.len() < least {
+        return Err(Errno::INVAL);
+    }
+    if family_of(bytes)? != family.number() {
+        return Err(Errno::AFNOSUPPORT);
+    }
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    Ok(match family {
+        Family::V4 => {
+            let octets: [u8; 4] = bytes[4..8].try_into().expect("four bytes");
+            SocketAddr::new(Ipv4Addr::from(octets).into(), port)
+        }
+        Family::V6 => {
+            let octets: [u8; 16] = bytes[8..24].try_into().expect("sixteen bytes");
+            let address = Ipv6Addr::from(octets);
+            let scope = bytes.get(24..IN6_BYTES).map_or([0; 4], |b| b.try_into().expect("four bytes"));
+            match address.to_ipv4_mapped() {
+                Some(v4) => SocketAddr::new(v4.into(), port),
+                None => SocketAddrV6::new(address, port, 0, u32::from_ne_bytes(scope)).into(),
+            }
+        }
+    })
+}
+
+/// An address as a socket of `family` shows it: IPv4 ones are mapped into IPv6 for those of IPv6.
+#[derive(Clone, Copy, Debug)]
+pub struct Written {
+    bytes: [u8; IN6_BYTES],
+    len: usize,
+}
+
+impl Written {
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Writes an address for a socket of `family`.
+pub fn write(address: SocketAddr, family: Family) -> Written {
+    let mut bytes = [0; IN6_BYTES];
+    bytes[..2].copy_from_slice(&family.number().to_ne_bytes());
+    bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
+    match family {
+        Family::V4 => {
+            if let IpAddr::V4(v4) = address.ip() {
+                bytes[4..8].copy_from_slice(&v4.octets());
+            }
+            Written { bytes, len: IN_BYTES }
+        }
+        Family::V6 => {
+            let v6 = match address.ip() {
+                IpAddr::V4(v4) if v4.is_unspecified() => Ipv6Addr::UNSPECIFIED,
+                IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+                IpAddr::V6(v6) => v6,
+            };
+            bytes[8..24].copy_from_slice(&v6.octets());
+            if let SocketAddr::V6(v6) = address {
+                bytes[24..28].copy_from_slice(&v6.scope_id().to_ne_bytes());
+            }
+            Written { bytes, len: IN6_BYTES }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_as_they_are_read() {
+        for (text, family) in
+            [("10.1.2.3:80", Family::V4), ("[2001:db8::1]:443", Family::V6), ("10.1.2.3:80", Family::V6)]
+        {
+            let address: SocketAddr = text.parse().unwrap();
+            assert_eq!(read(write(address, family).bytes(), family), Ok(address), "{text}");
+        }
+        let mapped = write("10.1.2.3:80".parse().unwrap(), Family::V6);
+        assert_eq!(mapped.bytes()[8..24], *b"\0\0\0\0\0\0\0\0\0\0\xff\xff\x0a\x01\x02\x03");
+    }
+
+    #[test]
+    fn short_and_foreign_addresses_are_refused_as_linux_does() {
+        let v4 = write("10.1.2.3:80".parse().unwrap(), Family::V4);
+        assert_eq!(read(&v4.bytes()[..15], Family::V4), Err(Errno::INVAL));
+        assert_eq!(read(v4.bytes(), Family::V6), Err(Errno::INVAL));
+        let v6 = write("[::1]:80".parse().unwrap(), Family::V6);
+        assert_eq!(read(v6.bytes(), Family::V4), Err(Errno::AFNOSUPPORT));
+        assert!(read(&v6.bytes()[..24], Family::V6).is_ok());
+        assert_eq!(family_of(&[1]), Err(Errno::INVAL));
+    }
+}

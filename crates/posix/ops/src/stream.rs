@@ -1,0 +1,293 @@
+//! Bytes of a connection: the `send` and `recv` families, as `tcp_sendmsg` and `tcp_recvmsg` do them.
+
+use crate::fd_table::FileId;
+use crate::file::{Kind, Shape};
+use crate::lane::Lane;
+use crate::signal;
+use crate::sleep::{Patience, Wait};
+use crate::{Ops, options};
+use core::ffi::c_int;
+use ginnel::channel::Status;
+use ginnel::{Conn, TcpOption};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Flags of `send` that mean something here or nothing anywhere; others are refused.
+const SEND_FLAGS: c_int = libc::MSG_DONTWAIT
+    | libc::MSG_NOSIGNAL
+    | libc::MSG_MORE
+    | libc::MSG_OOB
+    | libc::MSG_EOR
+    | libc::MSG_CONFIRM
+    | libc::MSG_DONTROUTE;
+
+impl Ops {
+    /// `recv`, `read`, `readv`, and `recvmsg` but for addresses and control messages, which a stream does not have.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EINTR`, `ENOTCONN`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
+    pub fn recv(&self, fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
+        let low_water = socket.options.recv_low_water();
+        if !matches!(socket.shape, Shape::Stream(_)) {
+            return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
+        }
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            // Nothing of TCP's goes there unless it was asked for, and what would ask is refused.
+            return Err(Errno::AGAIN);
+        }
+        if flags & libc::MSG_OOB != 0 {
+            return lane.recv_urgent(file, buffers, flags & libc::MSG_PEEK != 0);
+        }
+        let total: usize = buffers.iter().map(|b| b.len()).sum();
+        let enough = if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total) }.max(1);
+        let mut done = 0;
+        let (_lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
+            lane.recv_step(file, buffers, total, flags, &mut done, enough)
+        });
+        match result {
+            Err(Errno::AGAIN | Errno::INTR) if done > 0 => Ok(done),
+            result => result,
+        }
+    }
+
+    /// `send`, `write`, `writev`, and `sendmsg` but for addresses, which a connection ignores, and control messages. Sends `SIGPIPE` as the kernel does.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EINTR`, `EPIPE`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
+    pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        if flags & !SEND_FLAGS != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        let patience = if dont_wait { Patience::None } else { socket.options.send_patience() };
+        let result = if flags & libc::MSG_OOB != 0 {
+            self.send_urgent(lane, file, buffers, patience)
+        } else {
+            let total = buffers.iter().map(|b| b.len()).sum();
+            let mut done = 0;
+            if flags & libc::MSG_MORE != 0 {
+                lane.set_more(file, true);
+            }
+            let (mut lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
+                lane.send_step(file, buffers, total, &mut done)
+            });
+            if flags & libc::MSG_MORE == 0 {
+                lane.set_more(file, false);
+            }
+            lane.client.flush();
+            match result {
+                Err(_) if done > 0 => Ok(done),
+                result => result,
+            }
+        };
+        if result == Err(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+            signal::broken_pipe();
+        }
+        result
+    }
+
+    /// Waits until something can be sent on a connection, unless neither the socket nor the caller waits. Returns how many bytes.
+    pub(crate) fn wait_for_room(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        let socket = lane.files.socket(file)?;
+        let patience = match dont_wait || socket.nonblocking {
+            true => Patience::None,
+            false => socket.options.send_patience(),
+        };
+        let (_lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
+            let (conn, status) = lane.sendable(file)?;
+            if status.room > 0 {
+                return Ok(status.room);
+            }
+            // Gone meanwhile, or room came meanwhile: the next look tells.
+            let _ = lane.client.await_room(conn, 1);
+            Err(Errno::AGAIN)
+        });
+        result
+    }
+
+    fn send_urgent(
+        &self,
+        lane: std::sync::MutexGuard<'_, Lane>,
+        file: FileId,
+        buffers: &[IoSlice<'_>],
+        patience: Patience,
+    ) -> Result<usize, Errno> {
+        let bytes: Vec<u8> = buffers.iter().flat_map(|b| b.iter().copied()).collect();
+        let (mut lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
+            let (conn, _) = lane.sendable(file)?;
+            match lane.client.send_urgent(conn, &bytes) {
+                Ok(sent) => Ok(sent),
+                Err(ginnel::SendError::Full) => Err(Errno::AGAIN),
+                Err(_) => Err(Errno::PIPE),
+            }
+        });
+        lane.client.flush();
+        result
+    }
+}
+
+impl Lane {
+    /// Copies what there is; says how much was copied in all when that is enough, or all there will ever be.
+    fn recv_step(
+        &mut self,
+        file: FileId,
+        buffers: &mut [IoSliceMut<'_>],
+        total: usize,
+        flags: c_int,
+        done: &mut usize,
+        enough: usize,
+    ) -> Result<usize, Errno> {
+        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
+        let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
+        if peek {
+            *done = 0;
+        }
+        let count = status.readable.min(total - *done);
+        if count > 0 {
+            *done += match (discard, peek) {
+                (false, _) => copy_in(&mut self.client, stream.conn, buffers, *done, peek),
+                (true, true) => count,
+                (true, false) => drop_bytes(&mut self.client, stream.conn, count),
+            };
+        }
+        if *done >= enough || *done > 0 && (status.peer_closed || status.ended.is_some() || stream.shut_read)
+        {
+            return Ok(*done);
+        }
+        if total == 0 && status.readable > 0 {
+            return Ok(0);
+        }
+        if status.peer_closed {
+            return Ok(0);
+        }
+        if let Some(error) = self.take_error(file) {
+            return Err(error);
+        }
+        if status.ended.is_some() || stream.shut_read {
+            return Ok(0);
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// The connection, if something could be sent on it.
+    fn sendable(&mut self, file: FileId) -> Result<(Conn, Status), Errno> {
+        let (stream, status) = self.status(file).ok_or(Errno::PIPE)?;
+        if stream.error.is_some() || status.ended.is_some() || stream.shut_write {
+            return Err(self.take_error(file).unwrap_or(Errno::PIPE));
+        }
+        if status.connected { Ok((stream.conn, status)) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Writes what there is room for; says how much was written in all when that is all.
+    fn send_step(
+        &mut self,
+        file: FileId,
+        buffers: &[IoSlice<'_>],
+        total: usize,
+        done: &mut usize,
+    ) -> Result<usize, Errno> {
+        let (conn, _) = self.sendable(file)?;
+        let mut skip = *done;
+        for buffer in buffers {
+            if skip >= buffer.len() {
+                skip -= buffer.len();
+                continue;
+            }
+            let bytes = &buffer[skip..];
+            skip = 0;
+            let sent = self.client.send(conn, bytes).map_err(|_| Errno::PIPE)?;
+            *done += sent;
+            if sent < bytes.len() {
+                return Err(Errno::AGAIN);
+            }
+        }
+        debug_assert_eq!(*done, total);
+        Ok(total)
+    }
+
+    /// Holds back a last small segment, or lets it go (`MSG_MORE`).
+    fn set_more(&mut self, file: FileId, more: bool) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let corked = socket.options.flag(options::Flag::Cork);
+        let Shape::Stream(stream) = &mut socket.shape else { return };
+        if stream.more != more && !corked {
+            stream.more = more;
+            let conn = stream.conn;
+            // A connection that is over holds nothing back.
+            let _ = self.client.set_option(conn, TcpOption::Cork(more));
+        }
+    }
+
+    /// The urgent byte (`tcp_recv_urg`).
+    fn recv_urgent(
+        &mut self,
+        file: FileId,
+        buffers: &mut [IoSliceMut<'_>],
+        peek: bool,
+    ) -> Result<usize, Errno> {
+        let Kind::Socket(socket) = &self.files.get(file).kind else { return Err(Errno::NOTSOCK) };
+        if socket.options.flag(options::Flag::OobInline) || peek {
+            return Err(Errno::INVAL);
+        }
+        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
+        let byte = self.client.recv_urgent(stream.conn).map_err(|e| match e {
+            ginnel::RecvError::WouldBlock if status.peer_closed || status.ended.is_some() => Errno::INVAL,
+            ginnel::RecvError::WouldBlock => Errno::AGAIN,
+            ginnel::RecvError::Stale => Errno::INVAL,
+        })?;
+        let Some(place) = buffers.iter_mut().find(|b| !b.is_empty()) else { return Ok(0) };
+        place[0] = byte;
+        Ok(1)
+    }
+}
+
+/// Copies from a connection into buffers from byte `at` on.
+fn copy_in(
+    client: &mut ginnel::channel::Client,
+    conn: Conn,
+    buffers: &mut [IoSliceMut<'_>],
+    at: usize,
+    peek: bool,
+) -> usize {
+    let (mut skip, mut copied) = (at, 0);
+    for buffer in buffers {
+        if skip >= buffer.len() {
+            skip -= buffer.len();
+            continue;
+        }
+        let place = &mut buffer[skip..];
+        skip = 0;
+        let behind = if peek { copied } else { 0 };
+        let count = client.peek(conn, behind, place).unwrap_or(0);
+        if !peek {
+            // The handle was good a moment ago.
+            let _ = client.consume(conn, count);
+        }
+        copied += count;
+        if count < place.len() {
+            break;
+        }
+    }
+    if !peek {
+        client.flush();
+    }
+    copied
+}
+
+/// Takes bytes that nobody wants to see (`MSG_TRUNC`).
+fn drop_bytes(client: &mut ginnel::channel::Client, conn: Conn, count: usize) -> usize {
+    let _ = client.consume(conn, count);
+    client.flush();
+    count
+}

@@ -1,0 +1,45 @@
+//! Who is told when the readiness of a description changes.
+
+use crate::fd_table::FileId;
+use crate::file::{Files, Kind};
+use crate::sleep::Sleepers;
+use libc::{POLLIN, POLLRDNORM};
+
+/// Whoever wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Watcher {
+    /// An entry of an epoll set.
+    Item { set: FileId, item: u32 },
+    /// A thread that sleeps in a call. Of those that would all take the same thing only one is woken.
+    Thread { sleeper: u32, exclusive: bool },
+}
+
+/// Tells whoever watches `file` that something of `key` may have become true; 0 means that it is not known what. Sets may watch sets: how deep
+/// is bounded by what `epoll_ctl` admits.
+pub(crate) fn wake(files: &mut Files, sleepers: &mut Sleepers, file: FileId, key: i16) {
+    let watchers = core::mem::take(&mut files.get(file).watchers);
+    let (mut thread_done, mut item_done) = (false, false);
+    for watcher in &watchers {
+        match *watcher {
+            Watcher::Thread { sleeper, exclusive: false } => {
+                sleepers.wake(sleeper);
+            }
+            Watcher::Thread { sleeper, exclusive: true } => {
+                thread_done = thread_done || sleepers.wake(sleeper);
+            }
+            Watcher::Item { set, item } => {
+                let Kind::Epoll(epoll) = &mut files.get(set).kind else { continue };
+                let exclusive = epoll.is_exclusive(item);
+                if exclusive && item_done || !epoll.make_ready(item, key) {
+                    continue;
+                }
+                // As in ep_poll_callback: a set that nobody waits at does not count.
+                let waits = |w: &Watcher| matches!(w, Watcher::Thread { .. });
+                item_done |= exclusive && files.get(set).watchers.iter().any(waits);
+                wake(files, sleepers, set, POLLIN | POLLRDNORM);
+            }
+        }
+    }
+    // Nobody was added meanwhile: the lane is locked, and waking adds none.
+    files.get(file).watchers = watchers;
+}

@@ -1,0 +1,147 @@
+//! The kernel: the calls themselves.
+#![allow(unsafe_code)] // system calls
+
+use crate::sys::{Fd, Sys};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr};
+use rustix::io::Errno;
+
+pub const ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2))];
+
+pub struct Kernel;
+
+fn result(value: isize) -> Result<usize, Errno> {
+    usize::try_from(value).map_err(|_| Errno::from_io_error(&std::io::Error::last_os_error()).unwrap())
+}
+
+fn nothing(value: c_int) -> Result<(), Errno> {
+    result(value as isize).map(|_| ())
+}
+
+fn number(value: c_int) -> Result<Fd, Errno> {
+    result(value as isize).map(|value| value as Fd)
+}
+
+impl Sys for Kernel {
+    fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno> {
+        // SAFETY: no memory is passed.
+        number(unsafe { libc::socket(domain, kind, 0) })
+    }
+
+    fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
+        // SAFETY: the address is as long as told.
+        nothing(unsafe { libc::bind(fd, address.as_ptr().cast(), address.len() as u32) })
+    }
+
+    fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno> {
+        // SAFETY: no memory is passed.
+        nothing(unsafe { libc::listen(fd, backlog) })
+    }
+
+    fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno> {
+        // SAFETY: no address is asked for.
+        number(unsafe { libc::accept4(fd, core::ptr::null_mut(), core::ptr::null_mut(), flags) })
+    }
+
+    fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
+        // SAFETY: the address is as long as told.
+        nothing(unsafe { libc::connect(fd, address.as_ptr().cast(), address.len() as u32) })
+    }
+
+    fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
+        // SAFETY: the bytes are as many as told.
+        result(unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) })
+    }
+
+    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; most];
+        // SAFETY: there is as much room as told.
+        let count = result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), most, flags) })?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
+        // SAFETY: no memory is passed.
+        nothing(unsafe { libc::shutdown(fd, how) })
+    }
+
+    fn close(&self, fd: Fd) -> Result<(), Errno> {
+        // SAFETY: the case owns its descriptors as numbers.
+        nothing(unsafe { libc::close(fd) })
+    }
+
+    fn dup(&self, fd: Fd) -> Result<Fd, Errno> {
+        // SAFETY: no memory is passed.
+        number(unsafe { libc::dup(fd) })
+    }
+
+    fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
+        // SAFETY: no memory is passed.
+        nothing(unsafe { libc::fcntl(fd, libc::F_SETFL, if on { libc::O_NONBLOCK } else { 0 }) })
+    }
+
+    fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        // SAFETY: the value is as long as told.
+        nothing(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
+    }
+
+    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+        let mut value = vec![0; 256];
+        let mut len = value.len() as u32;
+        // SAFETY: there is as much room as told.
+        nothing(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })?;
+        value.truncate(len as usize);
+        Ok(value)
+    }
+
+    fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
+        let mut value = vec![0; 128];
+        let mut len = value.len() as u32;
+        // SAFETY: there is as much room as told.
+        nothing(unsafe { libc::getsockname(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
+        value.truncate(len as usize);
+        Ok(value)
+    }
+
+    fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
+        let mut value = vec![0; 128];
+        let mut len = value.len() as u32;
+        // SAFETY: there is as much room as told.
+        nothing(unsafe { libc::getpeername(fd, value.as_mut_ptr().cast(), &raw mut len) })?;
+        value.truncate(len as usize);
+        Ok(value)
+    }
+
+    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
+        let mut count: c_int = 0;
+        // SAFETY: the kernel writes one number.
+        nothing(unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut count) })?;
+        Ok(count)
+    }
+
+    fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
+        // SAFETY: the list is as long as told.
+        result(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
+    }
+
+    fn epoll_create(&self) -> Result<Fd, Errno> {
+        // SAFETY: no memory is passed.
+        number(unsafe { libc::epoll_create1(0) })
+    }
+
+    fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
+        let mut event = libc::epoll_event { events, u64: data };
+        // SAFETY: the event lives through the call.
+        nothing(unsafe { libc::epoll_ctl(set, op, fd, &raw mut event) })
+    }
+
+    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+        let mut events = vec![libc::epoll_event { events: 0, u64: 0 }; most];
+        // SAFETY: there is as much room as told.
+        let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), most as c_int, timeout_ms) };
+        let count = result(count as isize)?;
+        Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
+    }
+}

@@ -1,0 +1,160 @@
+//! Two stacks on threads of their own, with a cable between them, and the operations on each.
+
+use crate::sys::{Fd, Sys};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr};
+use ginnel::channel::{ChannelConfig, ChannelServer};
+use ginnel::config::{Config, DeviceConfig, DeviceKind};
+use ginnel::{Shard, StopFlag};
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience};
+use ginnel_stack::device::Device;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+use std::thread::JoinHandle;
+
+pub const ADDRESSES: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2))];
+
+/// The operations on one stack.
+pub struct OnStack(pub Ops);
+
+/// Two of them, which run as long as this lives.
+pub struct Stacks {
+    hosts: [OnStack; 2],
+    stop: StopFlag,
+    threads: Vec<JoinHandle<()>>,
+}
+
+pub fn shard(address: &str, device: Device) -> Shard<ChannelServer> {
+    let config = DeviceConfig::new("cable", DeviceKind::Memory);
+    let mut config = Config::single(config, &[address.parse().unwrap()], &[]);
+    config.tcp.connections_max = 1000;
+    let channel = ChannelConfig { sockets_max: 256, ..ChannelConfig::default() };
+    let server = ChannelServer::new(&channel).unwrap();
+    Shard::builder(config).handler(server).device("cable", device).build().unwrap()
+}
+
+impl Stacks {
+    pub fn start() -> Self {
+        let (a, b) = pair(MemoryConfig::default());
+        let stop = StopFlag::new().unwrap();
+        let mut threads = Vec::new();
+        let hosts = [("10.0.0.1/24", a), ("10.0.0.2/24", b)].map(|(address, device)| {
+            let mut shard = shard(address, device);
+            let commander = shard.commander();
+            let client = shard.handler_mut().attach(Box::new(commander)).unwrap();
+            let stop = stop.clone();
+            threads.push(std::thread::spawn(move || shard.run(&stop).unwrap()));
+            OnStack(Ops::new(client, OpsConfig::default()).unwrap())
+        });
+        Self { hosts, stop, threads }
+    }
+
+    pub fn a(&self) -> &OnStack {
+        &self.hosts[0]
+    }
+
+    pub fn b(&self) -> &OnStack {
+        &self.hosts[1]
+    }
+}
+
+impl Drop for Stacks {
+    fn drop(&mut self) {
+        self.stop.stop();
+        for thread in self.threads.drain(..) {
+            let result = thread.join();
+            assert!(result.is_ok() || std::thread::panicking(), "a shard panicked");
+        }
+    }
+}
+
+impl Sys for OnStack {
+    fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno> {
+        self.0.socket(domain, kind, 0)
+    }
+
+    fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
+        self.0.bind(fd, address)
+    }
+
+    fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno> {
+        self.0.listen(fd, backlog)
+    }
+
+    fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno> {
+        self.0.accept4(fd, flags).map(|(fd, _)| fd)
+    }
+
+    fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
+        self.0.connect(fd, address)
+    }
+
+    fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
+        self.0.send(fd, &[IoSlice::new(bytes)], flags)
+    }
+
+    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut bytes = vec![0; most];
+        let count = self.0.recv(fd, &mut [IoSliceMut::new(&mut bytes)], flags)?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
+        self.0.shutdown(fd, how)
+    }
+
+    fn close(&self, fd: Fd) -> Result<(), Errno> {
+        self.0.close(fd)
+    }
+
+    fn dup(&self, fd: Fd) -> Result<Fd, Errno> {
+        let copy = crate::kernel::Kernel.dup(fd)?;
+        self.0.dup(fd, copy)?;
+        Ok(copy)
+    }
+
+    fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
+        self.0.set_nonblocking(fd, on)
+    }
+
+    fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        self.0.setsockopt(fd, level, name, value)
+    }
+
+    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+        self.0.getsockopt(fd, level, name).map(|value| value.bytes().to_vec())
+    }
+
+    fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
+        self.0.getsockname(fd).map(|name| name.bytes().to_vec())
+    }
+
+    fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
+        self.0.getpeername(fd).map(|name| name.bytes().to_vec())
+    }
+
+    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
+        self.0.bytes_readable(fd)
+    }
+
+    fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
+        self.0.poll(fds, Patience::of_ms(timeout_ms), None)
+    }
+
+    fn epoll_create(&self) -> Result<Fd, Errno> {
+        self.0.epoll_create1(0)
+    }
+
+    fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
+        self.0.epoll_ctl(set, op, fd, Some(EpollEvent { events, data }))
+    }
+
+    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+        let mut events = vec![EpollEvent::default(); most];
+        let count = self.0.epoll_wait(set, &mut events, Patience::of_ms(timeout_ms), None)?;
+        Ok(events[..count].iter().map(|event| (event.events, event.data)).collect())
+    }
+}

@@ -1,0 +1,158 @@
+//! Calls that a case makes, and how it went.
+
+use core::ffi::c_int;
+use rustix::io::Errno;
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+
+pub type Fd = c_int;
+
+/// One of the two: the kernel, or the operations on a stack.
+pub trait Sys {
+    fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno>;
+    fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno>;
+    fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno>;
+    fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno>;
+    fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno>;
+    fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno>;
+    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno>;
+    fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno>;
+    fn close(&self, fd: Fd) -> Result<(), Errno>;
+    fn dup(&self, fd: Fd) -> Result<Fd, Errno>;
+    fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno>;
+    fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno>;
+    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno>;
+    fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
+    fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
+    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno>;
+    fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno>;
+    fn epoll_create(&self) -> Result<Fd, Errno>;
+    fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno>;
+    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
+    /// Lets everything that is on its way arrive.
+    fn settle(&self) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// Two hosts, and what was said so far.
+pub struct World<'a> {
+    pub a: &'a dyn Sys,
+    pub b: &'a dyn Sys,
+    addresses: [IpAddr; 2],
+    pub transcript: Vec<String>,
+}
+
+impl<'a> World<'a> {
+    pub fn new(a: &'a dyn Sys, b: &'a dyn Sys, addresses: [IpAddr; 2]) -> Self {
+        Self { a, b, addresses, transcript: Vec::new() }
+    }
+
+    /// Writes down how a call went.
+    pub fn say(&mut self, what: &str, how: impl core::fmt::Debug) {
+        let mut line = String::new();
+        write!(line, "{what}: {how:?}").unwrap();
+        self.transcript.push(line);
+    }
+
+    /// Address of host `a`.
+    pub fn at_a(&self, port: u16) -> Vec<u8> {
+        address(SocketAddr::new(self.addresses[0], port))
+    }
+
+    /// Address of host `b`.
+    pub fn at_b(&self, port: u16) -> Vec<u8> {
+        address(SocketAddr::new(self.addresses[1], port))
+    }
+
+    /// A listener at host `a`, and its port.
+    pub fn listener(&mut self, flags: c_int) -> (Fd, u16) {
+        let fd = self.a.socket(libc::AF_INET, libc::SOCK_STREAM | flags).unwrap();
+        self.a.bind(fd, &self.at_a(0)).unwrap();
+        self.a.listen(fd, 16).unwrap();
+        (fd, port(&self.a.getsockname(fd).unwrap()))
+    }
+
+    /// A connection: the end at `a`, which was accepted, and the end at `b`, which opened it.
+    pub fn connection(&mut self) -> (Fd, Fd) {
+        let (listener, port) = self.listener(0);
+        let b = self.b.socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        self.b.connect(b, &self.at_a(port)).unwrap();
+        let a = self.a.accept4(listener, 0).unwrap();
+        self.a.close(listener).unwrap();
+        (a, b)
+    }
+
+    /// Waits until `events` are there, and tells which of all are. Fails after a while.
+    pub fn wait(&self, sys: &dyn Sys, fd: Fd, events: i16) -> i16 {
+        let mut fds = [libc::pollfd { fd, events, revents: 0 }];
+        assert_eq!(sys.poll(&mut fds, 10_000), Ok(1), "nothing came");
+        fds[0].revents
+    }
+
+    /// Lets what is on its way arrive.
+    pub fn settle(&self) {
+        self.a.settle();
+        self.b.settle();
+    }
+
+    /// What `poll` says now.
+    pub fn ready(&self, sys: &dyn Sys, fd: Fd) -> String {
+        let mut fds = [libc::pollfd { fd, events: ALL, revents: 0 }];
+        sys.poll(&mut fds, 0).unwrap();
+        names(fds[0].revents.cast_unsigned().into())
+    }
+}
+
+pub const ALL: i16 =
+    libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP | libc::POLLRDNORM | libc::POLLWRNORM;
+
+/// Names of events.
+pub fn names(events: u32) -> String {
+    let all = [
+        (libc::POLLIN, "IN"),
+        (libc::POLLRDNORM, "RDNORM"),
+        (libc::POLLOUT, "OUT"),
+        (libc::POLLWRNORM, "WRNORM"),
+        (libc::POLLPRI, "PRI"),
+        (libc::POLLRDHUP, "RDHUP"),
+        (libc::POLLHUP, "HUP"),
+        (libc::POLLERR, "ERR"),
+        (libc::POLLNVAL, "NVAL"),
+    ];
+    let set = all.iter().filter(|(bit, _)| events & u32::from(bit.cast_unsigned()) != 0);
+    set.map(|(_, name)| *name).collect::<Vec<_>>().join("|")
+}
+
+/// As a program lays it out.
+pub fn address(address: SocketAddr) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes.extend((libc::AF_INET as u16).to_ne_bytes());
+            bytes.extend(v4.port().to_be_bytes());
+            bytes.extend(v4.ip().octets());
+            bytes.extend([0; 8]);
+        }
+        SocketAddr::V6(v6) => {
+            bytes.extend((libc::AF_INET6 as u16).to_ne_bytes());
+            bytes.extend(v6.port().to_be_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend(v6.ip().octets());
+            bytes.extend([0; 4]);
+        }
+    }
+    bytes
+}
+
+pub fn port(address: &[u8]) -> u16 {
+    u16::from_be_bytes([address[2], address[3]])
+}
+
+/// Shows the first line that differs.
+pub fn assert_same(kernel: &[String], stack: &[String]) {
+    for (number, (kernel, stack)) in kernel.iter().zip(stack).enumerate() {
+        assert_eq!(kernel, stack, "line {number}: the kernel's on the left, the stack's on the right");
+    }
+    assert_eq!(kernel.len(), stack.len(), "one says more");
+}

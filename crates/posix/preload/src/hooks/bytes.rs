@@ -1,0 +1,339 @@
+//! Bytes in and out.
+#![allow(unsafe_code)] // functions that C calls
+
+use super::{ToC, memory, ours};
+use crate::real;
+use core::ffi::{c_int, c_uint, c_void};
+use ginnel_posix_ops::Ops;
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Sends one buffer.
+///
+/// # Safety
+/// It must be as long as told.
+unsafe fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the caller's promise.
+    unsafe { memory::bytes(bytes, len) }.and_then(|bytes| ops.send(fd, &[IoSlice::new(bytes)], flags)).to_c()
+}
+
+/// Receives into one buffer.
+///
+/// # Safety
+/// It must be as long as told.
+unsafe fn recv_one(ops: &Ops, fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
+        return ops.recv(fd, &mut [IoSliceMut::new(&mut vec![0; len.min(1 << 20)])], flags).to_c();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { memory::room(bytes, len) }
+        .and_then(|room| ops.recv(fd, &mut [IoSliceMut::new(room)], flags))
+        .to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    match ours(fd) {
+        // SAFETY: the program's buffer is as long as it says.
+        Some(ops) => unsafe { send_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::send(fd, bytes, len, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { send(fd, bytes, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_len: socklen_t,
+) -> ssize_t {
+    match ours(fd) {
+        // SAFETY: the program's buffer is as long as it says. A connection knows where to send.
+        Some(ops) => unsafe { send_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::sendto(fd, bytes, len, flags, to, to_len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t {
+    match ours(fd) {
+        // SAFETY: the program's buffer is as long as it says.
+        Some(ops) => unsafe { send_one(ops, fd, bytes, len, 0) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::write(fd, bytes, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { write(fd, bytes, len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::writev(fd, buffers, count) };
+    };
+    let Ok(count) = usize::try_from(count) else { return Err::<usize, _>(Errno::INVAL).to_c() };
+    // SAFETY: the program's buffers are as it says.
+    unsafe { memory::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0)) }.to_c()
+}
+
+/// Sends a message. What comes with it and is for the kernel alone, descriptors for instance, a connection cannot carry.
+///
+/// # Safety
+/// It must be as it says.
+unsafe fn send_message(ops: &Ops, fd: c_int, message: *const msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let message = memory::message(message)?;
+        let buffers = message.msg_iov.cast_const();
+        memory::with_buffers(buffers, message.msg_iovlen, |buffers| ops.send(fd, buffers, flags))
+    }
+}
+
+/// Receives a message. A stream has neither addresses nor control messages to give.
+///
+/// # Safety
+/// It must be as it says.
+unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let message = message.as_mut().ok_or(Errno::FAULT)?;
+        let buffers = message.msg_iov.cast_const();
+        let count = memory::with_room(buffers, message.msg_iovlen, |buffers| ops.recv(fd, buffers, flags))?;
+        message.msg_namelen = 0;
+        message.msg_controllen = 0;
+        message.msg_flags = 0;
+        Ok(count)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    match ours(fd) {
+        // SAFETY: the program's message is as it says.
+        Some(ops) => unsafe { send_message(ops, fd, message, flags) }.to_c(),
+        // SAFETY: passed on as it came.
+        None => unsafe { real::sendmsg(fd, message, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    };
+    let mut done = 0;
+    for number in 0..count as usize {
+        // SAFETY: the program's list is as long as it says.
+        let message = unsafe { &mut *messages.add(number) };
+        // SAFETY: and each message as it says.
+        match unsafe { send_message(ops, fd, &raw const message.msg_hdr, flags) } {
+            Ok(sent) => message.msg_len = sent as c_uint,
+            Err(error) if done == 0 => return Err::<usize, _>(error).to_c(),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    match ours(fd) {
+        // SAFETY: the program's room is as much as it says.
+        Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::recv(fd, bytes, len, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    match ours(fd).filter(|_| len <= room) {
+        // SAFETY: the program's room is as much as it says.
+        Some(ops) => unsafe { recv_one(ops, fd, bytes, len, flags) },
+        // SAFETY: passed on as it came; libc ends a program that says too much.
+        None => unsafe { real::__recv_chk(fd, bytes, len, room, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    bytes: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::recvfrom(fd, bytes, len, flags, from, from_len) };
+    };
+    // SAFETY: the program's room is as much as it says.
+    unsafe {
+        if !from.is_null() && !from_len.is_null() {
+            // A stream does not say where each byte is from.
+            *from_len = 0;
+        }
+        recv_one(ops, fd, bytes, len, flags)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    len: size_t,
+    room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    if ours(fd).is_some() && len <= room {
+        // SAFETY: passed on as it came.
+        return unsafe { recvfrom(fd, bytes, len, flags, from, from_len) };
+    }
+    // SAFETY: passed on as it came; libc ends a program that says too much.
+    unsafe { real::__recvfrom_chk(fd, bytes, len, room, flags, from, from_len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
+    match ours(fd) {
+        // The socket is not asked (`sock_read_iter`).
+        Some(_) if len == 0 => 0,
+        // SAFETY: the program's room is as much as it says.
+        Some(ops) => unsafe { recv_one(ops, fd, bytes, len, 0) },
+        // SAFETY: passed on as it came.
+        None => unsafe { real::read(fd, bytes, len) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { read(fd, bytes, len) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(fd: c_int, bytes: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+    if ours(fd).is_some() && len <= room {
+        // SAFETY: passed on as it came.
+        return unsafe { read(fd, bytes, len) };
+    }
+    // SAFETY: passed on as it came; libc ends a program that says too much.
+    unsafe { real::__read_chk(fd, bytes, len, room) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::readv(fd, buffers, count) };
+    };
+    let Ok(count) = usize::try_from(count) else { return Err::<usize, _>(Errno::INVAL).to_c() };
+    // SAFETY: the program's buffers are as it says.
+    unsafe { memory::with_room(buffers, count, |buffers| ops.recv(fd, buffers, 0)) }.to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    match ours(fd) {
+        // SAFETY: the program's message is as it says.
+        Some(ops) => unsafe { recv_message(ops, fd, message, flags) }.to_c(),
+        // SAFETY: passed on as it came.
+        None => unsafe { real::recvmsg(fd, message, flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: c_uint,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+    };
+    let mut done = 0;
+    for number in 0..count as usize {
+        let first_only = flags & libc::MSG_WAITFORONE != 0 && number > 0;
+        let flags = flags & !libc::MSG_WAITFORONE | if first_only { libc::MSG_DONTWAIT } else { 0 };
+        // SAFETY: the program's list is as long as it says.
+        let message = unsafe { &mut *messages.add(number) };
+        // SAFETY: and each message as it says.
+        match unsafe { recv_message(ops, fd, &raw mut message.msg_hdr, flags) } {
+            Ok(received) => message.msg_len = received as c_uint,
+            Err(error) if done == 0 => return Err::<usize, _>(error).to_c(),
+            Err(_) => break,
+        }
+        done += 1;
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    let Some(ops) = ours(out) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::sendfile(out, from, offset, count) };
+    };
+    // SAFETY: the program's offset is null or a number.
+    let place = unsafe { offset.as_mut() };
+    ops.sendfile(out, from, place, count).to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sendfile64(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { sendfile(out, from, offset, count) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut i64,
+    to: c_int,
+    to_offset: *mut i64,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    let result = match (ours(from), ours(to)) {
+        (Some(_), Some(_)) => Err(Errno::INVAL),
+        (Some(_), None) | (None, Some(_)) if !from_offset.is_null() && ours(from).is_some() => {
+            Err(Errno::SPIPE)
+        }
+        (None, Some(_)) if !to_offset.is_null() => Err(Errno::SPIPE),
+        (Some(ops), None) => ops.splice_from(from, to, len, flags),
+        (None, Some(ops)) => ops.splice_to(from, to, len, flags),
+        // SAFETY: passed on as it came.
+        (None, None) => return unsafe { real::splice(from, from_offset, to, to_offset, len, flags) },
+    };
+    result.to_c()
+}

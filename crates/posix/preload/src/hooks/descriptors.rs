@@ -1,0 +1,145 @@
+//! Descriptors: closing, copying, and what `fcntl` and `ioctl` say of them.
+#![allow(unsafe_code)] // functions that C calls
+
+use super::{ToC, ours};
+use crate::{attach, real};
+use core::ffi::{c_int, c_long, c_uint, c_void};
+use ginnel_posix_ops::Ops;
+use rustix::io::Errno;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    match ours(fd) {
+        Some(ops) => ops.close(fd).to_c(),
+        // To the program it is not open.
+        None if Ops::is_internal(fd) => Err::<(), _>(Errno::BADF).to_c(),
+        // SAFETY: passed on as it came.
+        None => unsafe { real::close(fd) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __close(fd: c_int) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { close(fd) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags & libc::CLOSE_RANGE_CLOEXEC.cast_signed() == 0
+        && let Some(ops) = attach::ops()
+    {
+        let limit = |number: c_uint| c_int::try_from(number).unwrap_or(c_int::MAX);
+        ops.forget_range(limit(first), limit(last));
+    }
+    // SAFETY: passed on, but the process's own descriptors stay open.
+    unsafe { attach::close_range_but_own(first, last, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn closefrom(first: c_int) {
+    // SAFETY: what it is made of.
+    unsafe { close_range(first.max(0).unsigned_abs(), c_uint::MAX, 0) };
+}
+
+/// Notes that the kernel made `copy` of the placeholder `fd`.
+fn copied(fd: c_int, copy: c_int) -> c_int {
+    let Some(ops) = ours(fd) else { return copy };
+    if copy < 0 {
+        return copy;
+    }
+    match ops.dup(fd, copy) {
+        Ok(()) => copy,
+        Err(error) => {
+            // SAFETY: it was made a moment ago.
+            unsafe { real::close(copy) };
+            Err::<c_int, _>(error).to_c()
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    // SAFETY: passed on as it came.
+    copied(fd, unsafe { real::dup(fd) })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup2(fd: c_int, to: c_int) -> c_int {
+    // SAFETY: passed on as it came.
+    unsafe { replace(fd, to, || real::dup2(fd, to)) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
+    // SAFETY: passed on as it came.
+    unsafe { replace(fd, to, || real::dup3(fd, to, flags)) }
+}
+
+/// A copy under a number that something else may have.
+unsafe fn replace(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+    if fd == to {
+        return copy();
+    }
+    let copy = copy();
+    if copy >= 0
+        && let Some(ops) = attach::ops()
+    {
+        // What was there is closed.
+        ops.forget(to);
+    }
+    copied(fd, copy)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::fcntl64(fd, command, argument) };
+    };
+    match command {
+        libc::F_GETFL => {
+            ops.is_nonblocking(fd).map(|on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 }).to_c()
+        }
+        libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).to_c(),
+        // SAFETY: passed on as it came.
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, unsafe { real::fcntl64(fd, command, argument) }),
+        // Flags of the descriptor itself are the placeholder's, and so are owners for signals.
+        // SAFETY: passed on as it came.
+        _ => unsafe { real::fcntl64(fd, command, argument) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int {
+    let Some(ops) = ours(fd) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::ioctl(fd, request, argument) };
+    };
+    let answer = |value: Result<c_int, Errno>| {
+        let value = value?;
+        // SAFETY: the program points to a number.
+        let place = unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT)?;
+        *place = value;
+        Ok(())
+    };
+    match request {
+        libc::FIONREAD => answer(ops.bytes_readable(fd)).to_c(),
+        libc::TIOCOUTQ => answer(ops.bytes_unacknowledged(fd)).to_c(),
+        libc::FIONBIO => {
+            // SAFETY: the program points to a number.
+            let on = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
+            on.and_then(|on| ops.set_nonblocking(fd, *on != 0)).to_c()
+        }
+        // Flags of the descriptor itself are the placeholder's.
+        // SAFETY: passed on as it came.
+        libc::FIOCLEX | libc::FIONCLEX => unsafe { real::ioctl(fd, request, argument) },
+        _ => Err::<(), _>(Errno::NOTTY).to_c(),
+    }
+}

@@ -1,0 +1,119 @@
+//! Epoll sets. All of the program's are ours, because a thread may wait at one when the first of the stack's descriptors is added to it.
+#![allow(unsafe_code)] // functions that C calls
+
+use super::{ToC, memory, ours};
+use crate::{attach, real};
+use core::ffi::c_int;
+use ginnel_posix_ops::{EpollEvent, Ops, Patience};
+use libc::{epoll_event, sigset_t, timespec};
+use rustix::io::Errno;
+
+/// Events taken at a time: a program that offers more room gets the others with its next call.
+const EVENTS_MAX: usize = 512;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    match attach::ops() {
+        Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).to_c(),
+        Some(ops) => ops.epoll_create1(0).to_c(),
+        // SAFETY: passed on as it came.
+        None => unsafe { real::epoll_create(size) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    match attach::ops() {
+        Some(ops) => ops.epoll_create1(flags).to_c(),
+        // SAFETY: passed on as it came.
+        None => unsafe { real::epoll_create1(flags) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
+    let Some(ops) = ours(set) else {
+        // SAFETY: passed on as it came.
+        return unsafe { real::epoll_ctl(set, op, fd, event) };
+    };
+    if event.is_null() && op != libc::EPOLL_CTL_DEL {
+        return Err::<(), _>(Errno::FAULT).to_c();
+    }
+    // SAFETY: the program points to an event, which may stand anywhere.
+    let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+    let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
+    ops.epoll_ctl(set, op, fd, event).to_c()
+}
+
+/// # Safety
+/// There must be as much room as told.
+unsafe fn wait(
+    ops: &Ops,
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    patience: Patience,
+    mask: *const sigset_t,
+) -> c_int {
+    let Some(most) = usize::try_from(most).ok().filter(|most| *most > 0) else {
+        return Err::<usize, _>(Errno::INVAL).to_c();
+    };
+    let mut place = [EpollEvent::default(); EVENTS_MAX];
+    let place = &mut place[..most.min(EVENTS_MAX)];
+    // SAFETY: the caller's promise.
+    let result = ops.epoll_wait(set, place, patience, unsafe { mask.as_ref() });
+    if let Ok(count) = result {
+        for (at, event) in place[..count].iter().enumerate() {
+            let event = epoll_event { events: event.events, u64: event.data };
+            // SAFETY: the caller's promise.
+            unsafe { events.add(at).write_unaligned(event) };
+        }
+    }
+    result.to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
+    // SAFETY: the program's room is as much as it says.
+    unsafe {
+        match ours(set) {
+            Some(ops) => wait(ops, set, events, most, Patience::of_ms(timeout), core::ptr::null()),
+            None => real::epoll_wait(set, events, most, timeout),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's room is as much as it says.
+    unsafe {
+        match ours(set) {
+            Some(ops) => wait(ops, set, events, most, Patience::of_ms(timeout), mask),
+            None => real::epoll_pwait(set, events, most, timeout, mask),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn epoll_pwait2(
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's room is as much as it says.
+    unsafe {
+        let Some(ops) = ours(set) else { return real::epoll_pwait2(set, events, most, timeout, mask) };
+        match memory::timeout(timeout) {
+            Ok(timeout) => wait(ops, set, events, most, Patience::of(timeout), mask),
+            Err(error) => Err::<usize, _>(error).to_c(),
+        }
+    }
+}

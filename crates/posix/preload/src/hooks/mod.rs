@@ -1,0 +1,61 @@
+//! The functions that stand in front of libc's. Each asks whether a descriptor is the stack's, and if not passes the call on.
+
+mod bytes;
+mod descriptors;
+mod epoll;
+mod memory;
+mod poll;
+mod sockets;
+mod syscall;
+
+use crate::attach;
+use core::ffi::{c_int, c_long};
+use ginnel_posix_ops::Ops;
+use libc::ssize_t;
+use rustix::io::Errno;
+
+/// The stack's operations, if the descriptor is the stack's.
+#[inline]
+fn ours(fd: c_int) -> Option<&'static Ops> {
+    attach::ops().filter(|ops| ops.owns(fd))
+}
+
+/// Results as C has them: -1, and the reason in `errno`.
+trait ToC<T> {
+    fn to_c(self) -> T;
+}
+
+fn fails<T>(error: Errno, minus_one: T) -> T {
+    memory::set_errno(error.raw_os_error());
+    minus_one
+}
+
+impl ToC<c_int> for Result<(), Errno> {
+    fn to_c(self) -> c_int {
+        self.map_or_else(|error| fails(error, -1), |()| 0)
+    }
+}
+
+impl ToC<c_int> for Result<c_int, Errno> {
+    fn to_c(self) -> c_int {
+        self.unwrap_or_else(|error| fails(error, -1))
+    }
+}
+
+impl ToC<c_int> for Result<usize, Errno> {
+    fn to_c(self) -> c_int {
+        self.map_or_else(|error| fails(error, -1), |value| c_int::try_from(value).unwrap_or(c_int::MAX))
+    }
+}
+
+impl ToC<ssize_t> for Result<usize, Errno> {
+    fn to_c(self) -> ssize_t {
+        self.map_or_else(|error| fails(error, -1), usize::cast_signed)
+    }
+}
+
+impl ToC<c_long> for c_int {
+    fn to_c(self) -> c_long {
+        self.into()
+    }
+}

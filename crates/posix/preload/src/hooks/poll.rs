@@ -1,0 +1,168 @@
+//! `poll` and `select` and their kin.
+#![allow(unsafe_code)] // functions that C calls
+
+use super::{ToC, memory};
+use crate::{attach, real};
+use core::ffi::c_int;
+use ginnel_posix_ops::{Ops, Patience};
+use libc::{fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use rustix::io::Errno;
+use std::time::{Duration, Instant};
+
+/// The operations, if any of the descriptors is the stack's.
+///
+/// # Safety
+/// The list must be as long as told.
+unsafe fn any_ours(fds: *const pollfd, count: nfds_t) -> Option<&'static Ops> {
+    let ops = attach::ops()?;
+    let count = usize::try_from(count).ok()?;
+    // SAFETY: the caller's promise.
+    (0..count).any(|at| ops.owns(unsafe { (*fds.add(at)).fd })).then_some(ops)
+}
+
+/// # Safety
+/// The list must be as long as told, the mask null or a mask.
+unsafe fn poll_ours(
+    ops: &Ops,
+    fds: *mut pollfd,
+    count: nfds_t,
+    patience: Patience,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the caller's promise; the length fits as it was counted before.
+    let fds = unsafe { core::slice::from_raw_parts_mut(fds, count as usize) };
+    // SAFETY: the caller's promise.
+    ops.poll(fds, patience, unsafe { mask.as_ref() }).to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the program's list is as long as it says.
+    unsafe {
+        match any_ours(fds, count) {
+            Some(ops) => poll_ours(ops, fds, count, Patience::of_ms(timeout), core::ptr::null()),
+            None => real::poll(fds, count, timeout),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int {
+    // SAFETY: the program's list is as long as it says; libc ends one that says too much.
+    unsafe {
+        match any_ours(fds, count).filter(|_| count as usize * size_of::<pollfd>() <= room) {
+            Some(ops) => poll_ours(ops, fds, count, Patience::of_ms(timeout), core::ptr::null()),
+            None => real::__poll_chk(fds, count, timeout, room),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ppoll(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's list is as long as it says.
+    unsafe {
+        let Some(ops) = any_ours(fds, count) else { return real::ppoll(fds, count, timeout, mask) };
+        match memory::timeout(timeout) {
+            Ok(timeout) => poll_ours(ops, fds, count, Patience::of(timeout), mask),
+            Err(error) => Err::<usize, _>(error).to_c(),
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __ppoll_chk(
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+    room: size_t,
+) -> c_int {
+    // SAFETY: the program's list is as long as it says; libc ends one that says too much.
+    unsafe {
+        if any_ours(fds, count).is_some() && count as usize * size_of::<pollfd>() <= room {
+            return ppoll(fds, count, timeout, mask);
+        }
+        real::__ppoll_chk(fds, count, timeout, mask, room)
+    }
+}
+
+/// A set of `select`: words of as many bits as descriptors are looked at.
+unsafe fn words<'a>(set: *mut fd_set, count: c_int) -> Option<&'a mut [u64]> {
+    let words = usize::try_from(count).unwrap_or(0).div_ceil(64);
+    // SAFETY: the program's sets hold as many bits as it says, in words of the machine.
+    (!set.is_null()).then(|| unsafe { core::slice::from_raw_parts_mut(set.cast(), words) })
+}
+
+/// The operations, if one of the descriptors in the sets is the stack's.
+unsafe fn any_in_sets(count: c_int, sets: [*mut fd_set; 3]) -> Option<&'static Ops> {
+    let ops = attach::ops()?;
+    let ours = sets.iter().any(|set| {
+        // SAFETY: the program's sets are as it says.
+        let Some(words) = (unsafe { words(*set, count) }) else { return false };
+        let bits = words.iter().enumerate().flat_map(|(at, word)| {
+            (0..64).filter(move |bit| word & 1 << bit != 0).map(move |bit| (at * 64 + bit) as c_int)
+        });
+        bits.into_iter().any(|fd| fd < count && ops.owns(fd))
+    });
+    ours.then_some(ops)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the program's sets and time are as it says.
+    unsafe {
+        let Some(ops) = any_in_sets(count, [read, write, except]) else {
+            return real::select(count, read, write, except, timeout);
+        };
+        let time = timeout.as_mut();
+        let limit = match &time {
+            None => None,
+            Some(time) if time.tv_sec < 0 || time.tv_usec < 0 => return Err::<usize, _>(Errno::INVAL).to_c(),
+            Some(time) => Some(
+                Duration::from_secs(time.tv_sec.unsigned_abs())
+                    + Duration::from_micros(time.tv_usec.unsigned_abs()),
+            ),
+        };
+        let began = Instant::now();
+        let sets = [words(read, count), words(write, count), words(except, count)];
+        let result = ops.select(count, sets, Patience::of(limit), None);
+        if let (Some(time), Some(limit)) = (time, limit) {
+            // Linux tells how much time was left.
+            let left = limit.saturating_sub(began.elapsed());
+            time.tv_sec = left.as_secs().cast_signed();
+            time.tv_usec = left.subsec_micros().into();
+        }
+        result.to_c()
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pselect(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *const timespec,
+    mask: *const sigset_t,
+) -> c_int {
+    // SAFETY: the program's sets and time are as it says.
+    unsafe {
+        let Some(ops) = any_in_sets(count, [read, write, except]) else {
+            return real::pselect(count, read, write, except, timeout, mask);
+        };
+        let sets = [words(read, count), words(write, count), words(except, count)];
+        let limit = memory::timeout(timeout);
+        limit.and_then(|limit| ops.select(count, sets, Patience::of(limit), mask.as_ref())).to_c()
+    }
+}

@@ -1,0 +1,97 @@
+//! What the hooks stand in front of: libc's functions, looked up once each.
+#![allow(unsafe_code)] // functions by name
+
+/// A function of libc behind ours: `real!(fn close(fd: c_int) -> c_int)` defines `real::close`.
+macro_rules! real {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
+        $(
+            /// libc's own.
+            ///
+            /// # Safety
+            /// As libc's manual says.
+            #[inline]
+            pub unsafe fn $name($($argument: $type),*) -> $result {
+                type Function = unsafe extern "C" fn($($type),*) -> $result;
+                static FOUND: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
+                let mut found = FOUND.load(Ordering::Relaxed);
+                if found.is_null() {
+                    found = next(concat!(stringify!($name), "\0"));
+                    FOUND.store(found, Ordering::Relaxed);
+                }
+                // SAFETY: libc's function of this name has this type, and is never unloaded.
+                let function = unsafe { core::mem::transmute::<*mut c_void, Function>(found) };
+                // SAFETY: the caller keeps to libc's rules.
+                unsafe { function($($argument),*) }
+            }
+        )*
+    };
+}
+
+use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use core::sync::atomic::{AtomicPtr, Ordering};
+use libc::{
+    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, timespec, timeval,
+};
+
+/// The function of this name in the libraries behind this one. `name` ends with a zero.
+fn next(name: &'static str) -> *mut c_void {
+    debug_assert!(name.ends_with('\0'));
+    // SAFETY: the name ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr().cast::<c_char>()) };
+    if found.is_null() {
+        // A libc that lacks it never had a program that calls it.
+        crate::attach::fail(&["libc has no function ", name.trim_end_matches('\0')]);
+    }
+    found
+}
+
+real! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    fn listen(fd: c_int, backlog: c_int) -> c_int;
+    fn accept4(fd: c_int, address: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    fn connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int;
+    fn shutdown(fd: c_int, how: c_int) -> c_int;
+    fn getsockname(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    fn getpeername(fd: c_int, address: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    fn send(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn sendto(fd: c_int, bytes: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t;
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    fn recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn recvfrom(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t;
+    fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    fn recvmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int;
+    fn __recv_chk(fd: c_int, bytes: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t;
+    fn __recvfrom_chk(fd: c_int, bytes: *mut c_void, len: size_t, room: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t;
+    fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t;
+    fn __read_chk(fd: c_int, bytes: *mut c_void, len: size_t, room: size_t) -> ssize_t;
+    fn write(fd: c_int, bytes: *const c_void, len: size_t) -> ssize_t;
+    fn readv(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t;
+    fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> ssize_t;
+    fn sendfile(out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    fn splice(from: c_int, from_offset: *mut i64, to: c_int, to_offset: *mut i64, len: size_t, flags: c_uint) -> ssize_t;
+    fn close(fd: c_int) -> c_int;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(fd: c_int, to: c_int) -> c_int;
+    fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
+    fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int;
+    fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int;
+    fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
+    fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
+    fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int;
+    fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int;
+    fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn epoll_create(size: c_int) -> c_int;
+    fn epoll_create1(flags: c_int) -> c_int;
+    fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
+    fn epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    fn epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
+}
