@@ -145,7 +145,8 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-fn forget_internal(fd: RawFd) {
+/// A descriptor is not this library's own any more.
+pub(crate) fn forget_internal(fd: RawFd) {
     if let Some((word, bit)) = word(fd) {
         word.fetch_and(!bit, Ordering::Relaxed);
     }

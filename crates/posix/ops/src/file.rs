@@ -138,6 +138,12 @@ impl Files {
         core::mem::replace(&mut file.kind, Kind::Free)
     }
 
+    /// All that are in use.
+    pub fn ids(&self) -> Vec<FileId> {
+        let in_use = |(id, file): (usize, &File)| (!matches!(file.kind, Kind::Free)).then_some(id as FileId);
+        self.files.iter().enumerate().filter_map(in_use).collect()
+    }
+
     /// The socket of a description.
     pub fn socket(&mut self, id: FileId) -> Result<&mut Socket, Errno> {
         match &mut self.files[id as usize].kind {

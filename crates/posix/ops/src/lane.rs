@@ -5,6 +5,7 @@ use crate::fd_table::FileId;
 use crate::file::{Bound, Files, Kind, Shape, Socket, Stream};
 use crate::sleep::Sleepers;
 use crate::wake::{self, Watcher};
+use ginnel::door::Process;
 use ginnel::channel::{Client, ClientEvent, Status};
 use ginnel::{CloseReason, Conn};
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
@@ -18,6 +19,8 @@ pub(crate) struct Lane {
     pub files: Files,
     pub placeholders: Placeholders,
     pub sleepers: Sleepers,
+    /// The connection to the stack's process, which tells it when this one is gone.
+    pub process: Option<Process>,
     /// By the number of the channel's socket: the description and one, or 0.
     by_socket: Vec<FileId>,
     /// By the number of the channel's listener, the same.
@@ -32,6 +35,7 @@ impl Lane {
             files: Files::default(),
             placeholders: Placeholders::new()?,
             sleepers: Sleepers::default(),
+            process: None,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
         })

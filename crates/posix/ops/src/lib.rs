@@ -23,6 +23,7 @@ mod descriptor;
 mod epoll;
 mod fd_table;
 mod file;
+mod fork;
 mod ioctl;
 mod kernel;
 mod lane;
@@ -41,6 +42,7 @@ mod stream;
 mod wake;
 
 pub use epoll::EpollEvent;
+pub use fork::Forking;
 pub use sleep::Patience;
 pub use sockaddr::{Family, Written};
 
@@ -77,8 +79,6 @@ pub struct Ops {
     fds: FdTable,
     lane: Mutex<Lane>,
     config: OpsConfig,
-    /// The connection to the stack's process, which tells it when this one is gone.
-    process: Option<Process>,
 }
 
 impl Ops {
@@ -87,7 +87,7 @@ impl Ops {
     /// # Errors
     /// No descriptors.
     pub fn new(client: Client, config: OpsConfig) -> Result<Self, Errno> {
-        Ok(Self { fds: FdTable::new(), lane: Mutex::new(Lane::new(client)?), config, process: None })
+        Ok(Self { fds: FdTable::new(), lane: Mutex::new(Lane::new(client)?), config })
     }
 
     /// Socket calls of a process that came through the door of a stack in another one.
@@ -101,8 +101,8 @@ impl Ops {
         for fd in process.descriptors().into_iter().chain(client.descriptors()) {
             descriptor::keep(fd);
         }
-        let mut ops = Self::new(client, config)?;
-        ops.process = Some(process);
+        let ops = Self::new(client, config)?;
+        ops.lock().process = Some(process);
         Ok(ops)
     }
 

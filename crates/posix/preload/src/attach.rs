@@ -37,7 +37,10 @@ static AT_START: extern "C" fn() = at_start;
 extern "C" fn at_start() {
     let Ok(stack) = std::env::var(STACK) else { return };
     match attach(&stack) {
-        Ok(ops) => OPS.store(Box::into_raw(Box::new(ops)), Ordering::Release),
+        Ok(ops) => {
+            OPS.store(Box::into_raw(Box::new(ops)), Ordering::Release);
+            crate::process::watch_forks();
+        }
         Err(cause) => {
             let on_kernel = std::env::var(ON_MISSING).is_ok_and(|policy| policy == "kernel");
             let end = if on_kernel { "; it goes on with the kernel's network" } else { "" };
@@ -67,6 +70,11 @@ fn attach(stack: &str) -> Result<Ops, String> {
         ..OpsConfig::default()
     };
     Ops::over(process, config).map_err(|error| error.to_string())
+}
+
+/// From now on everything is the kernel's.
+pub fn detach() {
+    OPS.store(core::ptr::null_mut(), Ordering::Release);
 }
 
 /// One line to the terminal, past libc, whose `write` is ours.

@@ -90,14 +90,32 @@ impl Process {
     /// # Errors
     /// The stack is gone.
     pub fn become_child(&mut self, expected: Expected) -> Result<(), Error> {
+        let parents = core::mem::take(&mut self.clients);
+        match self.become_child_of(&parents, expected) {
+            Ok(clients) => {
+                self.clients = clients;
+                Ok(())
+            }
+            Err(error) => {
+                self.clients = parents;
+                Err(error)
+            }
+        }
+    }
+
+    /// The same for clients that were [taken](Process::take_client): returns those that take their place.
+    ///
+    /// # Errors
+    /// As [`Process::become_child`].
+    pub fn become_child_of(&mut self, parents: &[Client], expected: Expected) -> Result<Vec<Client>, Error> {
         let mut line = Line::new(expected.0);
         let (wake, seats) = line.greet("")?;
-        if seats.len() != self.clients.len() {
+        if seats.len() != parents.len() {
             return Err(Error::Refused(Refusal::Malformed));
         }
         let line = Arc::new(Mutex::new(line));
         let mut clients = Vec::new();
-        for (shard, (parent, seat)) in self.clients.iter().zip(seats).enumerate() {
+        for (shard, (parent, seat)) in parents.iter().zip(seats).enumerate() {
             let asker = Asker { line: line.clone(), shard: shard as u16 };
             let wake = wake.try_clone().map_err(|e| Error::io("descriptor of this process", e))?;
             let mut client = parent.beside(seat.number, wake, Box::new(asker));
@@ -105,8 +123,8 @@ impl Process {
             clients.push(client);
         }
         // The parent's connection is closed here only; the parent has it still.
-        (self.clients, self.line) = (clients, line);
-        Ok(())
+        self.line = line;
+        Ok(clients)
     }
 
     /// In a program that was started so: what it inherits, and the note. The descriptors are those that [`Expected`] has described.
