@@ -167,6 +167,40 @@ fn nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel() {
 }
 
 #[test]
+fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed() {
+    if skipped("nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed", "nginx") {
+        return;
+    }
+    let folder = Folder::new("workers");
+    std::fs::create_dir(folder.0.join("site")).unwrap();
+    let conf = nginx_in(&folder.0, "worker_processes 2;");
+    let mut nginx = Running::start(folder, &["nginx", "-c", &conf]);
+    let url = "http://10.9.0.2:8000/ok";
+    nginx.wait_for(url);
+    let pid = std::fs::read_to_string(nginx.folder.0.join("pid")).unwrap();
+    let master = pid.trim();
+    for act in ["nothing", "reload", "kill", "reload"] {
+        match act {
+            "reload" => assert!(Command::new("kill").args(["-HUP", master]).status().unwrap().success()),
+            "kill" => {
+                let workers = Command::new("pgrep").args(["-P", master]).output().unwrap();
+                let workers = String::from_utf8(workers.stdout).unwrap();
+                let worker = workers.lines().next().expect("a worker");
+                assert!(Command::new("kill").args(["-9", worker]).status().unwrap().success());
+            }
+            _ => {}
+        }
+        nginx.wait_for(url);
+        let arguments = ["-c", "10", "-d", "1", "-t", "1", "-H", "Connection: close", url];
+        let text = String::from_utf8(nginx.client("wrk", &arguments).stdout).unwrap();
+        assert!(text.contains("Requests/sec") && !text.contains("Non-2xx"), "{act}: {text}");
+    }
+    let log = std::fs::read_to_string(nginx.folder.0.join("error.log")).unwrap();
+    assert!(!["[emerg]", "[crit]", "[error]", "[warn]"].iter().any(|level| log.contains(level)), "{log}");
+    assert_eq!(nginx.stop(), 0, "{}", nginx.said());
+}
+
+#[test]
 fn the_exit_status_is_the_programs() {
     if skipped("the_exit_status_is_the_programs", "curl") {
         return;
