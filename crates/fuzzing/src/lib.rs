@@ -7,6 +7,7 @@ pub mod frames;
 pub mod http;
 pub mod inputs;
 pub mod link_spec;
+pub mod memif;
 pub mod reassembly;
 pub mod tcp_options;
 
@@ -21,7 +22,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     Target { name: "frames", run: |data| drop(frames::run(data)), seeds: frames::scenarios },
     Target { name: "tcp_options", run: tcp_options::run, seeds: tcp_options::seeds },
     Target { name: "ip_reassembly", run: reassembly::run, seeds: reassembly::seeds },
@@ -29,4 +30,5 @@ pub const TARGETS: [Target; 7] = [
     Target { name: "config", run: config::run, seeds: config::seeds },
     Target { name: "channel", run: channel::run, seeds: channel::seeds },
     Target { name: "link_spec", run: link_spec::run, seeds: link_spec::seeds },
+    Target { name: "memif", run: |data| _ = memif::run(data), seeds: memif::seeds },
 ];

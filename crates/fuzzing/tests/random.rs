@@ -64,6 +64,11 @@ fn random_clients() {
 }
 
 #[test]
+fn random_memif_peers() {
+    target("memif", 3000);
+}
+
+#[test]
 #[ignore = "long: many seeds of every target; part of `make suites`"]
 fn random_inputs_for_long() {
     for target in &TARGETS {

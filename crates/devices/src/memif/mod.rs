@@ -11,6 +11,8 @@ mod channel;
 mod config;
 mod control;
 mod extension;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod message;
 mod port;
@@ -121,6 +123,17 @@ struct Shared {
     stats: Arc<MemifStats>,
 }
 
+impl Shared {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            up: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            event: Arc::new(EventFd::new()?),
+            stats: Arc::default(),
+        })
+    }
+}
+
 /// Ends the control thread when the last half is gone.
 #[derive(Debug)]
 struct Guard {
@@ -154,21 +167,33 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
         })?),
         Role::Client => None,
     };
-    let stats = Arc::new(MemifStats::default());
-    let shared = Arc::new(Shared {
-        up: AtomicBool::new(false),
-        stop: AtomicBool::new(false),
-        event: Arc::new(EventFd::new()?),
-        stats: stats.clone(),
-    });
+    let shared = Arc::new(Shared::new()?);
+    let guard = Arc::new(Guard { shared: shared.clone(), thread: Mutex::new(None) });
+    let (queues, control) = parts(config, &shared, &guard, || Ok(Arc::new(Signaller::new()?)))?;
+    let wakers = control.queues.iter().map(|queue| queue.waker.clone()).collect();
+    let thread =
+        thread::Builder::new().name(format!("memif{}", config.id)).spawn(move || match listener {
+            Some(listener) => control.serve(listener),
+            None => control.connect(),
+        })?;
+    *guard.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+    Ok(Memif { queues, stats: shared.stats.clone(), link: LinkState(shared), wakers })
+}
+
+/// All that a device consists of, but its listening socket and its thread.
+fn parts(
+    config: &MemifConfig,
+    shared: &Arc<Shared>,
+    guard: &Arc<Guard>,
+    signaller: impl Fn() -> io::Result<Arc<Signaller>>,
+) -> io::Result<(Vec<Device>, Control)> {
     let ports = (0..config.queues)
         .map(|_| {
-            let (waker, signaller) = (Arc::new(Waker::new()?), Arc::new(Signaller::new()?));
+            let (waker, signaller) = (Arc::new(Waker::new()?), signaller()?);
             Ok(QueuePorts { rx: Port::new(), tx: Port::new(), waker, signaller })
         })
         .collect::<io::Result<Vec<_>>>()?;
-    let guard = Arc::new(Guard { shared: shared.clone(), thread: Mutex::new(None) });
-    let capabilities = capabilities(config);
+    let (capabilities, stats) = (capabilities(config), &shared.stats);
     let queues = ports
         .iter()
         .enumerate()
@@ -179,15 +204,7 @@ pub fn open(config: &MemifConfig) -> io::Result<Memif> {
             Device { rx: Box::new(rx), tx: Box::new(tx) }
         })
         .collect();
-    let wakers = ports.iter().map(|queue| queue.waker.clone()).collect();
-    let control = Control { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports };
-    let thread =
-        thread::Builder::new().name(format!("memif{}", config.id)).spawn(move || match listener {
-            Some(listener) => control.serve(listener),
-            None => control.connect(),
-        })?;
-    *guard.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
-    Ok(Memif { queues, stats, link: LinkState(shared), wakers })
+    Ok((queues, Control { config: Arc::new(config.clone()), shared: shared.clone(), queues: ports }))
 }
 
 /// They stay the same whoever is connected: what a peer cannot take is done here.

@@ -1,0 +1,351 @@
+//! memif with a hostile peer: an input is a list of things that it does to the control channel, the rings, their descriptors and the frames, in between the device has its
+//! turns. Whatever comes, the device hands out only frames that can be, neither crashes nor waits, and serves the next peer, who keeps to the rules.
+
+mod peer;
+
+use ginnel_devices::memif::fuzzing::Exposed;
+use ginnel_devices::memif::{MemifConfig, Role, SocketName};
+use ginnel_stack::device::{Label, RxBurst, RxChecksum, TxMeta};
+use ginnel_stack::time::Instant;
+use peer::{Descriptor, Peer, Word};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Things that one input does at the most.
+const OPERATIONS_MAX: usize = 200;
+/// Longest frame that the device may hand out.
+const FRAME_BYTES_MAX: usize = 65_535 + 14 + 4;
+
+/// What an input came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Connections that came up, the last one, which keeps to the rules, not counted.
+    pub connections: u64,
+    /// Frames that the device handed out.
+    pub frames: u64,
+    /// Connections that the device broke off because of what stood in a ring.
+    pub violations: u64,
+    /// Frames that the device did not hand out.
+    pub malformed: u64,
+    /// Peers that were sent away because of what they said.
+    pub refused: u64,
+}
+
+/// The bytes of an input, one after the other.
+struct Input<'a>(&'a [u8]);
+
+impl Input<'_> {
+    fn byte(&mut self) -> Option<u8> {
+        let (first, rest) = self.0.split_first()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    /// Zero where the input is too short.
+    fn word(&mut self) -> u16 {
+        u16::from_le_bytes([self.byte().unwrap_or(0), self.byte().unwrap_or(0)])
+    }
+
+    /// Mostly small numbers; all of 32 bits are possible.
+    fn number(&mut self) -> u32 {
+        let kind = self.byte().unwrap_or(0);
+        let low = u32::from(self.word());
+        match kind % 4 {
+            0 => low % 2200,
+            1 => low,
+            2 => u32::MAX - low,
+            _ => low << 16 | u32::from(self.word()),
+        }
+    }
+}
+
+/// The device, its peer, and who of them has which role.
+struct World {
+    device: Exposed,
+    role: Role,
+    peer: Peer,
+    frames: u64,
+}
+
+/// Runs one input.
+///
+/// # Panics
+/// If the device does what it must not.
+pub fn run(data: &[u8]) -> Outcome {
+    let mut input = Input(data);
+    let settings = input.byte().unwrap_or(0);
+    let role = if settings & 1 == 0 { Role::Server } else { Role::Client };
+    let config = MemifConfig {
+        ring: 64,
+        offload: settings & 2 == 0,
+        mtu: if settings & 4 == 0 { 1500 } else { 9000 },
+        secret: (settings & 8 != 0).then(|| "word".into()),
+        ..MemifConfig::new(SocketName::Abstract("nobody looks for it".into()), role)
+    };
+    let mut device = Exposed::new(&config).expect("there are descriptors");
+    let socket = device.meet().expect("there are descriptors");
+    let peer = Peer::new(role, socket, settings >> 4);
+    let mut world = World { device, role, peer, frames: 0 };
+    for _ in 0..OPERATIONS_MAX {
+        let Some(operation) = input.byte() else { break };
+        world.step(operation, &mut input);
+    }
+    let stats = world.device.stats();
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let outcome = Outcome {
+        connections: get(&stats.connections),
+        frames: world.frames,
+        violations: get(&stats.violations),
+        malformed: get(&stats.rx_malformed),
+        refused: get(&stats.refused),
+    };
+    world.serves_the_next(config.secret.is_some());
+    outcome
+}
+
+impl World {
+    fn step(&mut self, operation: u8, input: &mut Input<'_>) {
+        match operation % 20 {
+            0..=4 => self.says(|message| message),
+            5 => {
+                let (at, value) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0));
+                self.says(|(mut message, fd)| {
+                    message[usize::from(at) % 128] = value;
+                    (message, fd)
+                });
+            }
+            6 => {
+                let kind = input.byte().unwrap_or(0);
+                self.says(|(message, _)| (message, peer::descriptor(kind)));
+            }
+            7 => {
+                let (kind, fill, fd) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0), input.byte());
+                let mut message = [fill; 128];
+                message[..2].copy_from_slice(&u16::from(kind % 11).to_ne_bytes());
+                self.peer.send(&message, fd.and_then(peer::descriptor));
+                self.device.attend();
+            }
+            8 => {
+                let len = usize::from(input.byte().unwrap_or(0));
+                self.peer.send(&[1; 256][..len], None);
+                self.device.attend();
+            }
+            9 => {
+                let (which, change, value) =
+                    (input.byte().unwrap_or(0), input.byte().unwrap_or(0), input.word());
+                let word = [Word::Cookie, Word::Flags, Word::Head, Word::Tail][usize::from(which >> 1) % 4];
+                // By a little, or to anything.
+                let change =
+                    |before: u16| if change & 1 == 0 { before.wrapping_add(value % 70) } else { value };
+                self.peer.change(usize::from(which & 1), word, change);
+            }
+            10 | 11 => {
+                let (which, slot) = (input.byte().unwrap_or(0), input.byte().unwrap_or(0));
+                let descriptor = Descriptor {
+                    flags: input.byte().unwrap_or(0).into(),
+                    region: (input.byte().unwrap_or(0) % 3).into(),
+                    length: input.number(),
+                    offset: input.number(),
+                };
+                self.peer.describe(usize::from(which & 1), slot.into(), descriptor);
+            }
+            12 => {
+                let (at, value) = (input.number(), input.word());
+                self.peer.scribble(at, &value.to_ne_bytes());
+            }
+            13..=15 => {
+                let (count, len) = (input.byte().unwrap_or(0) % 8, usize::from(input.word()) % 5000);
+                let header: [u8; 16] = core::array::from_fn(|_| input.byte().unwrap_or(0));
+                for number in 0..=count {
+                    self.peer.send_frame(&header, len, number);
+                }
+                self.turn();
+            }
+            16 => self.turn(),
+            17 => {
+                let (len, bits) = (usize::from(input.word()), input.number());
+                self.sends(60 + len % 1441, TxMeta { label: Label::from_bits(bits), ..TxMeta::NONE });
+            }
+            18 => drop(self.device.device().rx.arm()),
+            _ => {
+                let settings = input.byte().unwrap_or(0);
+                if let Ok(socket) = self.device.meet() {
+                    // The one before closes its socket, and is seen to be gone when the device looks.
+                    self.peer = Peer::new(self.role, socket, settings);
+                    self.device.attend();
+                }
+            }
+        }
+    }
+
+    /// The next message of the peer, as the rules have it but for what `alter` does to it.
+    fn says(&mut self, alter: impl FnOnce(peer::Said) -> peer::Said) {
+        if let Some(said) = self.peer.next_message() {
+            let (message, fd) = alter(said);
+            self.peer.send(&message, fd);
+        }
+        self.device.attend();
+    }
+
+    /// What a shard would do in a turn.
+    fn turn(&mut self) {
+        let mut burst = RxBurst::new();
+        self.device.device().rx.rx_burst(Instant::ZERO, &mut burst);
+        for frame in &burst {
+            let len = frame.bytes.len();
+            assert!((1..=FRAME_BYTES_MAX).contains(&len), "a frame of {len} bytes");
+            if let RxChecksum::Partial { start, offset } = frame.checksum {
+                assert!(usize::from(start) + usize::from(offset) + 2 <= len, "{start} and {offset} of {len}");
+            }
+            if let Some(gso) = frame.gso {
+                assert!(gso.size > 0 && usize::from(gso.header_len) <= len, "{gso:?} of {len}");
+            }
+            assert_eq!(Label::from_bits(frame.label.bits()), frame.label);
+            // Each byte is there to be read.
+            core::hint::black_box(frame.bytes.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+        }
+        self.frames += burst.len() as u64;
+        drop(burst);
+        self.device.device().tx.flush(Instant::ZERO);
+        self.device.attend();
+    }
+
+    /// The device sends a frame, if there is room.
+    fn sends(&mut self, len: usize, meta: TxMeta) -> bool {
+        let tx = &mut self.device.device().tx;
+        let Some(room) = tx.reserve(len) else { return false };
+        room.fill(0x5a);
+        tx.commit(len, meta);
+        tx.flush(Instant::ZERO);
+        true
+    }
+
+    /// The hostile peer is gone, and one that keeps to the rules is served as if nothing had been.
+    fn serves_the_next(mut self, secret: bool) {
+        let socket = self.device.meet().expect("there are descriptors");
+        self.peer = Peer::honest(self.role, socket, secret);
+        self.device.attend();
+        assert!(!self.device.is_up(), "it still holds on to a peer that is gone");
+        for _ in 0..20 {
+            self.says(|message| message);
+        }
+        assert!(self.device.is_up(), "a peer that keeps to the rules is not let in");
+        for number in 0..3u8 {
+            self.peer.send_frame(&[0; 16], 100, number);
+            let mut burst = RxBurst::new();
+            self.device.device().rx.rx_burst(Instant::ZERO, &mut burst);
+            let received: Vec<_> = burst.iter().map(|frame| frame.bytes).collect();
+            assert_eq!(received, [[number; 100]], "its frame does not arrive");
+        }
+        for number in 1..=3 {
+            assert!(self.sends(100, TxMeta::NONE), "there is no room for a frame to it");
+            assert_eq!(self.peer.received(), (number, vec![0x5a; 100]), "what it gets is not what was sent");
+        }
+    }
+}
+
+/// Inputs to begin with. The first byte says the device's role and settings; 0 is the next message by the rules.
+pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
+    let hello = [0; 7];
+    let plain_frames = |count: u8, len: u16| {
+        let [low, high] = len.to_le_bytes();
+        [&[13, count, low, high][..], &[0; 16]].concat()
+    };
+    let mut headed = plain_frames(2, 200);
+    // A partial checksum from byte 34, stored 16 bytes on, and a label.
+    headed[4] = 1;
+    headed[10..12].copy_from_slice(&34u16.to_ne_bytes());
+    headed[12..14].copy_from_slice(&16u16.to_ne_bytes());
+    headed[16..20].copy_from_slice(&0x9000_0007u32.to_ne_bytes());
+    let session = |settings: u8, rest: &[&[u8]]| [&[settings][..], &hello, &rest.concat()].concat();
+    let send = [17, 200, 0, 0, 0, 0];
+    vec![
+        ("server-session", session(0, &[&plain_frames(3, 100), &[16], &send, &headed, &[18, 16]])),
+        ("client-session", session(1, &[&plain_frames(3, 100), &[16], &send, &headed, &[18, 16]])),
+        ("without-headers", session(0x12, &[&plain_frames(3, 100), &send])),
+        ("long-frames", session(1, &[&plain_frames(7, 4800), &plain_frames(7, 4000), &[16]])),
+        ("empty-frames", session(0, &[&plain_frames(3, 0), &[16]])),
+        ("head-jumps", session(0, &[&[9, 4, 1, 0xff, 0x7f, 16, 16]])),
+        ("tail-jumps", session(1, &[&[9, 7, 1, 0xff, 0x7f, 16, 16]])),
+        ("length-of-another-size", session(0, &[&[10, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
+        ("place-outside", session(0, &[&[10, 0, 0, 0, 0, 0, 100, 0, 2, 1, 0, 9, 4, 0, 1, 0, 16]])),
+        ("unknown-region", session(0, &[&[10, 0, 0, 0, 2, 0, 100, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
+        ("chain-without-end", session(0, &[&[10, 0, 0, 1, 0, 0, 100, 0, 0, 0, 0, 9, 4, 0, 1, 0, 16]])),
+        ("wants-to-be-woken", session(0, &[&[9, 3, 1, 0, 0], &send, &send])),
+        ("too-many-offers", session(0, &[&[9, 5, 1, 0, 0x40], &send])),
+        ("wrong-version", vec![0, 5, 3, 9, 0]),
+        ("wrong-secret", [&[8 | 0x20][..], &hello].concat()),
+        ("no-descriptor", vec![0, 0, 6, 0, 0]),
+        ("file-that-shrinks", vec![0, 0, 6, 2, 0]),
+        ("small-region", vec![0, 0, 6, 3, 0, 0, 0]),
+        ("pipe-as-bell", vec![0, 0, 0, 6, 1, 0, 0]),
+        ("ring-outside", vec![0, 0, 0, 5, 11, 0xff, 0, 0, 0]),
+        ("short-message", vec![0, 8, 127, 0, 0]),
+        ("unknown-message", vec![1, 7, 10, 0xff, 0, 0]),
+        ("second-peer", [&[0][..], &hello, &[19, 0], &hello, &plain_frames(1, 60)].concat()),
+        ("hello-twice", vec![1, 0, 7, 2, 0, 0, 0]),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise the corpus would show nothing.
+    #[test]
+    fn the_seeds_reach_frames_violations_and_refusals_in_both_roles() {
+        for client in [0, 1] {
+            let mut sum = Outcome::default();
+            for (name, data) in seeds().into_iter().filter(|(_, data)| data[0] & 1 == client) {
+                let outcome = run(&data);
+                assert_eq!(run(&data), outcome, "{name}: the same input does the same twice");
+                sum.connections += outcome.connections;
+                sum.frames += outcome.frames;
+                sum.violations += outcome.violations;
+                sum.malformed += outcome.malformed;
+                sum.refused += outcome.refused;
+            }
+            assert!(
+                sum.connections >= 3 && sum.frames >= 10 && sum.violations >= 1 && sum.refused >= 1,
+                "{sum:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_seed_does_what_its_name_says() {
+        let of = |name: &str| {
+            let all = seeds();
+            run(&all.iter().find(|(known, _)| *known == name).unwrap().1)
+        };
+        for name in ["server-session", "client-session", "without-headers"] {
+            let outcome = of(name);
+            assert!(
+                outcome.frames >= 4 && outcome.violations == 0 && outcome.malformed == 0,
+                "{name}: {outcome:?}"
+            );
+        }
+        for name in ["head-jumps", "tail-jumps", "place-outside", "unknown-region", "too-many-offers"] {
+            assert_eq!(of(name).violations, 1, "{name}");
+        }
+        for name in ["empty-frames", "chain-without-end"] {
+            assert!(of(name).malformed > 0, "{name}");
+        }
+        for name in [
+            "wrong-version",
+            "wrong-secret",
+            "no-descriptor",
+            "file-that-shrinks",
+            "small-region",
+            "pipe-as-bell",
+            "ring-outside",
+            "short-message",
+            "unknown-message",
+            "hello-twice",
+        ] {
+            let outcome = of(name);
+            assert!(outcome.refused > 0 && outcome.connections == 0, "{name}: {outcome:?}");
+        }
+        assert_eq!(of("second-peer").connections, 2);
+        assert!(of("long-frames").frames > 3);
+    }
+}
