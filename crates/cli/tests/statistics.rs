@@ -116,8 +116,12 @@ struct Stream {
     first: Option<u32>,
     /// Behind the last byte, SYN and FIN counted.
     end: u32,
-    /// Behind the last byte of payload.
+    /// Behind the last byte of payload that has no gap in front of it.
     data_end: u32,
+    /// Payload behind gaps.
+    beyond: Vec<(u32, u32)>,
+    /// RST was seen: what comes afterwards belongs to no connection.
+    reset: bool,
     /// Largest acknowledgement of the other direction, as it is on the wire.
     acks: Vec<u32>,
 }
@@ -132,6 +136,8 @@ struct Wire {
     retransmitted: u64,
     /// In, out.
     flows: BTreeMap<(SocketAddr, SocketAddr), [Stream; 2]>,
+    /// Connections whose ports were used again.
+    past: Vec<[Stream; 2]>,
 }
 
 const IN: usize = 0;
@@ -179,7 +185,13 @@ impl Wire {
         if way == OUT && tcp.rst() {
             self.resets_out += 1;
         }
-        let stream = &mut self.flows.entry(key).or_default()[way];
+        let flow = self.flows.entry(key).or_default();
+        if way == IN && tcp.syn() && flow[IN].first.is_some_and(|first| first != tcp.sequence_number()) {
+            self.past.push(std::mem::take(flow));
+        }
+        let was_reset = flow[IN].reset || flow[OUT].reset;
+        let stream = &mut flow[way];
+        stream.reset |= tcp.rst();
         if tcp.ack() && !tcp.rst() {
             stream.acks.push(tcp.acknowledgment_number());
         }
@@ -207,14 +219,20 @@ impl Wire {
                 break;
             }
         }
-        if payload > 0 {
-            stream.data_end = stream.data_end.max(start + u32::from(tcp.syn()) + payload as u32);
+        if payload > 0 && !was_reset {
+            let begins = start + u32::from(tcp.syn());
+            stream.beyond.push((begins, begins + payload as u32));
+            stream.data_end = stream.data_end.max(1);
+            while let Some(next) = stream.beyond.iter().position(|(begins, _)| *begins <= stream.data_end) {
+                let (_, end) = stream.beyond.swap_remove(next);
+                stream.data_end = stream.data_end.max(end);
+            }
         }
     }
 
     /// Bytes of payload that passed, each counted once.
     fn payload(&self, way: usize) -> u64 {
-        self.flows.values().map(|flow| u64::from(flow[way].data_end.saturating_sub(1))).sum()
+        self.all().map(|flow| u64::from(flow[way].data_end.saturating_sub(1))).sum()
     }
 
     /// Connections whose SYN was the peer's, and was answered, and whose answer was acknowledged.
@@ -223,7 +241,11 @@ impl Wire {
             let Some(first) = outgoing.first else { return false };
             incoming.acks.iter().any(|ack| (1..1 << 31).contains(&ack.wrapping_sub(first)))
         };
-        self.flows.values().filter(accepted).count() as u64
+        self.all().filter(accepted).count() as u64
+    }
+
+    fn all(&self) -> impl Iterator<Item = &[Stream; 2]> {
+        self.flows.values().chain(&self.past)
     }
 }
 
@@ -352,7 +374,8 @@ fn over_memif(shards: usize) {
     let flows: BTreeSet<(String, String)> =
         wire.flows.keys().map(|(ours, peer)| (ours.to_string(), peer.to_string())).collect();
     assert!(at_server.is_subset(&flows), "all that ss has listed was on the wire");
-    assert_eq!(wire.accepted(), 8 + 400);
+    // More if a request was given up on a busy machine.
+    assert!(wire.accepted() >= 8 + 400, "{}", wire.accepted());
     assert!(folder.text(&["stat", "--list"]).is_empty(), "nothing is left of a stack that has ended");
 }
 
