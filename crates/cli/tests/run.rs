@@ -168,7 +168,8 @@ fn nginx_serves_the_kernels_clients_on_a_stack_and_by_the_kernel() {
 
 #[test]
 fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed() {
-    if skipped("nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed", "nginx") {
+    if skipped("nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_killed", "nginx")
+    {
         return;
     }
     let folder = Folder::new("workers");

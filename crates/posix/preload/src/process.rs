@@ -39,7 +39,9 @@ unsafe extern "C" fn child() {
         && ops.forked_child(forking).is_err()
     {
         attach::detach();
-        attach::say(&["ginnel: the stack has no room for another process (channel.clients_max): the child has the kernel's network"]);
+        attach::say(&[
+            "ginnel: the stack has no room for another process (channel.clients_max): the child has the kernel's network",
+        ]);
     }
 }
 

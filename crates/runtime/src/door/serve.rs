@@ -22,9 +22,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 
 /// Connections that have not said who they are; the oldest makes room for one more.
-const SILENT_MAX: usize = 64;
-/// Descriptors between processes that hold something.
-const PLACEHOLDERS_MAX: usize = 4096;
+pub(super) const SILENT_MAX: usize = 64;
+/// Descriptors between processes that hold something of a domain: each takes one of this process's.
+pub(super) const PLACEHOLDERS_MAX: usize = 256;
 /// Events looked at in one go.
 const EVENTS: usize = 64;
 /// After an error that would only come again: no descriptors, usually.
@@ -311,7 +311,7 @@ impl Porter {
             None => Err(Refusal::Malformed),
         };
         let (answer, descriptors) = answer.unwrap_or_else(|why| {
-            let full = matches!(why, Refusal::Clients);
+            let full = matches!(why, Refusal::Clients | Refusal::Placeholders);
             count(if full { &self.counts.no_room } else { &self.counts.refused });
             (Answer::Refused(why), Vec::new())
         });
@@ -502,12 +502,12 @@ impl Porter {
         if things.is_empty() || things.len() > THINGS_MAX || self.cookies.contains_key(&cookie) {
             return Err(Refusal::Malformed);
         }
-        if self.placeholders.len() >= PLACEHOLDERS_MAX {
-            return Err(Refusal::Placeholders);
-        }
         let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
         let (home, _) = holder.seated.as_ref().ok_or(Refusal::Unknown)?;
         let home = *home;
+        if self.homes.get(&home).is_none_or(|home| home.placeholders >= PLACEHOLDERS_MAX) {
+            return Err(Refusal::Placeholders);
+        }
         let placeholder = self.number();
         let end = self.watch(end, placeholder, What::Placeholder)?;
         let hold = |domain, client, things| Errand::Hold { domain, client, things };

@@ -269,3 +269,40 @@ fn a_stack_that_shows_itself_is_found_in_its_directory() {
     drop((door, rig));
     assert!(matches!(Process::connect(&path, ""), Err(Error::Io(..))));
 }
+
+#[test]
+fn sockets_on_their_way_are_bounded_for_each_domain() {
+    let rig = Rig::new(&small(), None);
+    let (mut greedy, mut good) = (rig.attach("greedy"), rig.attach("good"));
+    listen(&mut greedy.clients()[0], 80);
+    listen(&mut good.clients()[0], 81);
+    let listener = [Held::listener(0, 0)];
+    let mut on_their_way: Vec<OwnedFd> =
+        (0..serve::PLACEHOLDERS_MAX).map(|_| greedy.share(&listener).unwrap()).collect();
+    assert!(matches!(greedy.share(&listener), Err(Error::Refused(Refusal::Placeholders))));
+    assert_eq!(rig.door.stats().no_room, 1);
+    let placeholder = good.share(&listener).unwrap();
+    assert_eq!(good.resolve(&placeholder).unwrap(), listener);
+    // One arrives nowhere, and there is room for another.
+    on_their_way.pop();
+    let until = Instant::now() + PATIENCE;
+    while greedy.share(&listener).is_err() {
+        assert!(Instant::now() < until);
+    }
+}
+
+#[test]
+fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
+    let rig = Rig::new(&small(), None);
+    let mut early = rig.attach("");
+    let silent: Vec<OwnedFd> = (0..3 * serve::SILENT_MAX).map(|_| rig.door.hand_in("").unwrap()).collect();
+    let mut late = rig.attach("");
+    assert!(rig.door.stats().turned_away >= 2 * serve::SILENT_MAX as u64);
+    for process in [&mut early, &mut late] {
+        let client = &mut process.clients()[0];
+        let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+        client.send(conn, b"as ever").unwrap();
+        wait_for_text(client, conn, b"as ever");
+    }
+    drop(silent);
+}
