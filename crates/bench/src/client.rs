@@ -217,6 +217,15 @@ impl Client {
         burst.len()
     }
 
+    /// Asks on the first connection once more, which is idle ([`Mode::Hold`]).
+    pub fn ask_again(&mut self) {
+        if self.core.slots[0].state == State::Idle {
+            self.core.active += 1;
+            self.core.ask(0);
+            self.core.flush();
+        }
+    }
+
     /// What happened so far.
     pub fn counts(&self) -> Counts {
         self.core.counts

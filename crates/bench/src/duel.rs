@@ -30,13 +30,15 @@ pub struct Plan {
     pub warm_up: Duration,
     /// The measurement.
     pub measure: Duration,
+    /// The client lets others have its CPU when it finds nothing to do.
+    pub polite: bool,
 }
 
 impl Plan {
     /// A measurement of so many seconds.
     pub fn new(cpus: Cpus, seconds: f64) -> Self {
         let measure = Duration::from_secs_f64(seconds);
-        Self { cpus, warm_up: (measure / 5).min(Duration::from_millis(500)), measure }
+        Self { cpus, warm_up: (measure / 5).min(Duration::from_millis(500)), measure, polite: false }
     }
 }
 
@@ -134,7 +136,8 @@ fn serve<S: Server>(server: &mut S, phase: &AtomicU8) -> Load {
     }
 }
 
-fn drive(plan: &Plan, config: &ClientConfig, device: Device, phase: &AtomicU8) -> (f64, Counts, Load) {
+/// The client's loop, until the measurement is over.
+pub fn drive(plan: &Plan, config: &ClientConfig, device: Device, phase: &AtomicU8) -> (f64, Counts, Load) {
     let mut client = Client::new(device, config);
     let mut load = Load::default();
     let mut before = Counts::default();
@@ -143,6 +146,9 @@ fn drive(plan: &Plan, config: &ClientConfig, device: Device, phase: &AtomicU8) -
     let mut seen = WARM_UP;
     loop {
         let frames = client.turn(now);
+        if frames == 0 && plan.polite {
+            std::thread::yield_now();
+        }
         let end = clock::now();
         load.count(frames, end - now);
         now = end;

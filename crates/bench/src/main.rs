@@ -3,6 +3,7 @@
 //! ```text
 //! benches/   one file per kind of question
 //! duel       a server and the client on two CPUs, joined by memory
+//! placed     a server that runs by itself, with its application where a placement says
 //! solo       both on one thread, step by step
 //! generator  the same with `ginnel load http` as the client, which is then what is measured
 //! server/    the servers: the engine, the runtime on top of it, smoltcp
@@ -21,6 +22,7 @@ mod host;
 mod http;
 mod kernel_client;
 mod namespace;
+mod placed;
 mod server;
 mod solo;
 mod tap;

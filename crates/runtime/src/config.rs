@@ -73,6 +73,12 @@ pub struct ShardConfig {
     pub placement: Placement,
     /// Pins the application to this CPU, if it has a thread of its own, 0 … 1,023. Default: with `paired` that of the shard, with `split` not pinned.
     pub application_cpu: Option<u32>,
+    /// With `paired`: the stack's thread has real-time priority (`SCHED_RR`, the lowest) where the system allows it (`CAP_SYS_NICE`, or a limit
+    /// `RLIMIT_RTPRIO` of 1), so that an application that computes does not delay it. Default true.
+    pub paired_realtime: bool,
+    /// With `paired`: how long either thread works after it was woken before it lets the other have its turn, in microseconds; the stack's goes
+    /// on without priority then, until it has nothing to do. 10 … 1,000,000, default 500.
+    pub paired_work_us: u32,
     /// Worker threads behind the application's, each with an application of its own, 0 … 64: connections are dealt out to them, and one that
     /// is busy or waits for something delays only its own. 0: the application is where `placement` says. Default 0.
     pub workers: u32,
@@ -94,6 +100,8 @@ impl Default for ShardConfig {
             cpu: None,
             placement: Placement::Inline,
             application_cpu: None,
+            paired_realtime: true,
+            paired_work_us: 500,
             workers: 0,
             worker_cpus: Vec::new(),
             spin_us: 50,
@@ -397,6 +405,7 @@ impl ShardConfig {
                 return Err(ConfigError::new("shard.application_cpu", problem));
             }
         }
+        within("shard.paired_work_us", self.paired_work_us, 10..=1_000_000)?;
         within("shard.workers", self.workers, 0..=64)?;
         for (i, &cpu) in self.worker_cpus.iter().enumerate() {
             within(format!("shard.worker_cpus[{i}]"), cpu, 0..=1023)?;

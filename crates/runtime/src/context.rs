@@ -387,7 +387,7 @@ impl<'a> Context<'a> {
     }
 
     /// Calls [`timer`](crate::Handler::timer) with `token` once, in the first turn that begins at `at` or later, without rounding. For what
-    /// must happen at a given moment: shortly before it the shard polls instead of sleeping. Costs O(log n) in the number of such timers.
+    /// must happen at a given moment: shortly before it the shard polls instead of sleeping (but not with `paired`). Costs O(log n) in the number of such timers.
     pub fn set_exact_timer(&mut self, at: Instant, token: u64) -> Option<Timer> {
         self.core.timers.set_exact(at, token)
     }

@@ -32,7 +32,8 @@ macro_rules! both {
     ($($(#[$doc:meta])* fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
         impl Engine {
             $($(#[$doc])*
-            #[inline]
+            // Always: else the usual way has a call more than without the choice.
+            #[inline(always)]
             pub fn $name(&mut self $(, $argument: $type)*) $(-> $result)? {
                 // Apart, so that the usual way is inlined as if it was the only one.
                 #[cold]
@@ -82,7 +83,7 @@ both! {
 macro_rules! both_read {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         impl Engine {
-            $(#[inline]
+            $(#[inline(always)]
             pub fn $name(&self $(, $argument: $type)*) -> $result {
                 #[cold]
                 #[inline(never)]

@@ -37,8 +37,17 @@ pub(crate) struct Seat {
     pub cpu: Option<u32>,
     /// How long it polls when there is nothing to do.
     pub spin: Duration,
-    /// The other thread is on the same CPU: whoever polls takes its time.
-    pub paired: bool,
+    /// If the other thread is on the same CPU: neither polls, for it would take the other's time.
+    pub pace: Option<Stint>,
+}
+
+/// How two threads share a CPU: see [`Pace`](crate::pace::Pace).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stint {
+    /// How long this one works at a time.
+    pub work: Duration,
+    /// It goes before the other.
+    pub realtime: bool,
 }
 
 impl Seat {
@@ -55,7 +64,9 @@ impl Seat {
         // Workers are many, and made for work that waits for something else: there may be more of them than CPUs.
         let polls = !paired && !matches!(role, Role::Worker(_));
         let spin = if polls { Duration::from_micros(config.spin_us.into()) } else { Duration::ZERO };
-        Self { key, cpu, spin, paired }
+        let work = Duration::from_micros(config.paired_work_us.into());
+        let realtime = config.paired_realtime && role == Role::Stack;
+        Self { key, cpu, spin, pace: paired.then_some(Stint { work, realtime }) }
     }
 }
 

@@ -12,6 +12,7 @@ use crate::handler::Handler;
 use crate::inspect;
 use crate::mail;
 use crate::mailbox::Inbox;
+use crate::pace::{Kernel, Pace};
 use crate::placement::{Beside, Seat};
 use crate::show::Shown;
 use crate::stats::{Doing, ShardStats, StatsReader, StatsWriter};
@@ -114,6 +115,8 @@ impl<H: Handler> Shard<H> {
             let thread = std::thread::Builder::new().name("stack".into());
             let thread = thread.spawn_scoped(scope, || runner.run(&stack_stop, &wake));
             let thread = thread.map_err(|e| Error::io("thread of the shard", e))?;
+            // Also if the application panics: the stack's thread is waited for.
+            let _end = StopAtEnd(&stack_stop);
             let mine = self.run_here(stop);
             if leaves {
                 // The stack's waits for them.
@@ -148,10 +151,11 @@ impl<H: Handler> Shard<H> {
     }
 
     fn turns(&mut self, stop: &StopFlag) -> Result<(), Error> {
-        let Seat { key, cpu, spin, paired } = self.seat;
+        let Seat { key, cpu, spin, ref pace } = self.seat;
         if let Some(cpu) = cpu {
             pin::pin(key, cpu)?;
         }
+        let mut pace = pace.as_ref().map(|pace| Pace::new(Kernel, pace.work, pace.realtime));
         let mut worked = clock::now();
         let mut leave_by: Option<Instant> = None;
         loop {
@@ -170,13 +174,16 @@ impl<H: Handler> Shard<H> {
             }
             if work > 0 {
                 worked = now;
-                if paired {
-                    std::thread::yield_now();
+                if let Some(pace) = &mut pace {
+                    pace.worked(clock::now());
                 }
             } else if now - worked < spin || self.wake_for_exact().is_some_and(|at| at <= now) {
                 core::hint::spin_loop();
             } else {
                 self.sleep(stop, leave_by)?;
+                if let Some(pace) = &mut pace {
+                    pace.slept();
+                }
             }
         }
         self.see_others_off(stop)?;
@@ -426,6 +433,10 @@ impl<H: Handler> Shard<H> {
 
     /// When polling for the next exact timer begins.
     fn wake_for_exact(&self) -> Option<Instant> {
+        if self.seat.pace.is_some() {
+            // It would take the other's time.
+            return None;
+        }
         let at = self.core.timers.next_exact()?;
         Some(Instant::ZERO + (at - Instant::ZERO).saturating_sub(WAKE_EARLY))
     }
@@ -474,6 +485,15 @@ impl<H: Handler> Shard<H> {
 
 fn bytes_of(burst: &RxBurst<'_>) -> u64 {
     burst.iter().map(|frame| frame.bytes.len() as u64).sum()
+}
+
+/// Sets a stop flag when it goes.
+struct StopAtEnd<'a>(&'a StopFlag);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
 }
 
 /// Whether duplicate address detection (RFC 4862 §5.4) has come to an end for all configured addresses: until then IPv6 addresses cannot be

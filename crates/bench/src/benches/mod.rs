@@ -9,6 +9,7 @@ mod kernel;
 mod loss;
 mod many;
 mod memif;
+mod placement;
 mod versus;
 
 use crate::harness::result::BenchResult;
@@ -62,6 +63,30 @@ pub const ALL: &[Bench] = &[
         about: "Gbit/s of static pages, 500 of them, from ginnel httpd over memory",
         needs: Needs::Machine,
         run: corpus::run,
+    },
+    Bench {
+        name: "placement-inline",
+        about: "HTTP connections/s and the round trip of one connection, the application in the shard's thread",
+        needs: Needs::Machine,
+        run: placement::inline,
+    },
+    Bench {
+        name: "placement-paired",
+        about: "the same with the application in a thread of its own on the shard's CPU, against inline",
+        needs: Needs::Machine,
+        run: placement::paired,
+    },
+    Bench {
+        name: "placement-split",
+        about: "the same with the application in a thread on another CPU (with two: the client's), against inline",
+        needs: Needs::Machine,
+        run: placement::split,
+    },
+    Bench {
+        name: "wake-latency",
+        about: "from a request that wakes an idle stack to its answer, median (and p99), in each placement, beside a bare thread",
+        needs: Needs::Machine,
+        run: placement::wake_latency,
     },
     Bench {
         name: "memif-rate",

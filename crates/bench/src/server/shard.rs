@@ -20,6 +20,20 @@ impl<H: Handler> ShardServer<H> {
     /// # Errors
     /// What is wrong with the configuration.
     pub fn new(device: Device, handler: H, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
+        Self::changed(device, handler, tcp, now, |_| {})
+    }
+
+    /// The same with another configuration.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn changed(
+        device: Device,
+        handler: H,
+        tcp: TcpConfig,
+        now: Instant,
+        change: impl FnOnce(&mut Config),
+    ) -> Result<Self, Error> {
         const NAME: &str = "client";
         let address = Ipv4Addr::from_bits(SERVER.ip).into();
         let route = RouteConfig {
@@ -28,13 +42,14 @@ impl<H: Handler> ShardServer<H> {
             link: NAME.into(),
             metric: 0,
         };
-        let config = Config {
+        let mut config = Config {
             tcp,
             devices: vec![DeviceConfig::new(NAME, DeviceKind::Memory)],
             links: vec![LinkConfig::new(NAME, NAME, vec![Prefix { address, len: 24 }])],
             routes: vec![route],
             ..Config::default()
         };
+        change(&mut config);
         let builder = Shard::builder(config).handler(handler).device(NAME, device).seed([7; 32]).now(now);
         Ok(Self { shard: builder.build()? })
     }

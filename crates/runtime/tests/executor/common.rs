@@ -18,6 +18,7 @@ pub fn config(address: &str) -> Config {
     let mut config =
         Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
+    config.shard.placement = super::PLACEMENT;
     config
 }
 

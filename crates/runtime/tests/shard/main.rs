@@ -3,6 +3,7 @@
 mod beside;
 mod common;
 mod limits;
+mod paired;
 mod running;
 
 /// The tests of `events.rs`, with each application in its shard's thread, and with each beside its shard.

@@ -1,0 +1,183 @@
+//! What it costs to have the application beside its shard: short connections, round trips of one connection, and the first answer of a stack
+//! that sleeps.
+
+use super::versus::checksums;
+use crate::client::{ClientConfig, Mode};
+use crate::duel::Plan;
+use crate::harness::machine::{Cpus, pin};
+use crate::harness::pairs::{self, Arm, Bound, Measured};
+use crate::harness::result::{BenchResult, median};
+use crate::harness::{Failure, Options};
+use crate::http;
+use crate::placed::Placed;
+use crate::server::wire;
+use core::time::Duration;
+use ginnel::config::Placement;
+use rustix::event::{EventfdFlags, eventfd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+/// Connections at the same time, where many are made.
+const CONNECTIONS: u32 = 16;
+/// Times that a stack is woken.
+const WAKE_UPS: usize = 1000;
+/// An answer that takes longer will not come.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long it has nothing to do before: many times `shard.spin_us`.
+const REST: Duration = Duration::from_millis(3);
+
+/// The application in its shard's thread.
+pub fn inline(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    run("placement-inline", Placement::Inline, options)
+}
+
+/// In a thread on the same CPU, against that.
+pub fn paired(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    run("placement-paired", Placement::Paired, options)
+}
+
+/// In a thread on another CPU, against that.
+pub fn split(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    run("placement-split", Placement::Split, options)
+}
+
+fn client(mode: Mode, connections: u32, options: &Options) -> ClientConfig {
+    let requests = vec![http::REQUEST.to_vec()];
+    ClientConfig { wire: wire(checksums(options)), mode, connections, requests, window_scale: None }
+}
+
+fn run(name: &str, placement: Placement, options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
+    let short = |placement| -> Result<Measured, Failure> {
+        let server = Placed { placement, keep_alive: false, checksums: checksums(options) };
+        let found = server.load(&plan, &client(Mode::Short, CONNECTIONS, options))?;
+        Ok(Measured::new(found.counts.done as f64 / found.seconds)
+            .with("server_idle_time", found.stack.idle_share())
+            .with("resets", found.counts.resets as f64)
+            .with("stuck", found.counts.stuck as f64))
+    };
+    let round_trip = |placement| -> Result<Measured, Failure> {
+        let server = Placed { placement, keep_alive: true, checksums: checksums(options) };
+        let found = server.load(&plan, &client(Mode::KeepAlive, 1, options))?;
+        Ok(Measured::new(found.seconds * 1e6 / (found.counts.done as f64).max(1.0))
+            .with("requests", found.counts.done as f64)
+            .with("server_sleeps", found.stack.sleeps as f64))
+    };
+    let mut results = Vec::new();
+    let beside = placement != Placement::Inline;
+    let parts: [(&str, &str, &dyn Fn(Placement) -> Result<Measured, Failure>); 2] =
+        [("short", "connections/s", &short), ("round-trip", "µs", &round_trip)];
+    for (part, unit, measure) in parts {
+        let name = format!("{name}/{part}");
+        if options.wants(&name) {
+            let ours: Arm<'_> = Box::new(|| measure(placement));
+            let theirs = beside.then(|| -> Arm<'_> { Box::new(|| measure(Placement::Inline)) });
+            results.push(pairs::run(&name, unit, options, Bound::Machine, ours, theirs)?);
+        }
+    }
+    Ok(results)
+}
+
+/// From a request that wakes the stack to its answer, beside a bare thread that is woken and answers.
+pub fn wake_latency(options: &Options) -> Result<Vec<BenchResult>, Failure> {
+    let plan = Plan::new(Cpus::choose()?, options.seconds(3.0));
+    let times = if options.smoke { 20 } else { WAKE_UPS };
+    let mut results = Vec::new();
+    for (name, placement) in [
+        ("wake-latency/inline", Placement::Inline),
+        ("wake-latency/paired", Placement::Paired),
+        ("wake-latency/split", Placement::Split),
+    ] {
+        if !options.wants(name) {
+            continue;
+        }
+        let ours = || {
+            let server = Placed { placement, keep_alive: true, checksums: checksums(options) };
+            let client = client(Mode::Hold { active: 1 }, 1, options);
+            let (times, stack) = server.wake_ups(&plan, &client, times, REST)?;
+            let mut measured = latency(times).with("server_sleeps", stack.sleeps as f64);
+            if stack.sleeps < measured.facts["wake_ups"] as u64 {
+                measured.complaints.push("the stack did not sleep before each request".into());
+            }
+            Ok(measured)
+        };
+        let bare: Arm<'_> = Box::new(|| Ok(latency(bare_wake_ups(&plan, times)?)));
+        results.push(pairs::run(name, "µs", options, Bound::Machine, Box::new(ours), Some(bare))?);
+    }
+    Ok(results)
+}
+
+/// Median and 99th percentile, in microseconds.
+fn latency(mut seconds: Vec<f64>) -> Measured {
+    seconds.sort_by(f64::total_cmp);
+    let p99 = seconds.get(seconds.len() * 99 / 100).or(seconds.last()).copied().unwrap_or(f64::NAN);
+    Measured::new(median(&seconds).unwrap_or(f64::NAN) * 1e6)
+        .with("p99", p99 * 1e6)
+        .with("wake_ups", seconds.len() as f64)
+}
+
+/// What the machine needs to wake a thread: one that sleeps on an event descriptor and answers in shared memory.
+fn bare_wake_ups(plan: &Plan, times: usize) -> Result<Vec<f64>, Failure> {
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+    let answered = AtomicU64::new(0);
+    thread::scope(|scope| {
+        scope.spawn(|| -> std::io::Result<()> {
+            pin(plan.cpus.server)?;
+            for count in 1..=times as u64 {
+                rustix::io::read(&bell, &mut [0; 8])?;
+                answered.store(count, Ordering::Release);
+            }
+            Ok(())
+        });
+        let waker = scope.spawn(|| -> std::io::Result<Vec<f64>> {
+            pin(plan.cpus.client)?;
+            let mut took = Vec::new();
+            for count in 1..=times as u64 {
+                thread::sleep(REST);
+                let begun = std::time::Instant::now();
+                rustix::io::write(&bell, &1u64.to_ne_bytes())?;
+                while answered.load(Ordering::Acquire) < count {
+                    std::hint::spin_loop();
+                    if begun.elapsed() > PATIENCE {
+                        return Err(std::io::Error::other("nobody wakes up"));
+                    }
+                }
+                took.push(begun.elapsed().as_secs_f64());
+            }
+            Ok(took)
+        });
+        waker.join().map_err(|_| Failure::Failed("a thread panicked".into()))?.map_err(Failure::from)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One short pair of everything: it works in each placement. The figures mean nothing.
+    #[test]
+    fn every_bench_of_placements_works() {
+        let options = Options {
+            pairs: 1,
+            seconds: Some(0.1),
+            smoke: true,
+            force: true,
+            only: None,
+            software_checksums: false,
+        };
+        for (run, parts) in [(inline as fn(&Options) -> _, 2), (paired, 2), (split, 2), (wake_latency, 3)] {
+            let results: Vec<BenchResult> = run(&options).unwrap_or_else(|e: Failure| panic!("{e}"));
+            assert_eq!(results.len(), parts);
+            for result in results {
+                assert!(result.ours.is_finite() && result.ours > 0.0, "{}", result.name);
+                assert_eq!(result.theirs.is_some(), !result.name.starts_with("placement-inline"));
+            }
+        }
+    }
+
+    #[test]
+    fn the_percentile_is_one_of_the_worst() {
+        let measured = latency((1..=1000).rev().map(f64::from).collect());
+        assert_eq!((measured.value, measured.facts["p99"]), (500.5e6, 991e6));
+    }
+}

@@ -1,0 +1,58 @@
+//! Real-time priority of a thread.
+#![allow(unsafe_code)] // Reason: sched_setscheduler(2) is only reachable through an unsafe function.
+
+use std::io;
+
+/// Gives the calling thread the lowest real-time priority, or takes it away again. Threads that it starts do not inherit it.
+///
+/// # Errors
+/// It is not allowed (`CAP_SYS_NICE`, or a resource limit `RLIMIT_RTPRIO` of 1), or somebody has chosen another policy for the thread, which it keeps.
+pub(crate) fn set(on: bool) -> io::Result<()> {
+    let (from, to, priority) =
+        if on { (libc::SCHED_OTHER, libc::SCHED_RR, 1) } else { (libc::SCHED_RR, libc::SCHED_OTHER, 0) };
+    // SAFETY: reads the policy of the calling thread (0), and touches no memory of ours.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    if policy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if policy & !libc::SCHED_RESET_ON_FORK != from {
+        return Err(io::Error::other("the thread has another policy already"));
+    }
+    let parameters = libc::sched_param { sched_priority: priority };
+    // SAFETY: concerns the calling thread (0) alone; the parameters are read during the call.
+    let result = unsafe { libc::sched_setscheduler(0, to | libc::SCHED_RESET_ON_FORK, &parameters) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::set;
+
+    /// The policy of the calling thread, as /proc has it.
+    fn policy() -> u32 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        // The name, which may have spaces in it, is the second of the fields; the policy is the 41st.
+        let fields = &stat[stat.rfind(')').unwrap() + 2..];
+        fields.split(' ').nth(38).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn a_thread_gets_the_priority_and_gives_it_back_or_is_told_why_not() {
+        std::thread::spawn(|| {
+            if let Err(refused) = set(true) {
+                assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
+                assert_eq!(policy(), 0);
+                return;
+            }
+            assert_eq!(policy(), 2, "SCHED_RR");
+            assert!(set(true).is_err(), "it has it");
+            std::thread::spawn(|| assert_eq!(policy(), 0, "not inherited")).join().unwrap();
+            set(false).unwrap();
+            assert_eq!(policy(), 0);
+            // And again, for the next time it wakes.
+            set(true).unwrap();
+        })
+        .join()
+        .unwrap();
+    }
+}
