@@ -164,6 +164,7 @@ mod tests {
             force: true,
             only: None,
             software_checksums: false,
+            layout: crate::harness::Layout::default(),
         };
         for (run, parts) in [(inline as fn(&Options) -> _, 2), (paired, 2), (split, 2), (wake_latency, 3)] {
             let results: Vec<BenchResult> = run(&options).unwrap_or_else(|e: Failure| panic!("{e}"));
