@@ -65,7 +65,8 @@ fn run(name: &str, placement: Placement, options: &Options) -> Result<Vec<BenchR
     };
     let mut results = Vec::new();
     let beside = placement != Placement::Inline;
-    let parts: [(&str, &str, &dyn Fn(Placement) -> Result<Measured, Failure>); 2] =
+    type Measure<'a> = &'a dyn Fn(Placement) -> Result<Measured, Failure>;
+    let parts: [(&str, &str, Measure<'_>); 2] =
         [("short", "connections/s", &short), ("round-trip", "µs", &round_trip)];
     for (part, unit, measure) in parts {
         let name = format!("{name}/{part}");
