@@ -32,8 +32,7 @@ macro_rules! both {
     ($($(#[$doc:meta])* fn $name:ident(&mut self $(, $argument:ident: $type:ty)*) $(-> $result:ty)?;)*) => {
         impl Engine {
             $($(#[$doc])*
-            // Always: else the usual way has a call more than without the choice.
-            #[inline(always)]
+            #[inline]
             pub fn $name(&mut self $(, $argument: $type)*) $(-> $result)? {
                 // Apart, so that the usual way is inlined as if it was the only one.
                 #[cold]
@@ -83,7 +82,7 @@ both! {
 macro_rules! both_read {
     ($(fn $name:ident(&self $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         impl Engine {
-            $(#[inline(always)]
+            $(#[inline]
             pub fn $name(&self $(, $argument: $type)*) -> $result {
                 #[cold]
                 #[inline(never)]

@@ -109,7 +109,7 @@ fn halves_read_and_write_at_the_same_time() {
 /// The server writes to a client that does not read.
 #[test]
 fn a_write_waits_for_a_peer_that_does_not_read() {
-    const BYTES: usize = 8 << 20;
+    const BYTES: usize = 12 << 20;
     let (written, seen) = shared::<usize>();
     let server = async move || {
         let listener = TcpListener::bind(SERVER).await.unwrap();

@@ -76,12 +76,12 @@ impl Handler for Dialer {
     }
 
     fn closed(&mut self, cx: &mut Context<'_>, _: Conn, reason: CloseReason) {
-        match self.left {
-            0 => cx.stop(),
-            // Nobody listens yet.
-            _ if reason == CloseReason::Refused => _ = cx.set_timer(Duration::from_millis(1), 0),
-            _ => Self::dial(cx),
+        if self.left == 0 {
+            return cx.stop();
         }
+        // A rest, in which the application has the CPU for itself; the stack has to take it again. (Or nobody listens yet.)
+        assert!(matches!(reason, CloseReason::Refused | CloseReason::Aborted), "{reason:?}");
+        cx.set_timer(Duration::from_millis(1), 0).unwrap();
     }
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
