@@ -165,6 +165,10 @@ impl<H: Handler> Shard<H> {
                 break;
             }
             if stop.is_set() && leave_by.is_none() {
+                if self.started.is_none() {
+                    // An application that has not begun has nothing to take leave of.
+                    break;
+                }
                 leave_by = Some(now + Duration::from_millis(self.config.stop_grace_ms.into()));
                 self.handler.stopping(&mut Context::new(&mut self.core));
                 continue;

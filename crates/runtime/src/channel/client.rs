@@ -568,8 +568,9 @@ impl Client {
         let taken = Offer::Taken { listener, socket }.to_bits();
         let word = &self.region.offers(self.number)[place];
         word.compare_exchange(bits, taken, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);
+        // Another process of the domain may have written any number there.
         let held = self.sockets.get_mut(socket as usize)?;
+        let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);
         *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
         self.blocked[socket as usize].store(false, Relaxed);
         self.ring(socket, RUNG);

@@ -195,6 +195,21 @@ fn a_shard_whose_tasks_do_not_listen_stops_at_once() {
     shard.run(&stop).unwrap();
 }
 
+fn unreachable_task() {
+    panic!("the shard has not begun");
+}
+
+#[test]
+fn a_shard_that_is_stopped_before_its_addresses_are_checked_ends_without_having_begun() {
+    let (device, _) = pair(MemoryConfig::default());
+    // An IPv6 address is checked for a second.
+    let main = Executor::new(async || unreachable_task());
+    let builder = Shard::builder(config("fd00::1/64")).handler(main).device("cable", device);
+    let stop = StopFlag::new().unwrap();
+    stop.stop();
+    builder.build().unwrap().run(&stop).unwrap();
+}
+
 #[test]
 fn a_task_that_listens_takes_its_leave() {
     let left = Arc::new(AtomicBool::new(false));
