@@ -160,7 +160,7 @@ mod tests {
     fn every_bench_of_placements_works() {
         let options = Options {
             pairs: 1,
-            seconds: Some(0.1),
+            seconds: Some(0.5),
             smoke: true,
             force: true,
             only: None,
