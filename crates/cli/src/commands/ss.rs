@@ -16,7 +16,7 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 #[allow(clippy::struct_excessive_bools, reason = "ss has them")]
 pub struct SsOptions {
     /// The stack, if several run (see ginnel stat --list), and then a filter as ss has it: state established, exclude time-wait, sport = :80,
-    /// dport gt :1024, src 10.0.0.0/8, dst [fd00::1]:443, not …; all of them must hold.
+    /// dport gt :1024, src 10.0.0.0/8, dst 10.1.0.1:443, not …; all of them must hold.
     #[arg(value_name = "NAME|FILTER")]
     words: Vec<String>,
 
