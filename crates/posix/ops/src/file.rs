@@ -63,6 +63,17 @@ impl Bound {
     }
 }
 
+impl Socket {
+    /// What `bind` gave it.
+    pub fn bound(&self) -> Option<Bound> {
+        match self.shape {
+            Shape::Fresh { bound } => bound,
+            Shape::Listening(listening) => Some(listening.bound),
+            Shape::Stream(stream) => stream.bound,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Listening {
     /// Of the channel.

@@ -2,7 +2,7 @@
 
 use crate::Ops;
 use crate::fd_table::FileId;
-use crate::file::{Shape, Socket};
+use crate::file::{Kind, Shape, Socket};
 use crate::lane::Lane;
 use crate::raw;
 use crate::sockaddr::{self, Family, Written};
@@ -70,6 +70,37 @@ pub(crate) fn accept(fd: RawFd, flags: c_int, family: Family) -> Result<(RawFd, 
 }
 
 impl Lane {
+    /// Whether something of the kernel's stands behind a description's descriptors, not mere placeholders.
+    pub fn is_backed(&mut self, file: FileId) -> bool {
+        match &self.files.get(file).kind {
+            Kind::Epoll(_) => true,
+            Kind::Free => false,
+            Kind::Socket(socket) => socket.bound().is_some_and(|bound| bound.kernel.is_some()),
+        }
+    }
+
+    /// The descriptor `from` is gone: the kernel's half, if it stood behind that, stands behind a copy.
+    pub fn rename_kernel_half(&mut self, file: FileId, from: RawFd, copy: impl FnOnce() -> Option<RawFd>) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        if socket.bound().is_none_or(|bound| bound.kernel != Some(from)) {
+            return;
+        }
+        let copy = copy();
+        match &mut socket.shape {
+            Shape::Fresh { bound: Some(bound) } => bound.kernel = copy,
+            Shape::Listening(listening) => {
+                listening.kernel = listening.kernel.and(copy);
+                listening.bound.kernel = copy;
+            }
+            Shape::Stream(stream) => {
+                if let Some(bound) = &mut stream.bound {
+                    bound.kernel = copy;
+                }
+            }
+            Shape::Fresh { bound: None } => {}
+        }
+    }
+
     /// The descriptor behind which the kernel's half of a listener stands.
     pub fn kernel_half(&mut self, file: FileId) -> Option<RawFd> {
         match self.files.socket(file) {

@@ -84,12 +84,13 @@ impl Ops {
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
         let mut lane = self.lock();
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
-        match lane.files.get(file).kind {
-            // Something of the kernel's stands behind it.
-            Kind::Epoll(_) => drop(descriptor::own(fd)),
-            _ => lane.placeholders.give_back(fd, self.config.descriptors_kept),
+        if lane.is_backed(file) {
+            // Something of the kernel's stands behind it, which ends with its last descriptor.
+            drop(descriptor::own(fd));
+        } else {
+            lane.placeholders.give_back(fd, self.config.descriptors_kept);
         }
-        self.put_down(lane, file);
+        self.put_down(lane, fd, file);
         Ok(())
     }
 
@@ -97,7 +98,7 @@ impl Ops {
     pub fn forget(&self, fd: RawFd) {
         let lane = self.lock();
         if let Some(file) = self.fds.take(fd) {
-            self.put_down(lane, file);
+            self.put_down(lane, fd, file);
         }
     }
 
@@ -109,11 +110,14 @@ impl Ops {
     }
 
     /// One descriptor less.
-    fn put_down<'a>(&'a self, mut lane: MutexGuard<'a, Lane>, file: FileId) {
+    fn put_down<'a>(&'a self, mut lane: MutexGuard<'a, Lane>, fd: RawFd, file: FileId) {
         let known = lane.files.get(file);
         known.descriptors -= 1;
         if known.descriptors > 0 {
             known.users -= 1;
+            // The kernel's half is reached by a copy from now on.
+            let copy = || self.fds.range(0, RawFd::MAX).find(|copy| self.fds.get(*copy) == Some(file));
+            lane.rename_kernel_half(file, fd, copy);
             return;
         }
         if let Some(time) = lane.lingers(file) {

@@ -37,6 +37,10 @@ pub fn shard(address: &str, device: Device) -> Shard<ChannelServer> {
 
 impl Stacks {
     pub fn start() -> Self {
+        Self::with(OpsConfig::default)
+    }
+
+    pub fn with(config: fn() -> OpsConfig) -> Self {
         let (a, b) = pair(MemoryConfig::default());
         let stop = StopFlag::new().unwrap();
         let mut threads = Vec::new();
@@ -46,7 +50,7 @@ impl Stacks {
             let client = shard.handler_mut().attach(Box::new(commander)).unwrap();
             let stop = stop.clone();
             threads.push(std::thread::spawn(move || shard.run(&stop).unwrap()));
-            OnStack(Ops::new(client, OpsConfig::default()).unwrap())
+            OnStack(Ops::new(client, config()).unwrap())
         });
         Self { hosts, stop, threads }
     }
