@@ -130,7 +130,7 @@ impl Engine {
     /// Both ends of a connection: ours, the peer's.
     pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         match self {
-            Self::Here(stack) => stack.info(conn).map(|info| [info.local, info.remote]),
+            Self::Here(stack) => stack.ends(conn),
             Self::Channel(remote) => remote.ends(conn),
         }
     }

@@ -526,6 +526,11 @@ impl Stack {
         self.tcp.info(conn)
     }
 
+    /// Our end and the peer's of a connection; `None` if the handle is stale.
+    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        self.tcp.ends(conn)
+    }
+
     /// State of a connection; `None` if the handle is stale.
     pub fn state(&self, conn: Conn) -> Option<State> {
         self.tcp.state(conn)

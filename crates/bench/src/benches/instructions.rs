@@ -9,7 +9,8 @@ use crate::harness::result::{BenchResult, number};
 use crate::harness::{Failure, Options};
 use crate::http;
 use crate::server::{
-    Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, TaskServer, cable, wire,
+    CallsServer, Checksums, EngineOptions, EngineServer, Responder, ShardServer, SmoltcpServer, TaskServer,
+    cable, wire,
 };
 use crate::solo::{START, Solo};
 use ginnel_stack::tcp::config::TcpConfig;
@@ -35,6 +36,8 @@ const CASES: &[(&str, &str)] = &[
     ("runtime-keep-alive-request", "instructions per request"),
     ("task-short-connection", "instructions per connection"),
     ("task-keep-alive-request", "instructions per request"),
+    ("calls-short-connection", "instructions per connection"),
+    ("calls-keep-alive-request", "instructions per request"),
     ("load-short-connection", "instructions per connection"),
     ("load-keep-alive-request", "instructions per request"),
     ("load-light-short-connection", "instructions per connection"),
@@ -50,6 +53,8 @@ const THEIRS: &str = "smoltcp-";
 const RUNTIME: &str = "runtime-";
 /// The same with a task for each connection.
 const TASK: &str = "task-";
+/// The same with a program in the calls of POSIX.
+const CALLS: &str = "calls-";
 /// Cases in which the load generator is measured and not the server, and those on its light stack.
 const LOAD: &str = "load-";
 const LIGHT: &str = "light-";
@@ -71,7 +76,10 @@ pub fn run(_options: &Options) -> Result<Vec<BenchResult>, Failure> {
     let ours = CASES.iter().filter(|(case, _)| !case.starts_with(THEIRS));
     let results: Vec<BenchResult> = ours
         .map(|(case, unit)| {
-            let theirs = format!("{THEIRS}{}", case.trim_start_matches(RUNTIME).trim_start_matches(TASK));
+            let theirs = format!(
+                "{THEIRS}{}",
+                case.trim_start_matches(RUNTIME).trim_start_matches(TASK).trim_start_matches(CALLS)
+            );
             let theirs = counted.get(theirs.as_str()).copied();
             result(case, unit, counted[case], theirs)
         })
@@ -180,7 +188,7 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
         let run = Run { light, httpd, keep_alive, connections: CONNECTIONS, requests: operations, tcp };
         return run.run();
     }
-    let kind = case.trim_start_matches(THEIRS).trim_start_matches(RUNTIME).trim_start_matches(TASK);
+    let kind = [THEIRS, RUNTIME, TASK, CALLS].iter().fold(case, |case, kind| case.trim_start_matches(kind));
     let (mode, bulk_bytes, checksums) = match kind {
         "short-connection" => (Mode::Short, None, Checksums::Device),
         "keep-alive-request" => (Mode::KeepAlive, None, Checksums::Device),
@@ -203,7 +211,11 @@ pub fn work(case: &str, operations: u64) -> Result<(), Failure> {
         Solo::new(server, client_end, &client).run(operations);
         return Ok(());
     }
-    if case.starts_with(TASK) {
+    if case.starts_with(CALLS) {
+        let server = CallsServer::new(server_end, keep_alive, tcp, START);
+        let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
+        Solo::new(server, client_end, &client).run(operations);
+    } else if case.starts_with(TASK) {
         let server = TaskServer::new(server_end, keep_alive, tcp, START);
         let server = server.map_err(|e| Failure::Failed(e.to_string()))?;
         Solo::new(server, client_end, &client).run(operations);

@@ -1,10 +1,12 @@
 //! Servers under test. All answer the same requests with the same bytes over the same device.
 
+mod calls;
 mod engine;
 mod shard;
 mod smoltcp;
 mod tasks;
 
+pub use calls::CallsServer;
 pub use engine::{EngineOptions, EngineServer};
 pub use shard::{Responder, ShardServer};
 pub use smoltcp::SmoltcpServer;

@@ -13,7 +13,7 @@ use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use rustix::io::Errno;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 const IN: u32 = libc::EPOLLIN as u32;
 const ET: u32 = libc::EPOLLET as u32;
@@ -58,7 +58,6 @@ pub(crate) struct EpollSet {
     kernel: Internal,
     items: Vec<Item>,
     free: Vec<u32>,
-    index: HashMap<(RawFd, FileId), u32>,
     ready: VecDeque<u32>,
     /// Descriptors of the kernel that were added and not taken out; some may be closed meanwhile.
     kernel_items: usize,
@@ -72,7 +71,6 @@ impl EpollSet {
             kernel,
             items: Vec::new(),
             free: Vec::new(),
-            index: HashMap::new(),
             ready: VecDeque::new(),
             kernel_items: 0,
             skipped: 0,
@@ -91,7 +89,6 @@ impl EpollSet {
                 self.items.len() as u32 - 1
             }
         };
-        self.index.insert((fd, file), number);
         number
     }
 
@@ -99,7 +96,6 @@ impl EpollSet {
     pub fn remove(&mut self, number: u32) {
         let item = &mut self.items[number as usize];
         if core::mem::replace(&mut item.live, false) {
-            self.index.remove(&(item.fd, item.file));
             if !item.queued {
                 self.free.push(number);
             }
@@ -207,7 +203,7 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let event = EpollEvent { events: event.events | ALWAYS, data: event.data };
-        let known = lane.files.epoll(set)?.index.get(&(fd, file)).copied();
+        let known = lane.item_of(set, fd, file)?;
         match (op, known) {
             (libc::EPOLL_CTL_ADD, Some(_)) => Err(Errno::EXIST),
             (libc::EPOLL_CTL_ADD, None) => {
@@ -310,6 +306,21 @@ impl Lane {
             _ => {}
         }
         Ok(())
+    }
+
+    /// The entry of a descriptor in a set. Whoever watches a description is few, so they are gone through.
+    fn item_of(&mut self, set: FileId, fd: RawFd, file: FileId) -> Result<Option<u32>, Errno> {
+        let mut watchers = core::mem::take(&mut self.files.get(file).watchers);
+        let found = self.files.epoll(set).map(|epoll| {
+            watchers.iter().find_map(|watcher| match *watcher {
+                Watcher::Item { set: of, item } if of == set && epoll.items[item as usize].fd == fd => {
+                    Some(item)
+                }
+                _ => None,
+            })
+        });
+        core::mem::swap(&mut self.files.get(file).watchers, &mut watchers);
+        found
     }
 
     /// A set within a set: the kernel's parts are nested as ours are.

@@ -41,6 +41,7 @@ mod sockaddr;
 mod stream;
 mod wake;
 
+pub use descriptor::Execing;
 pub use epoll::EpollEvent;
 pub use fork::Forking;
 pub use sleep::Patience;

@@ -68,6 +68,7 @@ impl Ops {
     pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
         let mut lane = self.lock();
         let file = self.file(fd)?;
+        self.flags_changed(copy);
         if !self.fds.set(copy, file) {
             return Err(Errno::MFILE);
         }

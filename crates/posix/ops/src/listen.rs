@@ -81,8 +81,10 @@ impl Ops {
         }
         lane.begin_accepting(file);
         lane.client.flush();
-        // The number first: a connection that was accepted cannot be given back.
-        let new = lane.placeholders.take(flags & libc::SOCK_CLOEXEC != 0)?;
+        // The number first: a connection that was accepted cannot be given back. Who does not wait finds it where it is now.
+        let cloexec = flags & libc::SOCK_CLOEXEC != 0;
+        let at_hand = patience == Patience::None && lane.placeholders.has_kept(cloexec);
+        let mut new = if at_hand { None } else { Some(lane.placeholders.take(cloexec)?) };
         let mut by_kernel = None;
         let wait = Wait { exclusive: true, ..Wait::of(patience) };
         let family = lane.files.socket(file)?.family;
@@ -104,10 +106,14 @@ impl Ops {
         let accepted = result.and_then(|socket| {
             let (family, conn) = (socket.family, socket.conn());
             let peer = conn.and_then(|conn| lane.client.ends(conn).ok()).map(|[_, peer]| peer);
-            self.adopt(&mut lane, new, Kind::Socket(Box::new(socket))).map(|_| (family, conn, peer))
+            let fd = match new.take() {
+                Some(fd) => fd,
+                None => lane.placeholders.take(cloexec)?,
+            };
+            self.adopt(&mut lane, fd, Kind::Socket(Box::new(socket))).map(|fd| (fd, family, conn, peer))
         });
         match accepted {
-            Ok((family, conn, peer)) => {
+            Ok((new, family, conn, peer)) => {
                 let file = self.file(new)?;
                 if let Some(conn) = conn {
                     lane.bind_conn(conn, file);
@@ -116,7 +122,7 @@ impl Ops {
                 Ok((new, sockaddr::write(peer.unwrap_or(family.any()), family)))
             }
             Err(error) => {
-                if !self.owns(new) && error != Errno::MFILE {
+                if let Some(new) = new {
                     lane.placeholders.give_back(new, self.config.descriptors_kept);
                 }
                 by_kernel.ok_or(error)

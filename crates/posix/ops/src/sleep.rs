@@ -190,14 +190,19 @@ impl Ops {
         wait: &Wait<'_>,
     ) -> (MutexGuard<'a, Lane>, Result<(), Errno>) {
         let index = sleeper as usize;
-        let spin_end = Instant::now() + self.config.spin;
         lane.client.flush();
+        // A shard that sleeps has nothing to say soon, and one that waits for this very CPU gets it by sleeping.
+        let mut spin_end = None;
         loop {
             lane.pump();
             if core::mem::take(&mut lane.sleepers.sleepers[index].woken) || wait.patience.is_over() {
                 return (lane, Ok(()));
             }
-            if Instant::now() >= spin_end {
+            if self.config.spin.is_zero() || !lane.client.stack_works_elsewhere() {
+                break;
+            }
+            let now = Instant::now();
+            if now >= *spin_end.get_or_insert(now + self.config.spin) {
                 break;
             }
             drop(lane);

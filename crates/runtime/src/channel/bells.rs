@@ -32,6 +32,13 @@ impl Words {
     }
 }
 
+impl Words {
+    /// Whether the listener sleeps, or is about to. True only for a moment.
+    pub fn is_asleep(&self) -> bool {
+        self.asleep.0.load(Ordering::Relaxed) != 0
+    }
+}
+
 /// A ring in shared memory. `places` is a power of two and at least as long as `flags`.
 #[derive(Clone, Copy)]
 pub(super) struct Bells<'a> {

@@ -2,6 +2,7 @@
 
 mod datagrams;
 mod heirs;
+mod offers;
 mod readiness;
 mod streams;
 
@@ -11,8 +12,8 @@ pub use streams::Streams;
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
 use super::control::{Control, Reply, Request};
 use super::hand::Hand;
-use super::region::{Direction, OFFERS_MAX, Region};
-use super::socket::{Offer, reason, request, state};
+use super::region::{Direction, Region};
+use super::socket::{reason, request, state};
 use super::sync::Ordering;
 use crate::error::Error;
 use crate::wait::{self, EventFd};
@@ -24,6 +25,7 @@ use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use offers::Offers;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -140,8 +142,8 @@ pub struct Client {
     /// Sockets on which a write was cut short.
     blocked: Arc<[AtomicBool]>,
     events: VecDeque<ClientEvent>,
-    /// What stood in the places for offers when it was last reported, if offers are not taken at once.
-    by_hand: Option<Box<[u64; OFFERS_MAX]>>,
+    /// What is offered, if offers are not taken at once.
+    by_hand: Option<Box<Offers>>,
     detached: bool,
 }
 
@@ -494,7 +496,7 @@ impl Client {
             let (socket, _) = self.down.take(self.region.down(self.number)).ok().flatten()?;
             match self.sockets.get(socket as usize).map(|held| held.generation) {
                 Some(Some(_)) => self.look(socket),
-                Some(None) => self.take_offers(),
+                Some(None) => self.look_for_offer(socket),
                 None => {}
             }
         }
@@ -546,35 +548,6 @@ impl Client {
         {
             self.events.push_back(ClientEvent::Closed { conn, reason });
         }
-    }
-
-    /// Takes whatever connections are offered, or reports them.
-    fn take_offers(&mut self) {
-        if self.by_hand.is_some() {
-            return self.report_offers();
-        }
-        for place in 0..OFFERS_MAX {
-            let bits = self.region.offers(self.number)[place].load(Ordering::Acquire);
-            let Offer::Offered { listener, .. } = Offer::from_bits(bits) else { continue };
-            let Some(conn) = self.take_offer(place, bits) else { continue };
-            self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
-            self.look(conn.index());
-        }
-    }
-
-    /// Takes the connection that is offered in a place; `None` if the stack took it back meanwhile.
-    fn take_offer(&mut self, place: usize, bits: u64) -> Option<Conn> {
-        let Offer::Offered { listener, socket } = Offer::from_bits(bits) else { return None };
-        let taken = Offer::Taken { listener, socket }.to_bits();
-        let word = &self.region.offers(self.number)[place];
-        word.compare_exchange(bits, taken, Ordering::AcqRel, Ordering::Relaxed).ok()?;
-        // Another process of the domain may have written any number there.
-        let held = self.sockets.get_mut(socket as usize)?;
-        let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);
-        *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
-        self.blocked[socket as usize].store(false, Relaxed);
-        self.ring(socket, RUNG);
-        Some(Conn::new(socket, generation))
     }
 
     /// Readable when the client slept and something happened.

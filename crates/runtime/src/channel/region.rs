@@ -30,7 +30,7 @@ pub(crate) const OFFERS_MAX: usize = 64;
 
 const PAGE: usize = 4096;
 /// "ginnelch", and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6302;
+const MAGIC: u64 = 0x6869_6e6e_656c_6303;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// At the start of the region. Written once, by the stack.
@@ -42,6 +42,8 @@ struct Header {
     buffer_bytes: AtomicU32,
     /// The stack can be used: its addresses are checked.
     ready: AtomicU32,
+    /// The CPU on which the stack's shard ran when it last began to, and one; 0 if that is not known.
+    cpu: AtomicU32,
 }
 
 /// Of each client.
@@ -65,6 +67,8 @@ pub(super) struct SocketWords {
     pub generation: AtomicU32,
     /// See [`super::socket::state`].
     pub state: AtomicU32,
+    /// The place of a client's offers in which it stands, if it is offered.
+    pub offer_place: AtomicU32,
     /// The stack holds bytes back and wants to hear that there is room.
     pub wants_room: AtomicU32,
     /// Bytes that the peer acknowledged, if that is to be told.
@@ -216,6 +220,17 @@ impl Region {
     /// The stack can be used from now on.
     pub fn set_ready(&self) {
         self.header().ready.store(1, Ordering::Release);
+    }
+
+    /// Notes where the stack's shard runs now.
+    pub fn set_cpu(&self, cpu: usize) {
+        // Cannot truncate: there are not that many.
+        self.header().cpu.store(cpu as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// Where the stack's shard runs, as far as is known.
+    pub fn cpu(&self) -> Option<usize> {
+        self.header().cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
     }
 
     pub fn sockets(&self) -> usize {

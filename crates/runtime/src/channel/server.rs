@@ -7,6 +7,7 @@ mod domain;
 mod holders;
 mod ports;
 mod requests;
+mod served;
 mod wake;
 
 use super::client::{Client, ClientParts};
@@ -256,6 +257,7 @@ impl ChannelServer {
             self.alarms = Some(alarms);
         }
         self.alarms.as_ref()?.add(&domain.wake, index as u8).ok()?;
+        domain.region.set_cpu(rustix::thread::sched_getcpu());
         if self.ready {
             domain.region.set_ready();
         }

@@ -507,3 +507,66 @@ fn on_threads_of_their_own_each_wakes_the_other() {
         stop.stop();
     });
 }
+
+#[test]
+fn connections_are_accepted_by_hand_in_the_order_in_which_they_came() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let mut client = rig.client();
+    client.accept_by_hand();
+    let listener = listen(&mut client, 8);
+    let mut told = Vec::new();
+    let mut take = |rig: &mut Rig, client: &mut Client, count: usize| {
+        // What was dialled leaves at the end of the first.
+        rig.run(Duration::from_millis(1));
+        rig.run(Duration::from_millis(5));
+        while client.next_event().is_some() {}
+        for _ in 0..count {
+            assert!(client.is_offered(listener), "{told:?}");
+            let conn = client.accept(listener).unwrap();
+            let mut bytes = [0; 8];
+            let count = client.recv(conn, &mut bytes).unwrap();
+            told.push(String::from_utf8(bytes[..count].to_vec()).unwrap());
+            client.release(conn).unwrap();
+        }
+        client.flush();
+        rig.run(Duration::from_millis(5));
+    };
+    for name in ["a", "b", "c"] {
+        rig.dial(name.as_bytes());
+        rig.run(Duration::from_millis(1));
+    }
+    take(&mut rig, &mut client, 1);
+    // Its place is free for one that came later, and comes later.
+    rig.dial(b"d");
+    take(&mut rig, &mut client, 3);
+    assert!(!client.is_offered(listener) && client.accept(listener).is_none());
+    assert_eq!(told, ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn what_was_taken_back_is_offered_anew() {
+    let mut rig = Rig::new(&small(), Peer::default());
+    let (mut lazy, mut eager) = (rig.client(), rig.client());
+    for client in [&mut lazy, &mut eager] {
+        client.accept_by_hand();
+    }
+    let listener = listen(&mut lazy, 8);
+    eager.join(listener, 0).unwrap();
+    rig.dial(b"x");
+    rig.run(Duration::from_millis(5));
+    while lazy.next_event().is_some() {}
+    assert!(lazy.is_offered(listener));
+    eager.set_credits(listener, 8);
+    rig.run(Duration::from_millis(100));
+    assert_eq!(lazy.accept(listener), None, "the other one has it");
+    // Nobody takes it there either, and the first asks again.
+    eager.set_credits(listener, 0);
+    lazy.set_credits(listener, 8);
+    rig.run(Duration::from_millis(200));
+    while eager.next_event().is_some() {}
+    while lazy.next_event().is_some() {}
+    let offered = [lazy.is_offered(listener), eager.is_offered(listener)];
+    assert_eq!(offered.iter().filter(|o| **o).count(), 1, "{offered:?}");
+    let conn = lazy.accept(listener).or_else(|| eager.accept(listener));
+    assert!(conn.is_some());
+}

@@ -72,8 +72,11 @@ impl Asked {
     fn ask(&self, question: &str) -> UnixStream {
         let mut stream = UnixStream::connect(self.folder.join(SOCKET)).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        writeln!(stream, "{question}").unwrap();
-        stream
+        // Whoever is one too many is told so, and its question is not read.
+        match stream.write_all(format!("{question}\n").as_bytes()) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
+            _ => stream,
+        }
     }
 
     fn lines(&self, question: &str) -> Vec<String> {

@@ -18,6 +18,7 @@ use crate::handle::Conn;
 use crate::ip::Network;
 use crate::options::{CaState, TcpInfo, TcpOption, UrgentMark};
 use crate::wire::tcp::SeqNumber;
+use core::net::SocketAddr;
 use core::time::Duration;
 
 /// Bytes that may be queued at the most: positions are compared as sequence numbers, so it must stay well below 2 GiB.
@@ -423,6 +424,13 @@ impl Tcp {
     /// State of a connection.
     pub fn state(&self, conn: Conn) -> Option<State> {
         self.index(conn).map(|idx| self.conns[idx].state)
+    }
+
+    /// Our end and the peer's of a connection that has not ended.
+    pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        let idx = self.index(conn).filter(|idx| self.conns[*idx].life != Life::Vacant)?;
+        let key = self.key(idx);
+        Some([key.local_addr(), key.remote_addr()])
     }
 
     /// Everything known about a connection.

@@ -23,6 +23,20 @@ fn number(value: c_int) -> Result<Fd, Errno> {
     result(value as isize).map(|value| value as Fd)
 }
 
+impl Kernel {
+    /// `fcntl(F_GETFD)`.
+    pub fn fd_flags(&self, fd: Fd) -> Result<c_int, Errno> {
+        // SAFETY: no memory is passed.
+        number(unsafe { libc::fcntl(fd, libc::F_GETFD) })
+    }
+
+    /// `fcntl(F_SETFD)`.
+    pub fn set_fd_flags(&self, fd: Fd, flags: c_int) -> Result<(), Errno> {
+        // SAFETY: no memory is passed.
+        nothing(unsafe { libc::fcntl(fd, libc::F_SETFD, flags) })
+    }
+}
+
 impl Sys for Kernel {
     fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno> {
         // SAFETY: no memory is passed.

@@ -3,6 +3,7 @@
 mod epoll;
 mod halves;
 mod kernel;
+mod placeholders;
 mod stack;
 mod streams;
 mod sys;

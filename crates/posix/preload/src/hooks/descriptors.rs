@@ -105,8 +105,13 @@ unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int
         // SAFETY: passed on as it came.
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, unsafe { real::fcntl64(fd, command, argument) }),
         // Flags of the descriptor itself are the placeholder's, and so are owners for signals.
-        // SAFETY: passed on as it came.
-        _ => unsafe { real::fcntl64(fd, command, argument) },
+        _ => {
+            if command == libc::F_SETFD {
+                ops.flags_changed(fd);
+            }
+            // SAFETY: passed on as it came.
+            unsafe { real::fcntl64(fd, command, argument) }
+        }
     }
 }
 
@@ -137,9 +142,12 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
             let on = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
             on.and_then(|on| ops.set_nonblocking(fd, *on != 0)).to_c()
         }
-        // Flags of the descriptor itself are the placeholder's.
-        // SAFETY: passed on as it came.
-        libc::FIOCLEX | libc::FIONCLEX => unsafe { real::ioctl(fd, request, argument) },
+        libc::FIOCLEX | libc::FIONCLEX => {
+            // Flags of the descriptor itself are the placeholder's.
+            ops.flags_changed(fd);
+            // SAFETY: passed on as it came.
+            unsafe { real::ioctl(fd, request, argument) }
+        }
         _ => Err::<(), _>(Errno::NOTTY).to_c(),
     }
 }

@@ -1,9 +1,7 @@
 //! What the operations of POSIX need beside what happened: how things stand, and what programs do rarely.
 
-use super::{Client, ClientEvent, Offer, Status};
+use super::{Client, Status};
 use crate::channel::control::{Reply, Request, Reserved, Sharing};
-use crate::channel::region::OFFERS_MAX;
-use crate::channel::sync::Ordering;
 use crate::error::Error;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
@@ -12,56 +10,18 @@ use ginnel_stack::handle::Conn;
 use rustix::fd::{AsRawFd, RawFd};
 
 impl Client {
-    /// From now on connections are not taken as soon as they are offered, but by [`Client::accept`]. What is offered is reported once.
-    pub fn accept_by_hand(&mut self) {
-        self.by_hand = Some(Box::new([0; OFFERS_MAX]));
-    }
-
-    pub(super) fn report_offers(&mut self) {
-        let Some(mut seen) = self.by_hand.take() else { return };
-        for (seen, word) in seen.iter_mut().zip(self.region.offers(self.number)) {
-            let bits = word.load(Ordering::Acquire);
-            if core::mem::replace(seen, bits) != bits
-                && let Offer::Offered { listener, .. } = Offer::from_bits(bits)
-            {
-                self.events.push_back(ClientEvent::Offered { listener: listener.into() });
-            }
-        }
-        self.by_hand = Some(seen);
-    }
-
-    /// Whether a connection to a listener could be accepted now.
-    pub fn is_offered(&self, listener: u32) -> bool {
-        self.offers_of(listener).next().is_some()
-    }
-
-    fn offers_of(&self, listener: u32) -> impl Iterator<Item = (usize, u64)> + '_ {
-        let words = self.region.offers(self.number).iter().enumerate();
-        words.map(|(place, word)| (place, word.load(Ordering::Acquire))).filter(
-            move |(_, bits)| matches!(Offer::from_bits(*bits), Offer::Offered { listener: of, .. } if u32::from(of) == listener),
-        )
-    }
-
-    /// Takes a connection that is offered. What happened to it meanwhile is reported after it.
-    pub fn accept(&mut self, listener: u32) -> Option<Conn> {
-        loop {
-            let (place, bits) = self.offers_of(listener).next()?;
-            if let Some(conn) = self.take_offer(place, bits) {
-                if let Some(seen) = &mut self.by_hand {
-                    seen[place] = 0;
-                }
-                self.look(conn.index());
-                return Some(conn);
-            }
-        }
-    }
-
     /// How things stand with a connection, without a question to the stack.
     ///
     /// # Errors
     /// The handle is stale.
     pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
         self.hand(conn).map(|hand| hand.status())
+    }
+
+    /// Whether the stack's shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.
+    pub fn stack_works_elsewhere(&self) -> bool {
+        let asleep = self.region.up(self.number).words.is_asleep();
+        !asleep && self.region.cpu().is_none_or(|cpu| cpu != rustix::thread::sched_getcpu())
     }
 
     /// Descriptors that the channel needs.

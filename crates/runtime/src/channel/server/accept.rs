@@ -1,8 +1,9 @@
 //! Listeners, and connections that are offered to clients (docs/adr/0013-accept-credits.md).
 
-use super::domain::{Domain, Listening, Offered};
+use super::domain::{Domain, Listening, ones};
+use super::served::{Offered, Served};
 use crate::channel::bells::RUNG;
-use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
+use crate::channel::region::OFFERS_MAX;
 use crate::channel::socket::Offer;
 use crate::channel::sync::Ordering;
 use crate::context::Context;
@@ -16,12 +17,12 @@ impl Domain {
     /// A connection that a client took is its own.
     pub(super) fn settle(&mut self, number: usize, place: usize) {
         let Some(client) = &mut self.clients[number] else { return };
-        let Some(Offered { listener, socket, .. }) = client.offers[place] else { return };
+        let Some(Offered { listener, socket, .. }) = client.offered(place) else { return };
         let word = &self.region.offers(number)[place];
         if Offer::from_bits(word.load(Ordering::Acquire)) != (Offer::Taken { listener, socket }) {
             return;
         }
-        client.offers[place] = None;
+        client.clear(place);
         word.store(Offer::None.to_bits(), Ordering::Release);
         let known = self.socket(socket);
         known.offered = None;
@@ -34,7 +35,7 @@ impl Domain {
     /// Takes an offer back; whether the client had not taken it.
     pub(super) fn revoke(&mut self, number: usize, place: usize) -> bool {
         let Some(client) = &mut self.clients[number] else { return false };
-        let Some(Offered { listener, socket, .. }) = client.offers[place] else { return false };
+        let Some(Offered { listener, socket, .. }) = client.offered(place) else { return false };
         let word = &self.region.offers(number)[place];
         let offered = Offer::Offered { listener, socket }.to_bits();
         let none = Offer::None.to_bits();
@@ -47,13 +48,14 @@ impl Domain {
             }
             Ok(_) => {}
         }
-        client.offers[place] = None;
+        client.clear(place);
         let known = &mut self.sockets[socket as usize];
         known.offered = None;
         let listening = self.listeners[usize::from(listener)].as_mut();
         known.waits = listening.is_some();
         if let Some(listening) = listening {
             listening.waiting.push_front(socket);
+            self.queued |= 1 << listener;
         }
         true
     }
@@ -67,18 +69,23 @@ impl Domain {
             return false;
         }
         let credits = self.region.credits(number)[listener].load(Ordering::Acquire) as usize;
-        let out = client.offers.iter().flatten().filter(|o| usize::from(o.listener) == listener).count();
-        out < credits.min(OFFERS_MAX)
+        client.out_of(listener) < credits.min(OFFERS_MAX)
     }
 
     /// Offers what waits to those who have credit: the one with the fewest offers first, and of several in turn.
     pub(super) fn deal(&mut self, cx: &mut Context<'_>) {
-        for listener in 0..LISTENERS_MAX {
-            while self.listeners[listener].as_ref().is_some_and(|l| !l.waiting.is_empty()) {
-                let out =
-                    |n: &usize| self.clients[*n].as_ref().map_or(0, |c| c.offers.iter().flatten().count());
-                let count = self.clients.len();
-                let in_turn = (0..count).map(|n| (self.dealt_to + 1 + n) % count);
+        for listener in ones(self.queued) {
+            loop {
+                let Some(listening) = self.listeners[listener].as_ref().filter(|l| !l.waiting.is_empty())
+                else {
+                    self.queued &= !(1 << listener);
+                    break;
+                };
+                let out = |n: &usize| self.clients[*n].as_ref().map_or(0, Served::out);
+                // Those behind the last that got one come first.
+                let holders = self.members & listening.holders;
+                let first = holders & !(u64::MAX >> (63 - self.dealt_to));
+                let in_turn = ones(first).chain(ones(holders & !first));
                 let able = in_turn.filter(|n| self.has_credit(*n, listener));
                 let Some(number) = able.min_by_key(out) else { break };
                 if !self.offer(cx, listener, number) {
@@ -94,11 +101,12 @@ impl Domain {
         else {
             return false;
         };
-        let Some(place) = client.offers.iter().position(Option::is_none) else { return false };
-        let Some(socket) = listening.waiting.pop_front() else { return false };
+        let Some(&socket) = listening.waiting.front() else { return false };
         let until = cx.now() + self.offer_time;
         let listener = listener as u16;
-        client.offers[place] = Some(Offered { listener, socket, until });
+        let Some(place) = client.put(Offered { listener, socket, until }) else { return false };
+        listening.waiting.pop_front();
+        self.region.socket(socket).offer_place.store(place as u32, Ordering::Relaxed);
         let known = &mut self.sockets[socket as usize];
         known.waits = false;
         known.offered = Some((number as u8, place as u8));
@@ -184,7 +192,7 @@ impl Domain {
         let mut nobodys: Vec<u32> = listening.waiting.into();
         for client in 0..self.clients.len() {
             for place in 0..OFFERS_MAX {
-                let offer = self.clients[client].as_ref().and_then(|c| c.offers[place]);
+                let offer = self.clients[client].as_ref().and_then(|c| c.offered(place));
                 if let Some(offer) = offer.filter(|o| u32::from(o.listener) == number)
                     && self.revoke(client, place)
                 {
@@ -210,7 +218,7 @@ impl Domain {
             for place in 0..OFFERS_MAX {
                 self.settle(number, place);
                 let Some(client) = &self.clients[number] else { break };
-                let Some(offer) = client.offers[place] else { continue };
+                let Some(offer) = client.offered(place) else { continue };
                 let others = (0..self.clients.len()).filter(|other| *other != number);
                 let mut others = others.filter(|other| self.has_credit(*other, offer.listener.into()));
                 if now >= offer.until && others.next().is_some() && self.revoke(number, place) {

@@ -1,11 +1,11 @@
 //! One trust domain: its region, its clients and its sockets. What one domain does costs another nothing but its turn.
 
-use super::super::bells::{Answerer, RUNG, Ringer};
-use super::super::region::{Direction, LISTENERS_MAX, OFFERS_MAX, Region};
+use super::super::bells::RUNG;
+use super::super::region::{Direction, LISTENERS_MAX, Region};
 use super::super::socket::{ended, request, state};
 use super::super::sync::{Ordering, fence};
 use super::super::{ChannelConfig, ChannelStats};
-use super::wake::Wake;
+use super::served::Served;
 use crate::context::Context;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
@@ -22,23 +22,6 @@ const BELLS_PER_TURN_MAX: usize = 256;
 const COPY_BYTES: usize = 16 << 10;
 /// The engine's token of a connection: the domain above these bits, the socket in them.
 const SOCKET_BITS: u32 = 24;
-
-/// One client.
-pub(super) struct Served {
-    pub up: Answerer,
-    pub down: Ringer,
-    pub wake: Wake,
-    pub offers: [Option<Offered>; OFFERS_MAX],
-    /// It did not take what it was offered: its credits are worth nothing until it rings again.
-    pub dozes: bool,
-}
-
-#[derive(Clone, Copy)]
-pub(super) struct Offered {
-    pub listener: u16,
-    pub socket: u32,
-    pub until: ginnel_stack::time::Instant,
-}
 
 /// One listener.
 pub(super) struct Listening {
@@ -96,6 +79,10 @@ pub(super) struct Domain {
     /// It was made for processes that came through the door, and goes with them.
     pub comes_and_goes: bool,
     pub clients: Vec<Option<Served>>,
+    /// Numbers of clients that there are, a bit each.
+    pub members: u64,
+    /// Listeners at which somebody may wait, a bit each.
+    pub queued: u64,
     pub sockets: Vec<Socket>,
     pub free: Vec<u32>,
     /// How many were free at first.
@@ -120,6 +107,15 @@ pub(super) struct Domain {
     pub stats: ChannelStats,
 }
 
+/// Numbers of the bits that are set, from the lowest on.
+pub(super) fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
+    core::iter::from_fn(move || {
+        let number = (bits != 0).then(|| bits.trailing_zeros() as usize)?;
+        bits &= bits - 1;
+        Some(number)
+    })
+}
+
 /// The domain and the socket of a token.
 pub(super) fn from_token(token: u32) -> (usize, u32) {
     ((token >> SOCKET_BITS) as usize, token & ((1 << SOCKET_BITS) - 1))
@@ -137,6 +133,8 @@ impl Domain {
             wake: Arc::new(EventFd::new()?),
             comes_and_goes,
             clients: (0..region.clients()).map(|_| None).collect(),
+            members: 0,
+            queued: 0,
             sockets: vec![Socket::default(); sockets],
             free: (0..sockets_max as u32).rev().collect(),
             sockets_max,
@@ -373,8 +371,8 @@ impl Domain {
 
     /// Wakes the clients that sleep and were rung.
     fn wake_clients(&mut self) {
-        for (number, client) in self.clients.iter_mut().enumerate() {
-            if let Some(client) = client
+        for number in ones(self.members) {
+            if let Some(client) = &mut self.clients[number]
                 && client.down.must_wake(self.region.down(number))
             {
                 client.wake.signal();
@@ -393,8 +391,8 @@ impl Domain {
 
     /// Answers what clients rang for. Returns how many bells.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
-        let clients = 0..self.clients.len();
-        let answered = clients.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
+        let members = ones(self.members);
+        let answered = members.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
         self.deal(cx);
         self.wake_clients();
         answered
@@ -413,6 +411,7 @@ impl Domain {
     /// Whether a client has woken the shard.
     pub fn after_sleep(&mut self) -> bool {
         let region = &self.region;
+        region.set_cpu(rustix::thread::sched_getcpu());
         let clients = self.clients.iter_mut().enumerate();
         clients.fold(false, |woken, (number, client)| {
             client.as_mut().is_some_and(|c| c.up.after_sleep(region.up(number))) || woken
@@ -434,6 +433,7 @@ impl Domain {
         match &mut self.listeners[number] {
             Some(listening) => {
                 listening.waiting.push_back(socket);
+                self.queued |= 1 << number;
                 self.socket(socket).waits = true;
             }
             None => {

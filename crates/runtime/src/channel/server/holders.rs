@@ -1,6 +1,7 @@
 //! Who holds what: clients that come, multiply and go, and descriptors between them (docs/adr/0012-holders-and-placeholders.md).
 
-use super::domain::{Domain, Served};
+use super::domain::Domain;
+use super::served::Served;
 use super::wake::Wake;
 use crate::channel::control::Thing;
 use crate::channel::lock;
@@ -15,13 +16,8 @@ impl Domain {
             return None;
         };
         self.region.clear_client(number);
-        self.clients[number] = Some(Served {
-            up: self.region.up(number).answerer(),
-            down: self.region.down(number).ringer(),
-            wake,
-            offers: [None; OFFERS_MAX],
-            dozes: false,
-        });
+        self.clients[number] = Some(Served::new(&self.region, number, wake));
+        self.members |= 1 << number;
         Some(number)
     }
 
@@ -140,6 +136,7 @@ impl Domain {
             self.unlisten(cx, number, listener as u32);
         }
         self.clients[number] = None;
+        self.members &= !(1 << number);
         for socket in 0..self.sockets.len() as u32 {
             if !self.socket(socket).in_use {
                 continue;

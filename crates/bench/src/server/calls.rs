@@ -1,0 +1,129 @@
+//! A server in the calls of POSIX, as nginx makes them for each connection: what an unmodified program costs beside its own work.
+
+use super::{SERVER, Server, ShardServer};
+use crate::http;
+use core::ffi::c_int;
+use core::net::Ipv4Addr;
+use ginnel::channel::control::SameThread;
+use ginnel::channel::{ChannelConfig, ChannelServer, Client};
+use ginnel::{Error, Shard};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience};
+use ginnel_stack::device::Device;
+use ginnel_stack::tcp::config::TcpConfig;
+use ginnel_stack::time::Instant;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex};
+
+/// Events that are taken at a time (`epoll_events` of nginx).
+const EVENTS: usize = 512;
+/// Descriptors of closed sockets that are kept, as the preloaded library has it.
+const DESCRIPTORS_KEPT: usize = 1024;
+/// What the program writes with an event of the listener, and not with others.
+const LISTENER: u64 = u64::MAX;
+
+/// A shard and a program beside it, which take turns.
+pub struct CallsServer {
+    shard: Arc<Mutex<Shard<ChannelServer>>>,
+    ops: Ops,
+    set: c_int,
+    listener: c_int,
+    response: Vec<u8>,
+    keep_alive: bool,
+    events: Vec<EpollEvent>,
+    request: Vec<u8>,
+}
+
+fn failed(what: &str) -> impl Fn(Errno) -> Error + '_ {
+    move |error| Error::application(format!("{what}: {error}"))
+}
+
+impl CallsServer {
+    /// A listening program.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, no memory or descriptors.
+    pub fn new(device: Device, keep_alive: bool, tcp: TcpConfig, now: Instant) -> Result<Self, Error> {
+        let channel = ChannelServer::new(&ChannelConfig::default())?;
+        let mut shard = ShardServer::new(device, channel, tcp, now)?.into_shard();
+        shard.poll_once(now)?;
+        let parts = shard.handler_mut().attach_process()?;
+        let shard = Arc::new(Mutex::new(shard));
+        // As another process has it: all that is shared is locked, and seen through a mapping of its own.
+        let client = Client::open(parts, Box::new(SameThread(shard.clone())))?;
+        let config = OpsConfig { descriptors_kept: DESCRIPTORS_KEPT, ..OpsConfig::default() };
+        let ops = Ops::new(client, config).map_err(failed("operations"))?;
+        let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
+        let listener = ops.socket(libc::AF_INET, kind, 0).map_err(failed("socket"))?;
+        ops.bind(listener, &any(SERVER.port)).map_err(failed("bind"))?;
+        ops.listen(listener, 511).map_err(failed("listen"))?;
+        let set = ops.epoll_create1(0).map_err(failed("epoll_create1"))?;
+        let event = EpollEvent { events: (libc::EPOLLIN | libc::EPOLLRDHUP) as u32, data: LISTENER };
+        ops.epoll_ctl(set, libc::EPOLL_CTL_ADD, listener, Some(event)).map_err(failed("epoll_ctl"))?;
+        let response = http::response(keep_alive);
+        let events = vec![EpollEvent::default(); EVENTS];
+        Ok(Self { shard, ops, set, listener, response, keep_alive, events, request: vec![0; 1024] })
+    }
+
+    /// What the program does until it would sleep.
+    fn program(&mut self) -> Result<(), Errno> {
+        loop {
+            let count = self.ops.epoll_wait(self.set, &mut self.events, Patience::None, None)?;
+            if count == 0 {
+                return Ok(());
+            }
+            for at in 0..count {
+                match self.events[at].data {
+                    LISTENER => self.accept()?,
+                    fd => self.answer(fd as c_int)?,
+                }
+            }
+        }
+    }
+
+    fn accept(&self) -> Result<(), Errno> {
+        let fd = match self.ops.accept4(self.listener, libc::SOCK_NONBLOCK) {
+            Ok((fd, _)) => fd,
+            Err(Errno::AGAIN) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let events = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+        let event = EpollEvent { events, data: fd.cast_unsigned().into() };
+        self.ops.epoll_ctl(self.set, libc::EPOLL_CTL_ADD, fd, Some(event))
+    }
+
+    fn answer(&mut self, fd: c_int) -> Result<(), Errno> {
+        let count = match self.ops.recv(fd, &mut [IoSliceMut::new(&mut self.request)], 0) {
+            Ok(0) => return self.ops.close(fd),
+            Err(Errno::AGAIN) => return Ok(()),
+            // A reset is as good as an end.
+            Err(_) => return self.ops.close(fd),
+            Ok(count) => count,
+        };
+        if !http::is_request(&self.request[..count]) {
+            return Ok(());
+        }
+        let sent = self.ops.send(fd, &[IoSlice::new(&self.response)], 0)?;
+        debug_assert_eq!(sent, self.response.len());
+        if self.keep_alive { Ok(()) } else { self.ops.close(fd) }
+    }
+}
+
+impl Server for CallsServer {
+    fn turn(&mut self, now: Instant) -> usize {
+        let turn = |server: &Self| {
+            let mut shard = server.shard.lock().expect("nothing panics with the shard");
+            shard.poll_once(now).expect("the channel does not fail").work
+        };
+        let work = turn(self);
+        self.program().expect("the program's calls do not fail");
+        // What it wrote leaves in the same turn.
+        work + turn(self)
+    }
+}
+
+/// An address of IPv4 that stands for all, as a program lays it out.
+fn any(port: u16) -> Vec<u8> {
+    let family = (libc::AF_INET as u16).to_ne_bytes();
+    [&family[..], &port.to_be_bytes(), &Ipv4Addr::UNSPECIFIED.octets(), &[0; 8]].concat()
+}

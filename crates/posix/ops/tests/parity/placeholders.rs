@@ -1,0 +1,67 @@
+//! Descriptors of closed sockets are kept for the next ones, which the program must not notice.
+
+use crate::kernel::Kernel;
+use crate::stack::{OnStack, Stacks};
+use crate::sys::Sys;
+use ginnel_posix_ops::OpsConfig;
+use libc::{AF_INET, SOCK_CLOEXEC, SOCK_STREAM};
+
+fn config() -> OpsConfig {
+    OpsConfig { descriptors_kept: 4, ..OpsConfig::default() }
+}
+
+fn closed_on_exec(fd: i32) -> bool {
+    Kernel.fd_flags(fd).unwrap() & libc::FD_CLOEXEC != 0
+}
+
+fn open(on: &OnStack, kind: i32) -> i32 {
+    on.socket(AF_INET, SOCK_STREAM | kind).unwrap()
+}
+
+#[test]
+fn a_new_socket_has_the_flag_it_was_asked_for_whoever_had_its_number_before() {
+    let stacks = Stacks::with(config);
+    let on = stacks.a();
+    for (before, now) in [(0, SOCK_CLOEXEC), (SOCK_CLOEXEC, 0), (0, 0), (SOCK_CLOEXEC, SOCK_CLOEXEC)] {
+        let old = open(on, before);
+        on.close(old).unwrap();
+        let fd = open(on, now);
+        assert_eq!(closed_on_exec(fd), now == SOCK_CLOEXEC, "{before} then {now}");
+        on.close(fd).unwrap();
+    }
+}
+
+#[test]
+fn what_the_program_changed_is_not_kept() {
+    let stacks = Stacks::with(config);
+    let on = stacks.a();
+    let fd = open(on, 0);
+    Kernel.set_fd_flags(fd, libc::FD_CLOEXEC).unwrap();
+    on.0.flags_changed(fd);
+    on.close(fd).unwrap();
+    let next = open(on, 0);
+    assert!(!closed_on_exec(next));
+    // A copy has no flag, whatever the first has.
+    let first = open(on, SOCK_CLOEXEC);
+    let copy = on.dup(first).unwrap();
+    on.close(first).unwrap();
+    on.close(copy).unwrap();
+    for _ in 0..2 {
+        assert!(closed_on_exec(open(on, SOCK_CLOEXEC)));
+    }
+}
+
+#[test]
+fn nothing_that_is_kept_goes_to_another_program() {
+    let stacks = Stacks::with(config);
+    let on = stacks.a();
+    let fd = open(on, 0);
+    on.close(fd).unwrap();
+    assert!(!closed_on_exec(fd), "it is kept as it was");
+    let execing = on.0.before_exec();
+    assert!(closed_on_exec(fd));
+    drop(execing);
+    assert!(!closed_on_exec(fd), "the program did not begin, and this one goes on");
+    assert_eq!(open(on, 0), fd);
+    Kernel.close(Kernel.dup(fd).unwrap()).unwrap();
+}
