@@ -8,6 +8,7 @@ use crate::lane::Lane;
 use crate::raw;
 use crate::sleep::{Patience, Wait};
 use crate::sockaddr::{self, Family};
+use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel::channel::Sharing;
@@ -96,8 +97,9 @@ impl Ops {
             Shape::Stream(_) => return Err(Errno::ISCONN),
         };
         lane.client.flush();
-        let (mut lane, result) =
-            self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| lane.connect_step(file));
+        let done = Cell::new(0);
+        let wait = Wait::restarting(patience, &done);
+        let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| lane.connect_step(file));
         match result {
             Err(Errno::AGAIN) => Err(if first { Errno::INPROGRESS } else { Errno::ALREADY }),
             Err(Errno::INTR) => Err(Errno::INTR),

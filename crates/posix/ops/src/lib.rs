@@ -79,6 +79,7 @@ impl Default for OpsConfig {
 pub struct Ops {
     fds: FdTable,
     lane: Mutex<Lane>,
+    signals: signal::Signals,
     config: OpsConfig,
 }
 
@@ -88,7 +89,8 @@ impl Ops {
     /// # Errors
     /// No descriptors.
     pub fn new(client: Client, config: OpsConfig) -> Result<Self, Errno> {
-        Ok(Self { fds: FdTable::new(), lane: Mutex::new(Lane::new(client)?), config })
+        let (lane, signals) = (Mutex::new(Lane::new(client)?), signal::Signals::default());
+        Ok(Self { fds: FdTable::new(), lane, signals, config })
     }
 
     /// Socket calls of a process that came through the door of a stack in another one.
@@ -111,6 +113,11 @@ impl Ops {
     #[inline]
     pub fn owns(&self, fd: RawFd) -> bool {
         self.fds.get(fd).is_some()
+    }
+
+    /// The program is about to change, or has changed, what it does about signals (`sigaction`).
+    pub fn handlers_changed(&self) {
+        self.signals.forget();
     }
 
     /// Whether a descriptor is the library's own, of which the program knows nothing.

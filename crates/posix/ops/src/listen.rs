@@ -9,6 +9,7 @@ use crate::lane::Lane;
 use crate::raw;
 use crate::sleep::{Patience, Wait};
 use crate::sockaddr::{self, Written};
+use core::cell::Cell;
 use core::ffi::c_int;
 use ginnel::ListenOptions;
 use libc::{POLLIN, pollfd};
@@ -86,7 +87,8 @@ impl Ops {
         let at_hand = patience == Patience::None && lane.placeholders.has_kept(cloexec);
         let mut new = if at_hand { None } else { Some(lane.placeholders.take(cloexec)?) };
         let mut by_kernel = None;
-        let wait = Wait { exclusive: true, ..Wait::of(patience) };
+        let done = Cell::new(0);
+        let wait = Wait { exclusive: true, ..Wait::restarting(patience, &done) };
         let family = lane.files.socket(file)?.family;
         let half = lane.kernel_half(file);
         let mut watched = [pollfd { fd: half.unwrap_or(-1), events: POLLIN, revents: 0 }];

@@ -98,12 +98,12 @@ pub(crate) fn accept4(socket: RawFd, room: &mut [u8], flags: c_int) -> Result<(R
 pub(crate) fn ppoll(
     fds: &mut [pollfd],
     timeout: Option<timespec>,
-    mask: Option<&sigset_t>,
+    mask: Option<u64>,
 ) -> Result<usize, Errno> {
     // The kernel writes into it what was left.
     let mut timeout = timeout;
     let timeout = timeout.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
-    let mask = mask.map_or(core::ptr::null(), core::ptr::from_ref);
+    let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     let arguments = [
         fds.as_mut_ptr().expose_provenance(),
         fds.len(),
@@ -117,3 +117,40 @@ pub(crate) fn ppoll(
 
 /// Bytes of the kernel's set of signals, which is shorter than libc's.
 const KERNEL_SIGSET_BYTES: usize = 8;
+
+/// The signals of a set of libc's, a bit each.
+pub(crate) fn kernel_set(set: &sigset_t) -> u64 {
+    const { assert!(size_of::<sigset_t>() >= KERNEL_SIGSET_BYTES) };
+    // SAFETY: libc's set begins with the kernel's, and is longer.
+    unsafe { core::ptr::from_ref(set).cast::<u64>().read_unaligned() }
+}
+
+/// Handler and flags of a signal.
+pub(crate) fn sigaction(signal: c_int) -> Result<(usize, u64), Errno> {
+    // Of the kernel: handler, flags, restorer, mask.
+    let mut action = [0u64; 4];
+    let place = action.as_mut_ptr().expose_provenance();
+    let arguments = [signal as usize, 0, place, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: nothing is changed, and there is room for what is.
+    unsafe { call(libc::SYS_rt_sigaction, arguments) }?;
+    Ok((action[0] as usize, action[1]))
+}
+
+/// Signals that this thread blocks, a bit each.
+pub(crate) fn blocked_signals() -> Result<u64, Errno> {
+    let mut set = 0u64;
+    let place = (&raw mut set).expose_provenance();
+    // SAFETY: nothing is changed, and there is room for what is.
+    unsafe { call(libc::SYS_rt_sigprocmask, [0, 0, place, KERNEL_SIGSET_BYTES, 0]) }?;
+    Ok(set)
+}
+
+/// A new descriptor that is readable while one of these signals waits, or other signals for one that there is.
+pub(crate) fn signalfd(old: Option<RawFd>, set: u64) -> Result<RawFd, Errno> {
+    let place = (&raw const set).expose_provenance();
+    let flags = (libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) as usize;
+    // SAFETY: the set lives through the call.
+    let fd =
+        unsafe { call(libc::SYS_signalfd4, [fd(old.unwrap_or(-1)), place, KERNEL_SIGSET_BYTES, flags, 0]) }?;
+    Ok(fd as RawFd)
+}

@@ -1,8 +1,101 @@
-//! Signals that calls send.
+//! Signals: what calls send, and what handlers do to calls that wait.
+//!
+//! A system call that waits goes on after a handler that was installed with `SA_RESTART`, and is `EINTR` after another. Who sleeps in `ppoll` is told
+//! only that some handler ran. So what handlers there are is looked at: if all are of one kind, that answers it. If there are both, those that
+//! restart are kept back by the mask of `ppoll`, and a signalfd tells when one of them waits: it runs when the mask is taken off.
 #![allow(unsafe_code)] // raise
+
+use crate::raw;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the kernel does to a thread that writes where nobody reads.
 pub(crate) fn broken_pipe() {
     // SAFETY: raise has no preconditions; the signal goes to this thread.
     unsafe { libc::raise(libc::SIGPIPE) };
+}
+
+/// Signals by number, a bit each, from 1 on.
+pub(crate) type SignalSet = u64;
+
+/// Signals that have handlers, by what these do to calls that wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Handlers {
+    /// The call goes on (`SA_RESTART`).
+    pub restarting: SignalSet,
+    /// The call is `EINTR`.
+    pub interrupting: SignalSet,
+}
+
+/// Signals that do not come from outside, and those that libc keeps for its threads.
+const NOT_ASKED: [i32; 8] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, 32, 33];
+const SIGNALS: core::ops::RangeInclusive<i32> = 1..=64;
+
+fn bit(signal: i32) -> SignalSet {
+    1 << (signal - 1)
+}
+
+impl Handlers {
+    /// What the kernel says now.
+    fn look() -> Self {
+        let mut handlers = Self::default();
+        for signal in SIGNALS.filter(|signal| !NOT_ASKED.contains(signal)) {
+            let Ok((handler, flags)) = raw::sigaction(signal) else { continue };
+            if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+                continue;
+            }
+            match flags & libc::SA_RESTART as u64 != 0 {
+                true => handlers.restarting |= bit(signal),
+                false => handlers.interrupting |= bit(signal),
+            }
+        }
+        handlers
+    }
+
+    /// Both kinds, so that an interruption alone does not say which it was.
+    pub fn are_mixed(self) -> bool {
+        self.restarting != 0 && self.interrupting != 0
+    }
+}
+
+/// What is known of the program's handlers.
+#[derive(Debug, Default)]
+pub(crate) struct Signals {
+    restarting: AtomicU64,
+    interrupting: AtomicU64,
+    known: AtomicBool,
+}
+
+impl Signals {
+    /// The program changes its handlers.
+    pub fn forget(&self) {
+        self.known.store(false, Ordering::Release);
+    }
+
+    /// As they were when they were looked at last.
+    pub fn handlers(&self) -> Handlers {
+        if !self.known.load(Ordering::Acquire) {
+            return self.look();
+        }
+        Handlers {
+            restarting: self.restarting.load(Ordering::Relaxed),
+            interrupting: self.interrupting.load(Ordering::Relaxed),
+        }
+    }
+
+    fn look(&self) -> Handlers {
+        // First: a change meanwhile is looked at the next time.
+        self.known.store(true, Ordering::Release);
+        let now = Handlers::look();
+        self.restarting.store(now.restarting, Ordering::Relaxed);
+        self.interrupting.store(now.interrupting, Ordering::Relaxed);
+        now
+    }
+
+    /// Whether a call goes on that was interrupted while handlers of one kind could run, which were `before`.
+    pub fn goes_on(&self, before: Handlers) -> bool {
+        let now = self.look();
+        // A handler may have been for one time only (`SA_RESETHAND`).
+        before.restarting | now.restarting != 0 && before.interrupting | now.interrupting == 0
+    }
 }

@@ -1,14 +1,16 @@
 //! Threads that wait in a call. One of them, the leader, sleeps on what the stack wakes, and takes the news for all; the others sleep until the
 //! leader wakes them.
 
-use crate::descriptor::Internal;
+use crate::descriptor::{Internal, own};
 use crate::lane::Lane;
 use crate::raw;
+use crate::signal::SignalSet;
 use crate::{FileId, Ops};
+use core::cell::Cell;
 use core::time::Duration;
 use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fd::AsRawFd;
+use rustix::fd::{AsRawFd, RawFd};
 use rustix::io::Errno;
 use std::sync::MutexGuard;
 use std::time::Instant;
@@ -58,6 +60,29 @@ struct Sleeper {
     /// It sleeps in the kernel.
     asleep: bool,
     in_use: bool,
+    /// Readable while one of these signals waits, which are kept back while it sleeps.
+    kept_back: Option<(Internal, SignalSet)>,
+}
+
+impl Sleeper {
+    /// What tells of these signals.
+    fn keep_back(&mut self, set: SignalSet) -> Result<RawFd, Errno> {
+        match &mut self.kept_back {
+            Some((fd, known)) => {
+                if *known != set {
+                    raw::signalfd(Some(fd.as_raw_fd()), set)?;
+                    *known = set;
+                }
+                Ok(fd.as_raw_fd())
+            }
+            None => {
+                let fd = Internal::new(own(raw::signalfd(None, set)?))?;
+                let number = fd.as_raw_fd();
+                self.kept_back = Some((fd, set));
+                Ok(number)
+            }
+        }
+    }
 }
 
 /// All threads that wait.
@@ -74,7 +99,8 @@ impl Sleepers {
             Some(index) => index,
             None => {
                 let event = Internal::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
-                self.sleepers.push(Sleeper { event, woken: false, asleep: false, in_use: false });
+                let (woken, asleep, in_use) = (false, false, false);
+                self.sleepers.push(Sleeper { event, woken, asleep, in_use, kept_back: None });
                 self.sleepers.len() - 1
             }
         };
@@ -121,12 +147,30 @@ pub(crate) struct Wait<'a> {
     pub mask: Option<&'a sigset_t>,
     /// Of several threads that wait for this only one is to be woken.
     pub exclusive: bool,
+    /// It goes on after handlers with `SA_RESTART`, if it waits without end, unless so much was done already.
+    pub restarts: Option<&'a Cell<usize>>,
 }
 
-impl Wait<'_> {
+impl<'a> Wait<'a> {
+    /// Whatever signal comes, the call is `EINTR` (poll and its kin, signal(7)).
     pub fn of(patience: Patience) -> Self {
-        Self { patience, mask: None, exclusive: false }
+        Self { patience, mask: None, exclusive: false, restarts: None }
     }
+
+    /// With `SA_RESTART` the call goes on if nothing is `done`, and there is no time-out.
+    pub fn restarting(patience: Patience, done: &'a Cell<usize>) -> Self {
+        let endless = patience == Patience::Endless;
+        Self { restarts: endless.then_some(done), ..Self::of(patience) }
+    }
+}
+
+/// Why a sleep ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Woken {
+    /// Something may have happened.
+    ByNews,
+    /// A handler ran, after which the call goes on.
+    ByHandler,
 }
 
 impl Ops {
@@ -161,8 +205,12 @@ impl Ops {
                 Err(Errno::AGAIN) => {}
                 result => break result,
             }
-            if let Err(error) = slept {
-                break Err(error);
+            match slept {
+                Ok(Woken::ByNews) => {}
+                // What was done is reported before the rest is waited for.
+                Ok(Woken::ByHandler) if wait.restarts.is_none_or(|done| done.get() == 0) => {}
+                Ok(Woken::ByHandler) => break Err(Errno::INTR),
+                Err(error) => break Err(error),
             }
             if wait.patience.is_over() {
                 break Err(Errno::AGAIN);
@@ -188,7 +236,7 @@ impl Ops {
         sleeper: u32,
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
-    ) -> (MutexGuard<'a, Lane>, Result<(), Errno>) {
+    ) -> (MutexGuard<'a, Lane>, Result<Woken, Errno>) {
         let index = sleeper as usize;
         lane.client.flush();
         // A shard that sleeps has nothing to say soon, and one that waits for this very CPU gets it by sleeping.
@@ -196,7 +244,7 @@ impl Ops {
         loop {
             lane.pump();
             if core::mem::take(&mut lane.sleepers.sleepers[index].woken) || wait.patience.is_over() {
-                return (lane, Ok(()));
+                return (lane, Ok(Woken::ByNews));
             }
             if self.config.spin.is_zero() || !lane.client.stack_works_elsewhere() {
                 break;
@@ -213,18 +261,40 @@ impl Ops {
         if leads && !lane.client.before_sleep() {
             lane.client.after_sleep();
             lane.pump();
-            return (lane, Ok(()));
+            return (lane, Ok(Woken::ByNews));
+        }
+        let handlers = wait.restarts.map(|_| self.signals.handlers()).unwrap_or_default();
+        let mut mask = wait.mask.map(raw::kernel_set);
+        let mut kept_back = -1;
+        if handlers.are_mixed()
+            && let Ok(blocked) = raw::blocked_signals()
+        {
+            let set = handlers.restarting & !blocked;
+            // Without descriptors all signals interrupt.
+            if let Ok(fd) = lane.sleepers.sleepers[index].keep_back(set) {
+                kept_back = fd;
+                mask = Some(blocked | set);
+            }
         }
         lane.sleepers.has_leader = true;
         lane.sleepers.sleepers[index].asleep = true;
         let own = lane.sleepers.sleepers[index].event.as_raw_fd();
-        let mut watched = Vec::with_capacity(kernel.len() + 2);
+        let mut watched = Vec::with_capacity(kernel.len() + 3);
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         watched.push(entry(own));
         watched.push(entry(if leads { lane.client.wake_fd().as_raw_fd() } else { -1 }));
+        watched.push(entry(kept_back));
         watched.extend_from_slice(kernel);
         drop(lane);
-        let slept = ppoll(&mut watched, wait.patience, wait.mask);
+        // Handlers that were kept back run before this returns.
+        let slept = match ppoll(&mut watched, wait.patience, mask) {
+            Ok(()) if watched[2].revents != 0 => Ok(Woken::ByHandler),
+            Ok(()) => Ok(Woken::ByNews),
+            Err(Errno::INTR) if wait.restarts.is_some() && self.signals.goes_on(handlers) => {
+                Ok(Woken::ByHandler)
+            }
+            Err(error) => Err(error),
+        };
         lane = self.lock();
         let awake = &mut lane.sleepers.sleepers[index];
         awake.asleep = false;
@@ -242,7 +312,7 @@ impl Ops {
 }
 
 /// Sleeps in the kernel. Which descriptors are ready is asked again by whoever wants to know.
-fn ppoll(watched: &mut [pollfd], patience: Patience, mask: Option<&sigset_t>) -> Result<(), Errno> {
+fn ppoll(watched: &mut [pollfd], patience: Patience, mask: Option<SignalSet>) -> Result<(), Errno> {
     let timeout = match patience {
         Patience::Endless => None,
         Patience::None => Some(Duration::ZERO),

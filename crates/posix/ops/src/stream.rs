@@ -6,6 +6,7 @@ use crate::lane::Lane;
 use crate::signal;
 use crate::sleep::{Patience, Wait};
 use crate::{Ops, options};
+use core::cell::Cell;
 use core::ffi::c_int;
 use ginnel::channel::Status;
 use ginnel::{Conn, TcpOption};
@@ -46,12 +47,13 @@ impl Ops {
         }
         let total: usize = buffers.iter().map(|b| b.len()).sum();
         let enough = if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total) }.max(1);
-        let mut done = 0;
-        let (_lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
-            lane.recv_step(file, buffers, total, flags, &mut done, enough)
+        let done = Cell::new(0);
+        let wait = Wait::restarting(patience, &done);
+        let (_lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
+            lane.recv_step(file, buffers, total, flags, &done, enough)
         });
         match result {
-            Err(Errno::AGAIN | Errno::INTR) if done > 0 => Ok(done),
+            Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
             result => result,
         }
     }
@@ -73,19 +75,19 @@ impl Ops {
             self.send_urgent(lane, file, buffers, patience)
         } else {
             let total = buffers.iter().map(|b| b.len()).sum();
-            let mut done = 0;
+            let done = Cell::new(0);
             if flags & libc::MSG_MORE != 0 {
                 lane.set_more(file, true);
             }
-            let (mut lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
-                lane.send_step(file, buffers, total, &mut done)
-            });
+            let wait = Wait::restarting(patience, &done);
+            let (mut lane, result) = self
+                .until(lane, &[file], &mut [], &wait, |lane, _| lane.send_step(file, buffers, total, &done));
             if flags & libc::MSG_MORE == 0 {
                 lane.set_more(file, false);
             }
             lane.client.flush();
             match result {
-                Err(_) if done > 0 => Ok(done),
+                Err(_) if done.get() > 0 => Ok(done.get()),
                 result => result,
             }
         };
@@ -104,7 +106,9 @@ impl Ops {
             true => Patience::None,
             false => socket.options.send_patience(),
         };
-        let (_lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
+        let done = Cell::new(0);
+        let wait = Wait::restarting(patience, &done);
+        let (_lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
             let (conn, status) = lane.sendable(file)?;
             if status.room > 0 {
                 return Ok(status.room);
@@ -124,7 +128,9 @@ impl Ops {
         patience: Patience,
     ) -> Result<usize, Errno> {
         let bytes: Vec<u8> = buffers.iter().flat_map(|b| b.iter().copied()).collect();
-        let (mut lane, result) = self.until(lane, &[file], &mut [], &Wait::of(patience), |lane, _| {
+        let done = Cell::new(0);
+        let wait = Wait::restarting(patience, &done);
+        let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
             let (conn, _) = lane.sendable(file)?;
             match lane.client.send_urgent(conn, &bytes) {
                 Ok(sent) => Ok(sent),
@@ -145,25 +151,26 @@ impl Lane {
         buffers: &mut [IoSliceMut<'_>],
         total: usize,
         flags: c_int,
-        done: &mut usize,
+        done: &Cell<usize>,
         enough: usize,
     ) -> Result<usize, Errno> {
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
         let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
         if peek {
-            *done = 0;
+            done.set(0);
         }
-        let count = status.readable.min(total - *done);
+        let count = status.readable.min(total - done.get());
         if count > 0 {
-            *done += match (discard, peek) {
-                (false, _) => copy_in(&mut self.client, stream.conn, buffers, *done, peek),
+            let more = match (discard, peek) {
+                (false, _) => copy_in(&mut self.client, stream.conn, buffers, done.get(), peek),
                 (true, true) => count,
                 (true, false) => drop_bytes(&mut self.client, stream.conn, count),
             };
+            done.set(done.get() + more);
         }
-        if *done >= enough || *done > 0 && (status.peer_closed || status.ended.is_some() || stream.shut_read)
-        {
-            return Ok(*done);
+        let no_more = status.peer_closed || status.ended.is_some() || stream.shut_read;
+        if done.get() >= enough || done.get() > 0 && no_more {
+            return Ok(done.get());
         }
         if total == 0 && status.readable > 0 {
             return Ok(0);
@@ -195,10 +202,10 @@ impl Lane {
         file: FileId,
         buffers: &[IoSlice<'_>],
         total: usize,
-        done: &mut usize,
+        done: &Cell<usize>,
     ) -> Result<usize, Errno> {
         let (conn, _) = self.sendable(file)?;
-        let mut skip = *done;
+        let mut skip = done.get();
         for buffer in buffers {
             if skip >= buffer.len() {
                 skip -= buffer.len();
@@ -207,12 +214,12 @@ impl Lane {
             let bytes = &buffer[skip..];
             skip = 0;
             let sent = self.client.send(conn, bytes).map_err(|_| Errno::PIPE)?;
-            *done += sent;
+            done.set(done.get() + sent);
             if sent < bytes.len() {
                 return Err(Errno::AGAIN);
             }
         }
-        debug_assert_eq!(*done, total);
+        debug_assert_eq!(done.get(), total);
         Ok(total)
     }
 

@@ -93,5 +93,9 @@ real! {
     fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     fn epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fn sigaction(signal: c_int, action: *const c_void, old: *mut c_void) -> c_int;
+    fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    fn __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    fn siginterrupt(signal: c_int, on: c_int) -> c_int;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }

@@ -4,6 +4,7 @@
 use crate::sys::{Fd, Sys};
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr};
+use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 pub const ADDRESSES: [IpAddr; 2] =
@@ -158,4 +159,53 @@ impl Sys for Kernel {
         let count = result(count as isize)?;
         Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
     }
+}
+
+/// What a signal does.
+#[derive(Clone, Copy)]
+pub enum Handler {
+    None,
+    Restarts,
+    Interrupts,
+}
+
+static HANDLED: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn count(_: c_int) {
+    HANDLED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// How often handlers ran.
+pub fn handled() -> usize {
+    HANDLED.load(Ordering::SeqCst)
+}
+
+/// Lets a signal do this from now on.
+pub fn handle(signal: c_int, handler: Handler) {
+    // SAFETY: all zero is a valid action, the default one; the handler only counts.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        match handler {
+            Handler::None => action.sa_sigaction = libc::SIG_IGN,
+            Handler::Restarts | Handler::Interrupts => {
+                action.sa_sigaction = count as extern "C" fn(c_int) as libc::sighandler_t;
+            }
+        }
+        if matches!(handler, Handler::Restarts) {
+            action.sa_flags = libc::SA_RESTART;
+        }
+        assert_eq!(libc::sigaction(signal, &raw const action, core::ptr::null_mut()), 0);
+    }
+}
+
+/// This thread, to be interrupted.
+pub fn this_thread() -> c_int {
+    // SAFETY: no preconditions.
+    unsafe { libc::gettid() }
+}
+
+/// Sends a signal to a thread, if there still is one.
+pub fn interrupt(thread: c_int, signal: c_int) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal) };
 }

@@ -4,6 +4,7 @@ mod epoll;
 mod halves;
 mod kernel;
 mod placeholders;
+mod signals;
 mod stack;
 mod streams;
 mod sys;

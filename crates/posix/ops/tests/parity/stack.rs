@@ -156,6 +156,10 @@ impl Sys for OnStack {
         self.0.epoll_ctl(set, op, fd, Some(EpollEvent { events, data }))
     }
 
+    fn handlers_changed(&self) {
+        self.0.handlers_changed();
+    }
+
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
         let mut events = vec![EpollEvent::default(); most];
         let count = self.0.epoll_wait(set, &mut events, Patience::of_ms(timeout_ms), None)?;

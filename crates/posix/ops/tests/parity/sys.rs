@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 pub type Fd = c_int;
 
 /// One of the two: the kernel, or the operations on a stack.
-pub trait Sys {
+pub trait Sys: Sync {
     fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno>;
     fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno>;
     fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno>;
@@ -29,6 +29,8 @@ pub trait Sys {
     fn epoll_create(&self) -> Result<Fd, Errno>;
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno>;
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
+    /// The case has changed what signals do.
+    fn handlers_changed(&self) {}
     /// Lets everything that is on its way arrive.
     fn settle(&self) {
         std::thread::sleep(std::time::Duration::from_millis(20));

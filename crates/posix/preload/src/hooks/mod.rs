@@ -5,6 +5,7 @@ mod descriptors;
 mod epoll;
 mod memory;
 mod poll;
+mod signals;
 mod sockets;
 mod syscall;
 

@@ -1,0 +1,136 @@
+//! Signals that come while a call waits.
+
+use crate::kernel::{self, Handler};
+use crate::sys::{Fd, Sys, World, port};
+use libc::{AF_INET, MSG_WAITALL, SIGUSR1, SIGUSR2, SOCK_STREAM};
+use std::time::Duration;
+
+const WHILE: Duration = Duration::from_millis(40);
+
+/// What a call says that waits while a signal comes; if it goes on after that, `then` lets it end.
+fn interrupted(
+    w: &mut World<'_>,
+    what: &str,
+    signal: i32,
+    call: impl Fn(&dyn Sys) -> String + Sync,
+    then: impl FnOnce(&World<'_>),
+) {
+    let (sys, ran) = (w.a, kernel::handled());
+    let line = std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let call = &call;
+        let thread = scope.spawn(move || {
+            tell.send(kernel::this_thread()).unwrap();
+            call(sys)
+        });
+        let number = told.recv().unwrap();
+        std::thread::sleep(WHILE);
+        let waited = !thread.is_finished();
+        kernel::interrupt(number, signal);
+        std::thread::sleep(WHILE);
+        let goes_on = !thread.is_finished();
+        if goes_on {
+            then(w);
+        }
+        let result = thread.join().unwrap();
+        format!("waited {waited}, handler ran {}, goes on {goes_on}: {result}", kernel::handled() - ran)
+    });
+    w.say(what, line);
+}
+
+fn recv(w: &mut World<'_>, what: &str, signal: i32, ends: (Fd, Fd)) {
+    let (a, b) = ends;
+    let call = move |sys: &dyn Sys| format!("{:?}", sys.recv(a, 10, 0));
+    interrupted(w, what, signal, call, |w| {
+        let _ = w.b.send(b, b"x", 0);
+    });
+}
+
+/// Of a connection that nobody reads from, which takes long to fill.
+fn send(w: &mut World<'_>, signal: i32, (a, b): (Fd, Fd)) {
+    let chunk = vec![7; 1 << 20];
+    w.a.set_nonblocking(a, true).unwrap();
+    let mut quiet = 0;
+    while quiet < 4 {
+        quiet += 1;
+        while w.a.send(a, &chunk, 0).is_ok() || w.a.send(a, b"x", 0).is_ok() {
+            quiet = 0;
+        }
+        w.settle();
+    }
+    w.a.set_nonblocking(a, false).unwrap();
+    let drain = |w: &World<'_>| {
+        w.b.set_nonblocking(b, true).unwrap();
+        for _ in 0..20 {
+            while w.b.recv(b, 1 << 20, 0).is_ok() {}
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    };
+    let call = move |sys: &dyn Sys| format!("{:?}", sys.send(a, b"x", 0));
+    interrupted(w, "send", signal, call, drain);
+}
+
+fn all_calls(w: &mut World<'_>, what: &str, signal: i32, with_send: bool) {
+    let (a, b) = w.connection();
+    w.say("handlers", what);
+    recv(w, "recv", signal, (a, b));
+    w.b.send(b, b"abc", 0).unwrap();
+    let call = move |sys: &dyn Sys| format!("{:?}", sys.recv(a, 10, MSG_WAITALL));
+    interrupted(w, "recv of more than there is", signal, call, |w| {
+        let _ = w.b.send(b, b"0123456789", 0);
+    });
+    let _ = w.a.recv(a, 100, libc::MSG_DONTWAIT);
+    let (listener, at) = w.listener(0);
+    let call = move |sys: &dyn Sys| format!("{:?}", sys.accept4(listener, 0).is_ok());
+    interrupted(w, "accept", signal, call, |w| {
+        let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
+        w.b.connect(b, &w.at_a(at)).unwrap();
+    });
+    if with_send {
+        send(w, signal, (a, b));
+    }
+    let call = move |sys: &dyn Sys| {
+        let mut fds = [libc::pollfd { fd: a, events: libc::POLLIN, revents: 0 }];
+        format!("{:?}", sys.poll(&mut fds, 10_000))
+    };
+    interrupted(w, "poll", signal, call, |w| {
+        let _ = w.b.send(b, b"x", 0);
+    });
+    let set = w.a.epoll_create().unwrap();
+    w.a.epoll_ctl(set, libc::EPOLL_CTL_ADD, a, libc::EPOLLIN as u32, 1).unwrap();
+    let call = move |sys: &dyn Sys| format!("{:?}", sys.epoll_wait(set, 1, -1));
+    interrupted(w, "epoll_wait", signal, call, |w| {
+        let _ = w.b.send(b, b"x", 0);
+    });
+    let limit = [10i64.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
+    w.a.setsockopt(a, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &limit).unwrap();
+    recv(w, "recv with a time-out", signal, (a, b));
+    let far = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
+    w.say("port", port(&w.a.getsockname(far).unwrap()));
+    for fd in [a, listener, set, far] {
+        w.a.close(fd).unwrap();
+    }
+    w.b.close(b).unwrap();
+}
+
+pub fn handlers_and_calls_that_wait(w: &mut World<'_>) {
+    for (restarting, interrupting) in [(true, false), (false, true), (true, true)] {
+        kernel::handle(SIGUSR1, if restarting { Handler::Restarts } else { Handler::None });
+        kernel::handle(SIGUSR2, if interrupting { Handler::Interrupts } else { Handler::None });
+        w.a.handlers_changed();
+        if restarting {
+            all_calls(w, "one that restarts", SIGUSR1, interrupting);
+        }
+        if interrupting {
+            all_calls(w, "one that does not", SIGUSR2, false);
+        }
+    }
+    kernel::handle(SIGUSR1, Handler::None);
+    kernel::handle(SIGUSR2, Handler::None);
+}
+
+mod tests {
+    crate::cases! {
+        handlers_and_calls_that_wait
+    }
+}
