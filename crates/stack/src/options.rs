@@ -1,5 +1,6 @@
 //! Per-socket options and what can be asked about a connection.
 
+use crate::tcp::profile::{checked_buffer, checked_mss};
 use crate::tcp::state::State;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -80,6 +81,21 @@ pub enum TcpOption {
     SendBuffer(u32),
     /// Largest segment to send (`TCP_MAXSEG`).
     MaxSegment(u16),
+}
+
+impl TcpOption {
+    /// Whether its value is within its range.
+    pub fn is_valid(self) -> bool {
+        let seconds = |time: Duration| (1..=32_767).contains(&time.as_secs());
+        match self {
+            Self::KeepIdle(time) | Self::KeepInterval(time) | Self::Linger2(time) => seconds(time),
+            Self::KeepCount(count) => (1..=127).contains(&count),
+            Self::UserTimeout(time) => u32::try_from(time.as_millis()).is_ok(),
+            Self::RecvBuffer(bytes) | Self::SendBuffer(bytes) => checked_buffer(bytes).is_some(),
+            Self::MaxSegment(bytes) => checked_mss(bytes).is_some(),
+            _ => true,
+        }
+    }
 }
 
 /// What is known about a connection, in the terms of Linux's `struct tcp_info`.

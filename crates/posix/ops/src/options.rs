@@ -335,7 +335,9 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = int(value)? != 0;
                 if let Shape::Stream(stream) = shape {
-                    return lane.client.set_option(stream.conn, TcpOption::QuickAck(on)).map_err(refusal);
+                    let result = lane.client.set_option(stream.conn, TcpOption::QuickAck(on));
+                    lane.client.flush();
+                    return result.map_err(refusal);
                 }
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
@@ -441,12 +443,16 @@ impl Lane {
     pub fn apply_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let Shape::Stream(stream) = socket.shape else { return Ok(()) };
+        let mut told = false;
         for option in socket.options.untold() {
             match self.client.set_option(stream.conn, option) {
                 // A connection that is over needs no options.
-                Ok(()) | Err(OptionError::Stale) => {}
+                Ok(()) | Err(OptionError::Stale) => told = true,
                 Err(error) => return Err(refusal(error)),
             }
+        }
+        if told {
+            self.client.flush();
         }
         Ok(())
     }

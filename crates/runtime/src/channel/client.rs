@@ -302,16 +302,17 @@ impl Client {
         }
     }
 
-    /// Sets an option.
+    /// Sets an option, as soon as the stack sees it: no question is asked.
     ///
     /// # Errors
-    /// The stack's; [`OptionError::Stale`] also if the shard is gone.
+    /// [`OptionError::Stale`] also if the connection is over.
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
-        self.held(conn).map_err(|_| OptionError::Stale)?;
-        match self.ask(Request::SetOption(conn.index(), option)) {
-            Ok(Reply::SetOption(result)) => result,
-            _ => Err(OptionError::Stale),
+        if !option.is_valid() {
+            return Err(OptionError::Invalid);
         }
+        self.hand(conn).map_err(|_| OptionError::Stale)?.wish(option)?;
+        self.ring(conn.index(), RUNG);
+        Ok(())
     }
 
     /// What the stack knows of a connection.

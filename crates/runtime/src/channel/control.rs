@@ -8,10 +8,10 @@ use crate::shard::Shard;
 use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
+use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::ip::{DropStats, NetworkStats};
-use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo};
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 use rustix::fd::OwnedFd;
@@ -40,8 +40,6 @@ pub enum Request {
     Unlisten(u32),
     /// Open a connection.
     Connect(SocketAddr, ConnectOptions),
-    /// Set an option of a socket.
-    SetOption(u32, TcpOption),
     /// What is known of a socket.
     Info(u32),
     /// Send bytes of which the last is urgent, on a socket.
@@ -140,8 +138,6 @@ pub enum Reply {
     Join(Result<(), Stale>),
     /// The socket's number and generation.
     Connect(Result<(u32, u32), Error>),
-    /// To [`Request::SetOption`].
-    SetOption(Result<(), OptionError>),
     /// To [`Request::Info`].
     Info(Result<Box<TcpInfo>, Stale>),
     /// To [`Request::SendUrgent`].

@@ -6,11 +6,13 @@ use super::region::{Direction, Region, SocketWords};
 use super::socket::{reason, request, state};
 use super::stream::Stream;
 use super::sync::{Ordering, fence};
+use super::wishes;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Release;
 use core::time::Duration;
-use ginnel_stack::error::{RecvError, SendError};
+use ginnel_stack::error::{OptionError, RecvError, SendError};
 use ginnel_stack::events::CloseReason;
+use ginnel_stack::options::TcpOption;
 
 /// A holder that runs is done in microseconds; one that was stopped in the middle must not stop others.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -155,6 +157,15 @@ impl<'a> Hand<'a> {
         self.words.wants_space.store(1, Ordering::Relaxed);
         // Pairs with the fence of the stack's, which looks for this after it made room.
         fence(Ordering::SeqCst);
+    }
+
+    /// An option that the connection is to have. [`OptionError::Stale`] if it is over.
+    pub fn wish(&self, option: TcpOption) -> Result<(), OptionError> {
+        if self.words.state.load(Ordering::Acquire) & state::ENDED != 0 {
+            return Err(OptionError::Stale);
+        }
+        wishes::wish(self.words, option);
+        Ok(())
     }
 
     /// Asks for something that is done once.

@@ -28,6 +28,7 @@ mod socket;
 mod stats;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests;
+mod wishes;
 
 pub use client::{Client, ClientEvent, ClientParts, Status, Streams};
 pub use control::{Reserved, Sharing, Thing};

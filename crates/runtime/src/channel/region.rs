@@ -15,6 +15,7 @@ use super::ChannelConfig;
 use super::bells::{Bells, Words};
 use super::stream::{Positions, Stream};
 use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use super::wishes;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::ptr::NonNull;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -84,6 +85,9 @@ pub(super) struct SocketWords {
     pub wants_space: AtomicU32,
     /// See [`super::lock`].
     pub lock: AtomicU32,
+    /// See [`super::wishes`]: which options are new, and their values.
+    pub wished: AtomicU32,
+    pub wishes: [AtomicU32; wishes::KINDS],
     // Written by both, each their own.
     incoming: Positions,
     outgoing: Positions,
@@ -348,6 +352,7 @@ impl SocketWords {
     pub fn begin(&self, generation: u32) {
         self.wants_room.store(0, Ordering::Relaxed);
         self.requests.store(0, Ordering::Relaxed);
+        self.wished.store(0, Ordering::Relaxed);
         self.wants_space.store(0, Ordering::Relaxed);
         self.lock.store(0, Ordering::Relaxed);
         self.acked.store(0, Ordering::Relaxed);

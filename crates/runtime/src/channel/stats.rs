@@ -24,6 +24,8 @@ pub struct ChannelStats {
     pub sockets_refused: u64,
     /// Listeners that were refused because a domain had as many as it can have.
     pub listeners_refused: u64,
+    /// Options that connections did not get, because so many different ones were in use.
+    pub options_refused: u64,
 }
 
 impl Add for ChannelStats {
@@ -40,6 +42,7 @@ impl Add for ChannelStats {
             clients_refused: self.clients_refused + other.clients_refused,
             sockets_refused: self.sockets_refused + other.sockets_refused,
             listeners_refused: self.listeners_refused + other.listeners_refused,
+            options_refused: self.options_refused + other.options_refused,
         }
     }
 }
@@ -57,6 +60,7 @@ impl ChannelStats {
             clients_refused,
             sockets_refused,
             listeners_refused,
+            options_refused,
         } = *self;
         for (name, count) in [
             ("channel.bells", bells),
@@ -68,6 +72,7 @@ impl ChannelStats {
             ("channel.clients_refused", clients_refused),
             ("channel.sockets_refused", sockets_refused),
             ("channel.listeners_refused", listeners_refused),
+            ("channel.options_refused", options_refused),
         ] {
             report(Kind::Counter, name, count);
         }

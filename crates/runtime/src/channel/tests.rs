@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 mod limits;
+mod options;
 mod shared;
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -4,9 +4,9 @@ use super::codec::{Code, Reader, choice, record};
 use crate::channel::Thing;
 use crate::channel::control::{Reply, Request, ReserveError, Reserved, Sharing, UdpRequest};
 use crate::error::Error;
-use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
+use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
-use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
 
@@ -17,7 +17,6 @@ choice!(ConnectError {
 });
 choice!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
 choice!(RecvError { 0 => Stale, 1 => WouldBlock });
-choice!(OptionError { 0 => Stale, 1 => Invalid, 2 => TooMany });
 choice!(Stale { 0 => Handle });
 choice!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
 record!(Sharing { reuse_address, reuse_port, v6_only });
@@ -37,11 +36,6 @@ record!(ListenOptions { backlog, v6_only, socket });
 record!(ConnectOptions { local, socket });
 record!(UdpOptions { reuse_address, reuse_port, broadcast, only_v6, receive_bytes, hop_limit, tos });
 record!(Datagram { len, from, to, ecn, hop_limit });
-choice!(TcpOption {
-    0 => NoDelay(on), 1 => Cork(on), 2 => QuickAck(on), 3 => KeepAlive(on), 4 => KeepIdle(time), 5 => KeepInterval(time),
-    6 => KeepCount(count), 7 => UserTimeout(time), 8 => LingerZero(on), 9 => Linger2(time), 10 => OobInline(on), 11 => AckEvents(on),
-    12 => RecvBuffer(bytes), 13 => SendBuffer(bytes), 14 => MaxSegment(bytes),
-});
 record!(TcpInfo {
     state,
     local,
@@ -104,7 +98,6 @@ impl Code for Request {
             Self::Join(listener) => (1u8, *listener).put(out),
             Self::Unlisten(listener) => (2u8, *listener).put(out),
             Self::Connect(remote, options) => (3u8, (*remote, *options)).put(out),
-            Self::SetOption(socket, option) => (4u8, (*socket, *option)).put(out),
             Self::Info(socket) => (5u8, *socket).put(out),
             Self::SendUrgent(socket, bytes) => {
                 (6u8, *socket).put(out);
@@ -129,7 +122,6 @@ impl Code for Request {
             1 => Self::Join(Code::get(from)?),
             2 => Self::Unlisten(Code::get(from)?),
             3 => Self::Connect(Code::get(from)?, Code::get(from)?),
-            4 => Self::SetOption(Code::get(from)?, Code::get(from)?),
             5 => Self::Info(Code::get(from)?),
             6 => Self::SendUrgent(Code::get(from)?, Code::get(from)?),
             7 => Self::RecvUrgent(Code::get(from)?),
@@ -168,7 +160,6 @@ impl Code for Reply {
             Self::Listen(result) => tagged(out, 0, result),
             Self::Join(result) => tagged(out, 1, result),
             Self::Connect(result) => tagged(out, 2, result),
-            Self::SetOption(result) => tagged(out, 3, result),
             Self::Info(result) => tagged(out, 4, result),
             Self::SendUrgent(result) => tagged(out, 5, result),
             Self::RecvUrgent(result) => tagged(out, 6, result),
@@ -187,7 +178,6 @@ impl Code for Reply {
             0 => Self::Listen(Code::get(from)?),
             1 => Self::Join(Code::get(from)?),
             2 => Self::Connect(Code::get(from)?),
-            3 => Self::SetOption(Code::get(from)?),
             4 => Self::Info(Code::get(from)?),
             5 => Self::SendUrgent(Code::get(from)?),
             6 => Self::RecvUrgent(Code::get(from)?),

@@ -21,7 +21,7 @@ mod mtu_search;
 mod output;
 mod pending;
 mod prediction;
-mod profile;
+pub(crate) mod profile;
 mod rack;
 mod receive;
 mod recovery;

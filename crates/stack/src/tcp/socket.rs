@@ -3,7 +3,6 @@
 use super::Tcp;
 use super::busy::{Busy, Urgent};
 use super::conn::{Flags, Life, NONE, Tcb};
-use super::profile::{checked_buffer, checked_mss};
 use super::receive::chunks_for;
 use super::rtt;
 use super::send_buffer::PushSourceError;
@@ -387,25 +386,21 @@ impl Tcp {
     }
 
     fn set_profile_option(&mut self, idx: u32, option: TcpOption) -> Result<(), OptionError> {
-        let seconds = |d: Duration| {
-            u16::try_from(d.as_secs()).ok().filter(|s| (1..=32_767).contains(s)).ok_or(OptionError::Invalid)
-        };
+        if !option.is_valid() {
+            return Err(OptionError::Invalid);
+        }
+        // Cannot truncate: within the range that was checked.
+        let seconds = |time: Duration| time.as_secs() as u16;
         let mut p = *self.profile(idx);
         match option {
-            TcpOption::KeepIdle(d) => p.keep_idle_seconds = seconds(d)?,
-            TcpOption::KeepInterval(d) => p.keep_interval_seconds = seconds(d)?,
-            TcpOption::KeepCount(n) if (1..=127).contains(&n) => p.keep_count = n,
-            TcpOption::UserTimeout(d) => {
-                p.user_timeout_ms = u32::try_from(d.as_millis()).map_err(|_| OptionError::Invalid)?;
-            }
-            TcpOption::Linger2(d) => p.fin_timeout_seconds = seconds(d)?,
-            TcpOption::RecvBuffer(n) => {
-                p.recv_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?
-            }
-            TcpOption::SendBuffer(n) => {
-                p.send_buffer_bytes = checked_buffer(n).ok_or(OptionError::Invalid)?
-            }
-            TcpOption::MaxSegment(n) => p.mss = checked_mss(n).ok_or(OptionError::Invalid)?,
+            TcpOption::KeepIdle(time) => p.keep_idle_seconds = seconds(time),
+            TcpOption::KeepInterval(time) => p.keep_interval_seconds = seconds(time),
+            TcpOption::KeepCount(count) => p.keep_count = count,
+            TcpOption::UserTimeout(time) => p.user_timeout_ms = time.as_millis() as u32,
+            TcpOption::Linger2(time) => p.fin_timeout_seconds = seconds(time),
+            TcpOption::RecvBuffer(bytes) => p.recv_buffer_bytes = bytes,
+            TcpOption::SendBuffer(bytes) => p.send_buffer_bytes = bytes,
+            TcpOption::MaxSegment(bytes) => p.mss = bytes,
             _ => return Err(OptionError::Invalid),
         }
         let id = self.profiles.intern(p).ok_or(OptionError::TooMany)?;

@@ -4,12 +4,14 @@ use super::super::bells::RUNG;
 use super::super::region::{Direction, LISTENERS_MAX, Region};
 use super::super::socket::{ended, request, state};
 use super::super::sync::{Ordering, fence};
+use super::super::wishes::{self, When};
 use super::super::{ChannelConfig, ChannelStats};
 use super::served::Served;
 use crate::context::Context;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
 use core::time::Duration;
+use ginnel_stack::error::OptionError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
@@ -262,7 +264,10 @@ impl Domain {
         if core::mem::take(&mut self.socket(socket).held_back) {
             cx.resume_reading(conn);
         }
-        if !self.forward(cx, socket, conn) {
+        self.grant(cx, socket, conn, When::First);
+        let all = self.forward(cx, socket, conn);
+        self.grant(cx, socket, conn, When::Last);
+        if !all {
             return;
         }
         if close {
@@ -270,6 +275,19 @@ impl Domain {
         } else if requests & request::SHUTDOWN != 0 && !self.socket(socket).shut {
             self.socket(socket).shut = true;
             let _ = cx.shutdown_write(conn);
+        }
+    }
+
+    /// Sets options that clients want.
+    #[inline]
+    fn grant(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, when: When) {
+        // As many as there are kinds, whatever clients write meanwhile.
+        for _ in 0..wishes::KINDS {
+            let Some(option) = wishes::next(self.region.socket(socket), when) else { return };
+            // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options.
+            if matches!(cx.set_option(conn, option), Err(OptionError::Invalid | OptionError::TooMany)) {
+                self.stats.options_refused += 1;
+            }
         }
     }
 

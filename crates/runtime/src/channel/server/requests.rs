@@ -5,7 +5,7 @@ use crate::channel::bells::RELEASED;
 use crate::channel::control::{Counters, Reply, Request};
 use crate::context::Context;
 use crate::error::Error;
-use ginnel_stack::error::{ConnectError, OptionError, RecvError, SendError, Stale};
+use ginnel_stack::error::{ConnectError, RecvError, SendError, Stale};
 
 impl Domain {
     /// Answers bells of a client, `most` at the most and no more than its ring holds. Returns how many.
@@ -88,10 +88,6 @@ impl Domain {
                     (socket, self.socket(socket).generation)
                 }))
             }
-            Request::SetOption(socket, option) => Reply::SetOption(match held(self, socket) {
-                Some(conn) => cx.set_option(conn, option),
-                None => Err(OptionError::Stale),
-            }),
             Request::Info(socket) => Reply::Info(match held(self, socket) {
                 Some(conn) => cx.info(conn).map(Box::new),
                 None => Err(Stale::Handle),

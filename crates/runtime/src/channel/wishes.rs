@@ -1,0 +1,153 @@
+//! Options that clients want a connection to have: a word of the region for each, and a bit that it is new. No question is asked, because programs set
+//! some for every connection.
+//!
+//! The bit is set behind the value. The stack clears the bit before it reads the value, so the last value that a client wrote is the last one read.
+
+use super::region::SocketWords;
+use super::sync::Ordering;
+use core::time::Duration;
+use ginnel_stack::options::TcpOption;
+
+/// Kinds of options, a bit each.
+pub(super) const KINDS: usize = 15;
+
+/// The kind of an option, and its value as a word. Times beyond a word are as long as a word can say.
+fn word(option: TcpOption) -> (usize, u32) {
+    let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    match option {
+        TcpOption::NoDelay(on) => (0, on.into()),
+        TcpOption::Cork(on) => (1, on.into()),
+        TcpOption::QuickAck(on) => (2, on.into()),
+        TcpOption::KeepAlive(on) => (3, on.into()),
+        TcpOption::KeepIdle(time) => (4, seconds(time)),
+        TcpOption::KeepInterval(time) => (5, seconds(time)),
+        TcpOption::KeepCount(count) => (6, count.into()),
+        TcpOption::UserTimeout(time) => (7, millis(time)),
+        TcpOption::LingerZero(on) => (8, on.into()),
+        TcpOption::Linger2(time) => (9, seconds(time)),
+        TcpOption::OobInline(on) => (10, on.into()),
+        TcpOption::AckEvents(on) => (11, on.into()),
+        TcpOption::RecvBuffer(bytes) => (12, bytes),
+        TcpOption::SendBuffer(bytes) => (13, bytes),
+        TcpOption::MaxSegment(bytes) => (14, bytes.into()),
+    }
+}
+
+/// The option of a kind with this value. What a client wrote there that cannot be comes out as something that the engine refuses.
+fn option(kind: usize, word: u32) -> Option<TcpOption> {
+    let (on, time) = (word != 0, Duration::from_secs(word.into()));
+    Some(match kind {
+        0 => TcpOption::NoDelay(on),
+        1 => TcpOption::Cork(on),
+        2 => TcpOption::QuickAck(on),
+        3 => TcpOption::KeepAlive(on),
+        4 => TcpOption::KeepIdle(time),
+        5 => TcpOption::KeepInterval(time),
+        6 => TcpOption::KeepCount(u8::try_from(word).unwrap_or(u8::MAX)),
+        7 => TcpOption::UserTimeout(Duration::from_millis(word.into())),
+        8 => TcpOption::LingerZero(on),
+        9 => TcpOption::Linger2(time),
+        10 => TcpOption::OobInline(on),
+        11 => TcpOption::AckEvents(on),
+        12 => TcpOption::RecvBuffer(word),
+        13 => TcpOption::SendBuffer(word),
+        14 => TcpOption::MaxSegment(u16::try_from(word).unwrap_or(u16::MAX)),
+        _ => return None,
+    })
+}
+
+/// Whether an option sends what was held back: it comes behind what was written before it.
+fn pushes(option: TcpOption) -> bool {
+    matches!(option, TcpOption::NoDelay(true) | TcpOption::Cork(false))
+}
+
+/// When in a turn an option comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    /// Before what was written is taken.
+    First,
+    /// Behind it.
+    Last,
+}
+
+/// The client's end: the stack is to be rung for it.
+pub(super) fn wish(words: &SocketWords, wished: TcpOption) {
+    let (kind, value) = word(wished);
+    words.wishes[kind].store(value, Ordering::Relaxed);
+    words.wished.fetch_or(1 << kind, Ordering::Release);
+}
+
+/// The stack's end: the next option that is new.
+pub(super) fn next(words: &SocketWords, when: When) -> Option<TcpOption> {
+    let mut new = words.wished.load(Ordering::Acquire);
+    while new != 0 {
+        let kind = new.trailing_zeros() as usize;
+        new &= new - 1;
+        let read = || words.wishes.get(kind).and_then(|word| option(kind, word.load(Ordering::Relaxed)));
+        if read().is_some_and(|option| pushes(option) != (when == When::Last)) {
+            continue;
+        }
+        words.wished.fetch_and(!(1 << kind), Ordering::AcqRel);
+        // Once more, as it may have changed before the bit was cleared.
+        if let Some(option) = read() {
+            return Some(option);
+        }
+    }
+    None
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::ChannelConfig;
+    use super::super::region::Region;
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    const ALL: [TcpOption; KINDS] = [
+        TcpOption::NoDelay(true),
+        TcpOption::Cork(true),
+        TcpOption::QuickAck(false),
+        TcpOption::KeepAlive(true),
+        TcpOption::KeepIdle(SECOND),
+        TcpOption::KeepInterval(SECOND),
+        TcpOption::KeepCount(9),
+        TcpOption::UserTimeout(Duration::from_millis(77)),
+        TcpOption::LingerZero(true),
+        TcpOption::Linger2(SECOND),
+        TcpOption::OobInline(true),
+        TcpOption::AckEvents(true),
+        TcpOption::RecvBuffer(1 << 20),
+        TcpOption::SendBuffer(4096),
+        TcpOption::MaxSegment(1000),
+    ];
+
+    #[test]
+    fn options_go_through_words_and_come_back() {
+        for (kind, wished) in ALL.into_iter().enumerate() {
+            let (place, value) = word(wished);
+            assert_eq!((place, option(place, value)), (kind, Some(wished)));
+        }
+        assert_eq!(option(KINDS, 1), None);
+    }
+
+    #[test]
+    fn what_sends_comes_behind_and_the_last_value_counts() {
+        let region = Region::create(&ChannelConfig { sockets_max: 1, ..ChannelConfig::default() }).unwrap();
+        let words = region.socket(0);
+        wish(words, TcpOption::Cork(true));
+        wish(words, TcpOption::NoDelay(true));
+        wish(words, TcpOption::Cork(false));
+        wish(words, TcpOption::KeepCount(3));
+        assert_eq!(next(words, When::First), Some(TcpOption::KeepCount(3)));
+        assert_eq!(next(words, When::First), None);
+        assert_eq!(next(words, When::Last), Some(TcpOption::NoDelay(true)));
+        assert_eq!(next(words, When::Last), Some(TcpOption::Cork(false)));
+        assert_eq!(next(words, When::Last), None);
+        // Another process of the domain writes what it likes.
+        words.wished.store(u32::MAX, Ordering::Relaxed);
+        while next(words, When::First).is_some() || next(words, When::Last).is_some() {}
+        assert_eq!(words.wished.load(Ordering::Relaxed), 0);
+    }
+}
