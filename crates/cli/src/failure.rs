@@ -22,6 +22,16 @@ impl Failure {
         Self { text: text.into(), code: 1, closed_pipe: false }
     }
 
+    /// A program was to run on a stack and has none: the status of the library in this case, too.
+    pub fn no_stack(text: impl Into<String>) -> Self {
+        Self { text: text.into(), code: 125, closed_pipe: false }
+    }
+
+    /// Arguments or configuration cannot be used.
+    pub fn is_usage(&self) -> bool {
+        self.code == 2
+    }
+
     /// Nobody reads the output any more.
     pub fn is_closed_pipe(&self) -> bool {
         self.closed_pipe
@@ -32,7 +42,7 @@ impl Failure {
         Self { text: String::new(), code, closed_pipe: false }
     }
 
-    /// 2 for usage, a program's own, 1 otherwise.
+    /// 2 for usage, 125 without a stack, a program's own, 1 otherwise.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.code)
     }

@@ -1,12 +1,14 @@
 //! The `ginnel` command.
 //!
-//! Exit codes: 0 done, 1 it failed while running, 2 it could not start because of its arguments or configuration. Every error is one line on
+//! Exit codes: 0 done, 1 it failed while running, 2 it could not start because of its arguments or configuration, 125 a program has no stack to run on. Every error is one line on
 //! standard error that names the thing it is about.
 
 mod commands;
 mod failure;
 mod log;
 mod presence;
+mod programs;
+mod serving;
 mod signals;
 mod stack_options;
 mod table;

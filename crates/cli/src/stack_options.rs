@@ -1,11 +1,11 @@
 //! Options that say what a program's stack runs over. They are the same for all programs.
 
 use crate::failure::Failure;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
-use ginnel::config::{AfXdpKeys, DeviceConfig, DeviceKind, LinkSpec, MemifConfig, Prefix};
+use ginnel::config::{AfXdpKeys, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix};
 use std::path::PathBuf;
 
 /// Options of the stack.
@@ -38,6 +38,10 @@ pub struct StackOptions {
     #[arg(long, value_name = "ADDRESS/LEN")]
     pub kernel_address: Vec<Prefix>,
 
+    /// Whose 127.0.0.0/8 and ::1 are, for programs on the stack: with "stack" a program reaches itself, and the other programs there, inside the stack; it needs no device then.
+    #[arg(long, value_name = "WHOSE", value_enum)]
+    pub loopback: Option<Whose>,
+
     /// Largest IP packet in bytes.
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(68..=65_521))]
     pub mtu: Option<u32>,
@@ -65,6 +69,15 @@ pub struct StackOptions {
     /// How long an idle shard polls before it sleeps, in microseconds.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     pub spin_us: Option<u32>,
+}
+
+/// Whose loopback addresses are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Whose {
+    /// The kernel's: the default.
+    Kernel,
+    /// The stack's.
+    Stack,
 }
 
 /// `memory`, `tap:NAME` or `af_xdp:NAME,KEY=VALUE,…`.
@@ -109,6 +122,11 @@ impl StackOptions {
             Some(path) => Config::from_file(path).map_err(|e| Failure::usage(e.to_string()))?,
             None => Config::default(),
         };
+        config.loopback = match self.loopback {
+            Some(Whose::Kernel) => Loopback::Kernel,
+            Some(Whose::Stack) => Loopback::Stack,
+            None => config.loopback,
+        };
         self.shape(&mut config)?;
         if let Some(device) = self.sole_device(&mut config)? {
             device.mtu = self.mtu.or(device.mtu);
@@ -133,6 +151,7 @@ impl StackOptions {
             ("--address", !self.address.is_empty()),
             ("--gateway", !self.gateway.is_empty()),
             ("--kernel-address", !self.kernel_address.is_empty()),
+            ("--loopback", self.loopback.is_some()),
             ("--mtu", self.mtu.is_some()),
             ("--link", self.link.is_some()),
             ("--link-seed", self.link_seed.is_some()),
@@ -170,6 +189,8 @@ impl StackOptions {
                 let memif = Some(memif.clone());
                 DeviceConfig { memif, ..DeviceConfig::new("memif", DeviceKind::Memif) }
             }
+            // Those who only talk to each other need no wire.
+            (None, None) if config.loopback == Loopback::Stack && !from_options => return Ok(()),
             (None, None) => {
                 return Err(Failure::usage(
                     "--device is missing: memory, tap:NAME or af_xdp:NAME, or --memif, or a --config FILE with [[device]]",

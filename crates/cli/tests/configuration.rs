@@ -74,6 +74,13 @@ fn document() -> String {
     );
     out.push_str(EXAMPLE.trim_start());
     out.push_str("```\n");
+    out.push_str("\n## In front of all tables\n\n| Key | Type | Meaning |\n|---|---|---|\n");
+    for key in keys("crates/runtime/src/config.rs", "Config") {
+        // The others are tables.
+        if !key.type_name.contains("Config") {
+            let _ = writeln!(out, "| `{}` | {} | {} |", key.name, type_text(&key.type_name), key.text);
+        }
+    }
     for (table, name, file) in TABLES {
         let _ = write!(out, "\n## `{table}`\n\n| Key | Type | Meaning |\n|---|---|---|\n");
         for key in keys(file, name) {

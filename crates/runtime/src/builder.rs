@@ -5,7 +5,7 @@ use crate::channel::remote::Remote;
 use crate::channel::{ChannelServer, Client};
 use crate::clock;
 use crate::command::{self, Commander, Mailbox};
-use crate::config::{Config, DeviceConfig, LinkConfig, Placement};
+use crate::config::{Config, DeviceConfig, LinkConfig, Loopback, Placement};
 use crate::context::{Core, Lent};
 use crate::devices;
 use crate::dispatch::Dispatch;
@@ -20,6 +20,8 @@ use crate::presence::Presence;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use ginnel_devices::memory;
 use ginnel_devices::random::Random;
 use ginnel_stack::device::Device;
 use ginnel_stack::error::ConfigError;
@@ -44,6 +46,7 @@ pub struct ShardBuilder<H> {
     beside: Option<Beside>,
     presence: Option<(Arc<Presence>, String)>,
     place: Place,
+    loops: bool,
 }
 
 /// Which part of the thread arrangement a shard is.
@@ -87,6 +90,7 @@ impl Shard<()> {
             beside: None,
             presence: None,
             place: Place::default(),
+            loops: false,
         }
     }
 }
@@ -94,8 +98,8 @@ impl Shard<()> {
 impl<H> ShardBuilder<H> {
     /// The application.
     pub fn handler<T: Handler>(self, handler: T) -> ShardBuilder<T> {
-        let Self { config, devices, seed, now, member, channel, beside, presence, place, .. } = self;
-        ShardBuilder { config, handler, devices, seed, now, member, channel, beside, presence, place }
+        let Self { config, devices, seed, now, member, channel, beside, presence, place, loops, .. } = self;
+        ShardBuilder { config, handler, devices, seed, now, member, channel, beside, presence, place, loops }
     }
 
     /// Supplies the device of this name of the configuration. A memory device must be supplied, others are opened where none is.
@@ -122,6 +126,12 @@ impl<H> ShardBuilder<H> {
     /// Shows the shard to other processes, as the one called `label` of its stack. Not for simulations: it does I/O.
     pub fn presence(mut self, presence: Option<Arc<Presence>>, label: impl Into<String>) -> Self {
         self.presence = presence.map(|presence| (presence, label.into()));
+        self
+    }
+
+    /// What the stack sends to an address of its own comes back to it, as on a host: without this, it has no route there. Implied by `loopback = "stack"`.
+    pub fn talks_to_itself(mut self, on: bool) -> Self {
+        self.loops = on;
         self
     }
 
@@ -190,6 +200,7 @@ impl<H: Handler> ShardBuilder<H> {
             beside: None,
             presence: self.presence.clone(),
             place: Place { shard: self.place.shard, ..Place::default() },
+            loops: self.loops,
         };
         let stack = SameThread(Arc::new(Mutex::new(stack.build_here()?)));
         if let Some((_, label)) = &mut self.presence {
@@ -292,6 +303,9 @@ impl<H> ShardBuilder<H> {
             return Err(ConfigError::new("device", problem).into());
         }
         let links = add_links(&mut stack, config, &ports)?;
+        if self.loops || config.loopback == Loopback::Stack {
+            ports.push(add_loop(&mut stack, config.loopback)?);
+        }
         Ok((Engine::Here(stack), ports, links))
     }
 }
@@ -337,6 +351,30 @@ fn add_links(stack: &mut Stack, config: &Config, ports: &[Port]) -> Result<Vec<L
     Ok(links)
 }
 
+/// Name of the link from the stack to itself.
+const LOOP: &str = "lo";
+
+/// A link over which the stack reaches itself.
+fn add_loop(stack: &mut Stack, loopback: Loopback) -> Result<Port, Error> {
+    let Device { rx, tx } = memory::to_itself(LOOP_RING_BYTES);
+    let id = stack.add_port(tx);
+    let addresses = match loopback {
+        Loopback::Kernel => Vec::new(),
+        Loopback::Stack => vec![(Ipv4Addr::LOCALHOST.into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)],
+    };
+    let link = ginnel_stack::link::LinkConfig {
+        name: LOOP.into(),
+        addresses,
+        loopback: true,
+        ..ginnel_stack::link::LinkConfig::default()
+    };
+    stack.add_link(id, &link)?;
+    Ok(Port { id, name: LOOP.into(), rx, is_gone: false, rx_frames: 0, rx_bytes: 0 })
+}
+
+/// Room for what is on its way from the stack to itself: some 30 of the longest packets.
+const LOOP_RING_BYTES: usize = 2 << 20;
+
 /// The engine names links and routes by their contents; a file's author knows them by their place.
 fn keyed(e: ConfigError, table: String) -> ConfigError {
     let key = match e.key.rsplit_once('.') {
@@ -353,6 +391,7 @@ fn engine_link(link: &LinkConfig) -> ginnel_stack::link::LinkConfig {
         mtu: link.mtu.map(|mtu| mtu as usize),
         vlan: link.vlan,
         accept_ra: link.accept_ra,
+        loopback: false,
         static_neighbours: link.neighbours.iter().map(|n| (n.address, MacAddr(n.mac.0))).collect(),
     }
 }

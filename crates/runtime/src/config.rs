@@ -32,6 +32,9 @@ pub struct Config {
     pub shards: ShardsConfig,
     /// How other processes see it.
     pub run: RunConfig,
+    /// Whose 127.0.0.0/8 and ::1 are, for programs on the stack (`ginnel run`). `kernel`: the kernel's. `stack`: a program reaches itself, and the other programs on the
+    /// stack, inside the stack. Default `kernel`. The stack's own addresses are reached inside the stack in any case.
+    pub loopback: Loopback,
     /// Between an application that has a thread of its own and its shard.
     pub channel: ChannelConfig,
     /// ARP, NDP, ICMP, fragments, path MTU and UDP.
@@ -60,6 +63,17 @@ pub enum Placement {
     Paired,
     /// In a thread of its own on another CPU.
     Split,
+}
+
+/// Whose loopback addresses are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Loopback {
+    /// The kernel's.
+    #[default]
+    Kernel,
+    /// The stack's.
+    Stack,
 }
 
 /// Keys of the `[shard]` table.

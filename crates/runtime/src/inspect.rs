@@ -5,13 +5,15 @@
 //!             ◄───a line each──                 ◄─the same memory, filled──────────
 //! ```
 //!
+//! The same thread says which processes are attached (`ginnel down`, `ginnel check`).
+//!
 //! The shard keeps nothing of a listing between two portions. An asker that does not read is not asked for any more, and after a while sent away.
 
 mod line;
 mod server;
 
 pub(crate) use server::Office;
-pub use server::ask;
+pub use server::{ask, users};
 
 use crate::command::{CommandError, Commander};
 use crate::context::Core;

@@ -2,6 +2,7 @@
 
 use crate::command::Commander;
 use crate::config::RunConfig;
+use crate::door::Users;
 use crate::error::Error;
 use crate::inspect::Office;
 use crate::run_dir::{self, RunDir};
@@ -49,6 +50,20 @@ impl Presence {
     /// A shard with an engine, whose sockets can be listed.
     pub(crate) fn register(&self, label: &str, shard: Commander) {
         self.office.register(label, shard);
+    }
+
+    /// The door of the stack has this list of those who came in.
+    pub(crate) fn introduce(&self, users: Arc<Users>) {
+        self.office.introduce(users);
+    }
+
+    /// Says in the directory that the stack serves: there is a file `ready` from now on.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn announce(&self) -> Result<(), Error> {
+        let path = self.dir.path().join(run_dir::READY);
+        std::fs::write(&path, "").map_err(|e| Error::io(path.display().to_string(), e))
     }
 
     /// How often a busy shard shows its counters.

@@ -5,6 +5,7 @@
 //!     .lock                      held for a moment by whoever creates, removes or lists
 //!     web/                       a stack called "web"
 //!       lock                     held by its process as long as it lives (flock), with its number in it
+//!       ready                    there once the stack serves programs of others
 //!       stats, inspect, …        what the stack offers to others
 //! ```
 //!
@@ -20,6 +21,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Name of the file that says that a stack serves programs.
+pub const READY: &str = "ready";
 
 /// Longest name of a stack: the path of a socket in its directory must fit into the 108 bytes that Unix sockets have for it.
 pub const NAME_BYTES_MAX: usize = 48;
@@ -155,6 +159,13 @@ pub fn running_in(base: &Path) -> Result<Vec<Running>, RunDirError> {
         checked => checked?,
     }
     let _guard = lock(base)?;
+    let mut found = sweep(base)?;
+    found.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(found)
+}
+
+/// Those whose process lives; the directories of others are removed. To be called with the lock of all held.
+fn sweep(base: &Path) -> Result<Vec<Running>, RunDirError> {
     let mut found = Vec::new();
     let failed = |e| RunDirError::Io(base.into(), e);
     for entry in fs::read_dir(base).map_err(failed)? {
@@ -171,7 +182,6 @@ pub fn running_in(base: &Path) -> Result<Vec<Running>, RunDirError> {
             None => fs::remove_dir_all(&path).map_err(|e| RunDirError::Io(path, e))?,
         }
     }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
 }
 
@@ -191,7 +201,7 @@ pub fn find_in(base: &Path, name: Option<&str>) -> Result<Running, RunDirError> 
 }
 
 impl RunDir {
-    /// The directory of a stack that is to be called `name`, new and empty.
+    /// The directory of a stack that is to be called `name`, new and empty. Those of stacks that were killed are removed on the way.
     ///
     /// # Errors
     /// A stack of this name runs; the place cannot be written to, or not trusted.
@@ -209,6 +219,8 @@ impl RunDir {
             _ => check(base, false)?,
         }
         let _guard = lock(base)?;
+        // What killed stacks have left. If it cannot be removed, that is no reason not to run.
+        let _ = sweep(base);
         let path = base.join(name);
         let failed = |e| RunDirError::Io(path.clone(), e);
         if let Err(e) = make(&path) {

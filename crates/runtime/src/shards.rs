@@ -46,12 +46,13 @@ pub struct Shards {
     seed: Option<[u8; 32]>,
     now: Option<Instant>,
     presence: Option<Arc<Presence>>,
+    loops: bool,
 }
 
 impl Shards {
     /// Starts with a configuration.
     pub fn new(config: Config) -> Self {
-        Self { config, devices: Vec::new(), seed: None, now: None, presence: None }
+        Self { config, devices: Vec::new(), seed: None, now: None, presence: None, loops: false }
     }
 
     /// Supplies the queues of the device of this name, one for each shard. A memory device must be supplied, others are opened where none is.
@@ -69,6 +70,12 @@ impl Shards {
     /// Shows the shards to other processes, by number. Not for simulations: it does I/O.
     pub fn presence(mut self, presence: Option<Arc<Presence>>) -> Self {
         self.presence = presence;
+        self
+    }
+
+    /// What the stack sends to an address of its own comes back to it: see [`ShardBuilder::talks_to_itself`](crate::ShardBuilder::talks_to_itself).
+    pub fn talks_to_itself(mut self, on: bool) -> Self {
+        self.loops = on;
         self
     }
 
@@ -114,6 +121,7 @@ impl Shards {
                 now: self.now,
                 member,
                 presence: self.presence.clone().map(|presence| (presence, index.to_string())),
+                loops: self.loops,
             });
         }
         for device in &self.config.devices {
@@ -211,6 +219,8 @@ struct Part {
     now: Option<Instant>,
     member: Option<Member>,
     presence: Option<(Arc<Presence>, String)>,
+    /// It talks to itself.
+    loops: bool,
     /// Which shard.
     index: u8,
     /// The ways in for other threads to its applications, if these have shards of their own and there are several of them.
@@ -226,6 +236,7 @@ impl Part {
         let way = self.ways.pop();
         let place = Place { shard: self.index, way, ..Place::default() };
         let mut builder = Shard::builder(self.config).handler(handler).seed(self.seed).member(self.member);
+        builder = builder.talks_to_itself(self.loops);
         if let Some((presence, label)) = self.presence {
             builder = builder.presence(Some(presence), label);
         }

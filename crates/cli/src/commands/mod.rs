@@ -7,6 +7,7 @@ mod run;
 mod serve;
 mod ss;
 mod stat;
+mod up;
 
 use crate::failure::Failure;
 use clap::Subcommand;
@@ -18,8 +19,12 @@ pub enum Command {
     Echo(serve::EchoOptions),
     /// Serve the files of a directory over HTTP
     Httpd(serve::HttpdOptions),
-    /// Run an unmodified program on a stack of its own
+    /// Run an unmodified program on a stack of its own, or on one that ginnel up keeps
     Run(run::RunOptions),
+    /// Keep a stack that several programs use
+    Up(up::UpOptions),
+    /// End a stack that ginnel up keeps
+    Down(up::DownOptions),
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
@@ -40,6 +45,8 @@ impl Command {
             Self::Echo(options) => serve::echo(&options),
             Self::Httpd(options) => serve::httpd(&options),
             Self::Run(options) => run::run(&options),
+            Self::Up(options) => up::up(&options),
+            Self::Down(options) => up::down(&options),
             Self::Load(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
             Self::Stat(options) => stat::run(&options),

@@ -1,149 +1,137 @@
-//! `ginnel run`: an unmodified program on a stack of its own.
+//! `ginnel run`: an unmodified program on a stack of its own, or on one that `ginnel up` keeps.
 
 use crate::failure::Failure;
-use crate::presence;
+use crate::programs::{ProgramOptions, library};
+use crate::serving::{self, LOOK_EVERY, Made, Serving};
 use crate::stack_options::StackOptions;
-use clap::{Args, ValueEnum};
-use ginnel::channel::ChannelServer;
-use ginnel::door::Door;
-use ginnel::shards::Shards;
-use ginnel::{Shard, StopFlag};
+use clap::Args;
+use ginnel::{StopFlag, run_dir};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::Signals;
-use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Name of the library.
-const LIBRARY: &str = "libginnel.so";
-/// Name of the door's socket in the directory of a stack.
-const CONTROL: &str = "control";
-/// How often it is looked whether somebody still uses the stack.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// The name that stands for no stack at all.
+pub const KERNEL: &str = "kernel";
+/// A stack that has just been started may not serve yet.
+const SERVES_WITHIN: Duration = Duration::from_secs(12);
 
 /// Options of `ginnel run`.
 #[derive(Clone, Debug, Args)]
 pub struct RunOptions {
+    /// The stack to run on, which ginnel up keeps; "kernel" for none, which is how the same command line rolls back. Default: one of the program's own, which
+    /// the options below describe.
+    #[arg(long = "stack", value_name = "NAME")]
+    on: Option<String>,
+
+    #[command(flatten)]
+    program: ProgramOptions,
+
     #[command(flatten)]
     stack: StackOptions,
-
-    /// Whether listeners on all addresses (0.0.0.0 and ::) take connections that come by the kernel, too.
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = KernelListen::Auto)]
-    kernel_listen: KernelListen,
-
-    /// The program and its arguments.
-    #[arg(last = true, required = true, value_name = "PROGRAM")]
-    program: Vec<OsString>,
-}
-
-/// When listeners on all addresses are the kernel's, too.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum KernelListen {
-    /// Always: the kernel says whether the port is free, and who may have it.
-    Auto,
-    /// Never: ports are the stack's alone.
-    Off,
 }
 
 /// Runs the program, and ends as it ended.
 pub fn run(options: &RunOptions) -> Result<(), Failure> {
+    match options.on.as_deref() {
+        None => on_own(options),
+        // With the options of a stack or without: those of the command line that is rolled back.
+        Some(KERNEL) => Err(options.program.become_on_kernel()),
+        Some(name) => on_named(options, name),
+    }
+}
+
+fn on_named(options: &RunOptions, name: &str) -> Result<(), Failure> {
+    if let Some(option) = options.stack.first_given() {
+        return Err(Failure::usage(format!("{option}: the stack \"{name}\" is as ginnel up made it")));
+    }
+    let library = library()?;
+    match way_to(name) {
+        Ok(control) => Err(options.program.become_on_stack(&library, &control)),
+        Err(cause) => Err(options.program.without_stack(&cause)),
+    }
+}
+
+/// The door of a stack, once it serves.
+fn way_to(name: &str) -> Result<PathBuf, Failure> {
+    let until = Instant::now() + SERVES_WITHIN;
+    loop {
+        let found = run_dir::find(Some(name)).map_err(|e| Failure::running(e.to_string()))?;
+        if found.path.join(run_dir::READY).exists() {
+            return Ok(serving::control(&found.path));
+        }
+        let pid = found.pid;
+        if !serving::control(&found.path).exists() && Instant::now() + SERVES_WITHIN > until + LOOK_EVERY {
+            return Err(Failure::running(format!(
+                "the stack \"{name}\" of process {pid} has no door for programs: it is not one of ginnel up or ginnel run"
+            )));
+        }
+        if Instant::now() > until {
+            return Err(Failure::running(format!(
+                "the stack \"{name}\" of process {pid} does not become ready"
+            )));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+fn on_own(options: &RunOptions) -> Result<(), Failure> {
     let config = options.stack.to_config()?;
     let library = library()?;
-    if config.shards.count > 1 {
-        return Err(Failure::usage("shards.count: a program of another process is served by one shard only"));
-    }
-    let channel = config.channel.clone();
-    let presence = presence::of(&config.run, "run")?.ok_or_else(|| {
-        Failure::usage(
-            "run.directory: a program on the stack finds it by its directory, so it has to have one",
-        )
-    })?;
-    let control = presence.dir().path().join(CONTROL);
-    let mut shards = Shards::new(config)
-        .presence(Some(presence))
-        .open()?
-        .build(|_| ChannelServer::for_processes(&channel))?;
+    let made = match Made::new(config, "run", 0) {
+        Ok(made) => made,
+        // What is wrong with the command line is wrong in any case.
+        Err(failure) if failure.is_usage() => return Err(failure),
+        Err(cause) => return Err(options.program.without_stack(&cause)),
+    };
     let stop = StopFlag::new().map_err(|e| Failure::running(format!("stop flag: {e}")))?;
-    let door = Door::open(Some(&control), shards.iter().map(Shard::commander).collect())?;
-    std::thread::scope(|scope| {
-        let shards = scope.spawn(|| shards.iter_mut().try_for_each(|shard| shard.run(&stop)));
-        let ended = start(options, &library, &control).and_then(|child| follow(child, &door));
-        stop.stop();
-        match shards.join() {
-            Ok(result) => result.map_err(Failure::from).and(ended),
-            Err(_) => Err(Failure::running("a shard panicked")),
-        }
-    })
-    .and_then(|status| if status.success() { Ok(()) } else { Err(Failure::program(code(status))) })
-}
-
-/// Where the library is: where the environment says, beside this program, or where packages put it.
-fn library() -> Result<PathBuf, Failure> {
-    if let Some(path) = std::env::var_os("GINNEL_LIBRARY") {
-        return Ok(path.into());
-    }
-    let program = std::env::current_exe().map_err(|e| Failure::running(format!("own path: {e}")))?;
-    let beside = program.with_file_name(LIBRARY);
-    let places = program
-        .parent()
-        .into_iter()
-        .flat_map(|at| ["../lib/ginnel", "../lib"].map(|folder| at.join(folder).join(LIBRARY)));
-    core::iter::once(beside.clone()).chain(places).find(|path| path.exists()).ok_or_else(|| {
-        Failure::running(format!("{} is missing (GINNEL_LIBRARY says where else it is)", beside.display()))
-    })
-}
-
-/// Starts the program with the library and a way to the stack.
-fn start(options: &RunOptions, library: &Path, control: &Path) -> Result<Child, Failure> {
-    let [program, arguments @ ..] = options.program.as_slice() else {
-        return Err(Failure::usage("PROGRAM is missing"));
-    };
-    let mut preload = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD") {
-        preload.push(":");
-        preload.push(others);
-    }
-    let kernel_listen = match options.kernel_listen {
-        KernelListen::Auto => "auto",
-        KernelListen::Off => "off",
-    };
-    let mut command = std::process::Command::new(program);
-    command
-        .args(arguments)
-        .env("LD_PRELOAD", preload)
-        .env("GINNEL_STACK", control)
-        .env("GINNEL_KERNEL_LISTEN", kernel_listen);
-    command.spawn().map_err(|e| Failure::running(format!("{}: {e}", program.display())))
+    let status = made.serve(&stop, |serving| {
+        let child = options.program.start(&library, &serving.control())?;
+        follow(child, serving)
+    })?;
+    if status.success() { Ok(()) } else { Err(Failure::program(code(status))) }
 }
 
 /// Hands signals on, until the program and all that came of it have ended.
-fn follow(mut child: Child, door: &Door) -> Result<ExitStatus, Failure> {
+fn follow(mut child: Child, serving: &Serving<'_>) -> Result<ExitStatus, Failure> {
     let running = |e| Failure::running(format!("program: {e}"));
     let signals = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH, SIGCONT];
     let mut signals = Signals::new(signals).map_err(running)?;
     let status = loop {
         for signal in signals.pending() {
-            if let (Some(pid), Some(signal)) =
-                (Pid::from_raw(child.id().cast_signed()), Signal::from_named_raw(signal))
-            {
-                // It may have ended.
-                let _ = kill_process(pid, signal);
-            }
+            hand_on(signal, child.id());
         }
         if let Some(status) = child.try_wait().map_err(running)? {
             break status;
         }
         std::thread::sleep(LOOK_EVERY);
     };
-    // A program that went to the background left others behind: the stack is theirs until they end.
-    let ended = |signals: &mut Signals| signals.pending().any(|s| matches!(s, SIGINT | SIGTERM));
-    while door.processes() > 0 && !ended(&mut signals) {
+    // A program that went to the background left others behind: the stack is theirs until they end. The first of them is the one that others would send signals.
+    let mut asked = 0;
+    while serving.door.processes() > 0 && !serving.has_ended() {
+        for signal in signals.pending() {
+            asked += u32::from(matches!(signal, SIGINT | SIGTERM));
+            if let Some(first) = serving.door.users().iter().find(|user| user.pid != 0) {
+                hand_on(signal, first.pid);
+            }
+        }
+        // Whoever asks twice does not want to wait.
+        if asked > 1 {
+            break;
+        }
         std::thread::sleep(LOOK_EVERY);
     }
     Ok(status)
+}
+
+fn hand_on(signal: i32, pid: u32) {
+    if let (Some(pid), Some(signal)) = (Pid::from_raw(pid.cast_signed()), Signal::from_named_raw(signal)) {
+        // It may have ended.
+        let _ = kill_process(pid, signal);
+    }
 }
 
 /// As a shell has it: of a program that a signal ended, 128 and the signal.

@@ -21,6 +21,9 @@ use std::sync::{Arc, OnceLock};
 /// Bytes that a frame can be longer than the MTU: an Ethernet header with a VLAN tag.
 const LINK_HEADER_BYTES_MAX: usize = 18;
 
+/// Bytes of the longest packet of [`to_itself`] that is no super-frame.
+pub const LOOP_MTU: usize = 16 << 10;
+
 /// What [`pair`] makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
@@ -68,6 +71,16 @@ pub fn pair(config: MemoryConfig) -> (Device, Device) {
     let (tx_a, rx_b) = direction(&config, first);
     let (tx_b, rx_a) = direction(&config, second);
     (Device { rx: Box::new(rx_a), tx: Box::new(tx_a) }, Device { rx: Box::new(rx_b), tx: Box::new(tx_b) })
+}
+
+/// A device whose frames come back to it, as Linux's `lo`: checksums are not computed, super-frames are not cut, and nothing is lost but what finds no room in a ring of so many
+/// bytes. Packets are no longer than [`LOOP_MTU`], so that what depends on the size of segments (when to acknowledge, how much of a window is worth telling) stays lively; as
+/// super-frames they are up to four times as long.
+#[must_use]
+pub fn to_itself(ring_bytes: usize) -> Device {
+    let config = MemoryConfig { mtu: LOOP_MTU, ring_bytes, ..MemoryConfig::default() };
+    let (tx, rx) = direction(&config, config.macs[0]);
+    Device { rx: Box::new(rx), tx: Box::new(tx) }
 }
 
 /// A switch and `ports` devices on it, with the MAC addresses 02:00:00:00:00:01 and so on; those of `config` are not used.

@@ -16,12 +16,13 @@ use ginnel::channel::control::ReserveError;
 use ginnel::{ConnectError, ConnectOptions, Error, ListenError};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 
 impl Ops {
     /// `bind`. The stack reserves the address; port 0 lets it choose one.
     ///
     /// # Errors
-    /// `EINVAL` (bound already, or too short an address), `EAFNOSUPPORT`, `EADDRINUSE`, `EADDRNOTAVAIL`.
+    /// `EINVAL` (bound already, or too short an address), `EAFNOSUPPORT`, `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock();
         let file = self.file(fd)?;
@@ -43,6 +44,9 @@ impl Ops {
         if address.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::INVAL);
         }
+        if is_privileged(address.port(), self.config.unprivileged_port_start) {
+            return Err(Errno::ACCESS);
+        }
         if !address.ip().is_unspecified() {
             let ours = (self.config.takes)(address.ip());
             let refused = Err(Errno::ADDRNOTAVAIL);
@@ -61,7 +65,11 @@ impl Ops {
         // Whether the port is free, and may be had, the kernel knows better.
         self.back_with_kernel(&mut lane, fd, file)?;
         kernel::never_wait(fd)?;
-        raw::bind(fd, bytes)?;
+        match raw::bind(fd, bytes) {
+            // In the stack the port is free to all.
+            Err(Errno::ACCESS) => return lane.reserve(file, address, sharing, None),
+            bound => bound?,
+        }
         let chosen = kernel::name_of(fd, family)?;
         lane.reserve(file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
     }
@@ -239,6 +247,13 @@ impl Lane {
         self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
         Ok(())
     }
+}
+
+/// Whether this process may not bind the port (`inet_port_requires_bind_service`).
+fn is_privileged(port: u16, unprivileged_start: u16) -> bool {
+    let may =
+        || capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_BIND_SERVICE));
+    port != 0 && port < unprivileged_start && !may()
 }
 
 /// To connect to no address is to connect to oneself (`ip_route_connect`).

@@ -65,13 +65,21 @@ pub struct OpsConfig {
     pub takes: fn(IpAddr) -> bool,
     /// Listeners on all addresses take connections that come by the kernel, too.
     pub kernel_listen: bool,
+    /// `bind` to a lower port needs `CAP_NET_BIND_SERVICE`.
+    pub unprivileged_port_start: u16,
     /// Descriptors of closed sockets that are kept for the next ones. A program that needs the lowest number free (POSIX) wants 0.
     pub descriptors_kept: usize,
 }
 
 impl Default for OpsConfig {
     fn default() -> Self {
-        Self { spin: Duration::from_micros(20), takes: |_| true, kernel_listen: false, descriptors_kept: 0 }
+        Self {
+            spin: Duration::from_micros(20),
+            takes: |_| true,
+            kernel_listen: false,
+            unprivileged_port_start: 0,
+            descriptors_kept: 0,
+        }
     }
 }
 

@@ -68,7 +68,7 @@ impl Ops {
     /// `accept4`. The peer's address is written as for `getpeername`.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or the flags are unknown, `EMFILE`.
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or the flags are unknown, `EMFILE`, `ENETDOWN` if the stack is gone.
     pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, Written), Errno> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
@@ -94,7 +94,9 @@ impl Ops {
         let mut watched = [pollfd { fd: half.unwrap_or(-1), events: POLLIN, revents: 0 }];
         let (mut lane, result) = self.until(lane, &[file], &mut watched, &wait, |lane, _| {
             match (lane.accept_step(file, flags), half) {
-                (Err(Errno::AGAIN), Some(half)) => kernel::accept(half, flags, family).map(Accepted::Kernel),
+                (Err(Errno::AGAIN | Errno::NETDOWN), Some(half)) => {
+                    kernel::accept(half, flags, family).map(Accepted::Kernel)
+                }
                 (result, _) => result.map(Accepted::Stack),
             }
         });
@@ -168,7 +170,7 @@ impl Lane {
             self.pump();
             self.client.accept(listening.number)
         });
-        let conn = taken.ok_or(Errno::AGAIN)?;
+        let conn = taken.ok_or(if self.client.is_gone() { Errno::NETDOWN } else { Errno::AGAIN })?;
         let listener = self.files.socket(file)?;
         Ok(Socket {
             family: listener.family,

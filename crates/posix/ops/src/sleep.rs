@@ -282,7 +282,9 @@ impl Ops {
         let mut watched = Vec::with_capacity(kernel.len() + 3);
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         watched.push(entry(own));
-        watched.push(entry(if leads { lane.client.wake_fd().as_raw_fd() } else { -1 }));
+        // Of a stack that is gone there is no news, and its descriptor is readable for ever.
+        let wakes = leads && !lane.client.is_gone();
+        watched.push(entry(if wakes { lane.client.wake_fd().as_raw_fd() } else { -1 }));
         watched.push(entry(kept_back));
         watched.extend_from_slice(kernel);
         drop(lane);
@@ -302,8 +304,12 @@ impl Ops {
             let _ = rustix::io::read(&awake.event, &mut [0; 8]);
         }
         if leads {
+            let was_gone = lane.client.is_gone();
             lane.client.after_sleep();
             lane.pump();
+            if lane.client.is_gone() && !was_gone {
+                lane.wake_all();
+            }
             lane.sleepers.hand_over();
         }
         lane.sleepers.sleepers[index].woken = false;

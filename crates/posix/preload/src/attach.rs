@@ -63,8 +63,10 @@ fn attach(stack: &str) -> Result<Ops, String> {
         }
     };
     let process = process.map_err(|error| error.to_string())?;
+    let terms = process.terms();
     let config = OpsConfig {
-        takes: |address| !address.is_loopback(),
+        takes: if terms.loopback { |_| true } else { |address| !address.is_loopback() },
+        unprivileged_port_start: terms.unprivileged_port_start,
         kernel_listen: std::env::var(KERNEL_LISTEN).map_or(true, |value| value != "off"),
         descriptors_kept: DESCRIPTORS_KEPT,
         ..OpsConfig::default()

@@ -17,11 +17,14 @@ pub struct RunConfig {
     pub directory: bool,
     /// How often a busy shard shows its counters to other processes, in milliseconds: 10 to 60,000. One that sleeps has shown them before. Default 100.
     pub publish_ms: u32,
+    /// Programs on the stack need `CAP_NET_BIND_SERVICE` to bind ports below this one, as `net.ipv4.ip_unprivileged_port_start` says it for the kernel's: 0 to 65,535.
+    /// Default: 1,024, or 0 on a stack of the program's own (`ginnel run`).
+    pub unprivileged_port_start: Option<u16>,
 }
 
 impl Default for RunConfig {
     fn default() -> Self {
-        Self { name: None, directory: true, publish_ms: 100 }
+        Self { name: None, directory: true, publish_ms: 100, unprivileged_port_start: None }
     }
 }
 

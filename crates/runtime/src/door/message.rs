@@ -6,7 +6,7 @@ use crate::channel::control::{Reply, Request};
 use core::fmt;
 
 /// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// First word of a first message, in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// Bytes of the longest message: a datagram with all that stands around it.
@@ -27,6 +27,16 @@ pub(super) struct Hello {
     pub domain: String,
 }
 record!(Hello { magic, version, domain });
+
+/// What holds for the programs on a stack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// 127.0.0.0/8 and ::1 are the stack's, not the kernel's.
+    pub loopback: bool,
+    /// Ports from this one on can be bound without `CAP_NET_BIND_SERVICE`.
+    pub unprivileged_port_start: u16,
+}
+record!(Terms { loopback, unprivileged_port_start });
 
 /// A thing on one of the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +71,8 @@ choice!(Ask {
 /// The answer.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// To [`Hello`]: how many shards there are. Beside it: what wakes this process.
-    Welcome(u16),
+    /// To [`Hello`]: how many shards there are, and what holds for programs here. Beside it: what wakes this process.
+    Welcome(u16, Terms),
     /// To [`Ask::Attach`]: the number of the client there.
     Seat(u32),
     /// To [`Ask::Shard`].
@@ -75,7 +85,7 @@ pub(super) enum Answer {
     Refused(Refusal),
 }
 choice!(Answer {
-    0 => Welcome(shards), 1 => Seat(number), 2 => Reply(reply), 3 => Done, 4 => Things(things), 5 => Refused(why),
+    0 => Welcome(shards, terms), 1 => Seat(number), 2 => Reply(reply), 3 => Done, 4 => Things(things), 5 => Refused(why),
 });
 
 /// Why the door does not do what it was asked.

@@ -21,11 +21,14 @@ mod requests;
 mod serve;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod users;
 
 #[doc(hidden)]
 pub use message::fuzz;
-pub use message::{Held, Refusal, VERSION};
+pub use message::{Held, Refusal, Terms, VERSION};
 pub use process::{Expected, Process};
+pub use users::User;
+pub(crate) use users::Users;
 
 use crate::command::Commander;
 use crate::error::Error;
@@ -33,7 +36,7 @@ use crate::presence::Presence;
 use crate::wait::EventFd;
 use listen::Knocker;
 use rustix::fd::OwnedFd;
-use serve::{Handed, Porter};
+use serve::{Books, Handed, Porter};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -41,7 +44,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Name of the door's socket in the directory of its stack.
-const NAME: &str = "control";
+pub const NAME: &str = "control";
 
 /// What the door has counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +78,7 @@ pub struct Door {
     handed: Mutex<Sender<Handed>>,
     wake: Arc<EventFd>,
     counts: Arc<Counts>,
+    users: Arc<Users>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -85,24 +89,30 @@ impl Door {
     /// # Errors
     /// No such socket can be made there; no descriptors or thread.
     pub fn open(path: Option<&Path>, shards: Vec<Commander>) -> Result<Self, Error> {
+        Self::open_with(path, shards, Terms::default())
+    }
+
+    fn open_with(path: Option<&Path>, shards: Vec<Commander>, terms: Terms) -> Result<Self, Error> {
         let knocker = path.map(|path| {
             Knocker::new(path).map_err(|e| Error::io(format!("control socket {}", path.display()), e))
         });
         let io = |e| Error::io("door for other processes", e);
         let (wake, counts) = (Arc::new(EventFd::new().map_err(io)?), Arc::new(Counts::default()));
-        let (handed, inbox) = channel();
-        let porter =
-            Porter::new(knocker.transpose()?, shards, inbox, wake.clone(), counts.clone()).map_err(io)?;
+        let ((handed, inbox), users) = (channel(), Arc::<Users>::default());
+        let books = Books { counts: counts.clone(), users: users.clone(), terms };
+        let porter = Porter::new(knocker.transpose()?, shards, inbox, wake.clone(), books).map_err(io)?;
         let thread = std::thread::Builder::new().name("door".into()).spawn(move || porter.serve());
-        Ok(Self { handed: Mutex::new(handed), wake, counts, thread: Some(thread.map_err(io)?) })
+        Ok(Self { handed: Mutex::new(handed), wake, counts, users, thread: Some(thread.map_err(io)?) })
     }
 
-    /// Opens the door of a stack that shows itself: [`Process::find`] finds it by the stack's name.
+    /// Opens the door of a stack that shows itself: [`Process::find`] finds it by the stack's name, and [`inspect::users`](crate::inspect::users) says who came in. These terms hold for the programs there.
     ///
     /// # Errors
     /// As [`Door::open`].
-    pub fn open_for(presence: &Presence, shards: Vec<Commander>) -> Result<Self, Error> {
-        Self::open(Some(&presence.dir().path().join(NAME)), shards)
+    pub fn open_for(presence: &Presence, shards: Vec<Commander>, terms: Terms) -> Result<Self, Error> {
+        let door = Self::open_with(Some(&presence.dir().path().join(NAME)), shards, terms)?;
+        presence.introduce(door.users.clone());
+        Ok(door)
     }
 
     /// A connection without an address, for a program that this process starts: its end is to be inherited, and goes to [`Process::over`]. The program
@@ -122,10 +132,15 @@ impl Door {
         self.wake.signal();
     }
 
-    /// Processes that are attached.
-    pub fn processes(&self) -> u64 {
-        let DoorStats { admitted, buried, .. } = self.stats();
-        admitted.saturating_sub(buried)
+    /// Processes that are attached, and those that were announced and have not said a word yet: children in their first moment, and programs that do not know
+    /// the library.
+    pub fn processes(&self) -> usize {
+        self.users.count()
+    }
+
+    /// The same one by one, in the order in which they came.
+    pub fn users(&self) -> Vec<User> {
+        self.users.all()
     }
 
     /// What was counted.

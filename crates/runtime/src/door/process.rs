@@ -9,7 +9,7 @@ use super::NAME;
 use super::codec::Code;
 use super::line::{self, Received};
 use super::listen::connect_to;
-use super::message::{Answer, Ask, Hello, MAGIC, Refusal, VERSION, decode, encode};
+use super::message::{Answer, Ask, Hello, MAGIC, Refusal, Terms, VERSION, decode, encode};
 use crate::channel::Client;
 use crate::channel::client::ClientParts;
 use crate::channel::control::{Control, Reply, Request};
@@ -40,12 +40,12 @@ impl Line {
     }
 
     /// The first word, and what comes of it: what wakes this process, and its places on the shards.
-    fn greet(&mut self, domain: &str) -> Result<(OwnedFd, Vec<Seat>), Error> {
+    fn greet(&mut self, domain: &str) -> Result<(OwnedFd, Vec<Seat>, Terms), Error> {
         let malformed = || Error::Refused(Refusal::Malformed);
         let this = pidfd_open(getpid(), PidfdFlags::empty());
         let this = this.map_err(|e| Error::io("descriptor of this process", e))?;
         let hello = Hello { magic: MAGIC, version: VERSION, domain: domain.into() };
-        let (Answer::Welcome(shards), mut wake) = self.ask(&hello, &[this.as_fd()])? else {
+        let (Answer::Welcome(shards, terms), mut wake) = self.ask(&hello, &[this.as_fd()])? else {
             return Err(malformed());
         };
         let wake = wake.pop().ok_or_else(malformed)?;
@@ -57,7 +57,7 @@ impl Line {
             let [region, stack] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| malformed())?;
             seats.push(Seat { number, region, stack });
         }
-        Ok((wake, seats))
+        Ok((wake, seats, terms))
     }
 
     /// Asks, and waits for the answer, which may come with descriptors.
@@ -128,6 +128,7 @@ fn locked(line: &Mutex<Line>) -> std::sync::MutexGuard<'_, Line> {
 pub struct Process {
     line: Arc<Mutex<Line>>,
     clients: Vec<Client>,
+    terms: Terms,
 }
 
 impl Process {
@@ -158,7 +159,7 @@ impl Process {
 
     fn greet(line: OwnedFd, domain: &str) -> Result<Self, Error> {
         let mut line = Line::new(line);
-        let (wake, seats) = line.greet(domain)?;
+        let (wake, seats, terms) = line.greet(domain)?;
         let line = Arc::new(Mutex::new(line));
         let mut clients = Vec::new();
         for (shard, Seat { number, region, stack }) in seats.into_iter().enumerate() {
@@ -167,7 +168,12 @@ impl Process {
             let wake = wake.try_clone().map_err(|e| Error::io("descriptor of this process", e))?;
             clients.push(Client::open(ClientParts { region, stack, wake, number }, Box::new(asker))?);
         }
-        Ok(Self { line, clients })
+        Ok(Self { line, clients, terms })
+    }
+
+    /// What holds for programs on this stack.
+    pub fn terms(&self) -> Terms {
+        self.terms
     }
 
     /// Whether the stack has hung up: its process ended, or closed the door.

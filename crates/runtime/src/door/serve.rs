@@ -4,8 +4,9 @@ use super::Counts;
 use super::line::{self, Received};
 use super::listen::{Caller, Knocker};
 use super::message::{
-    Answer, Ask, Held, Hello, MAGIC, NAME_MAX, Refusal, THINGS_MAX, VERSION, decode, encode,
+    Answer, Ask, Held, Hello, MAGIC, NAME_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode, encode,
 };
+use super::users::{Users, pid_of};
 use crate::channel::Thing;
 use crate::channel::control::{Errand, Outcome, run};
 use crate::command::Commander;
@@ -102,12 +103,19 @@ struct Placeholder {
     things: Vec<Held>,
 }
 
+/// What the door's thread writes for others, and what it tells those who come in.
+pub(super) struct Books {
+    pub counts: Arc<Counts>,
+    pub users: Arc<Users>,
+    pub terms: Terms,
+}
+
 pub(super) struct Porter {
     knocker: Option<Knocker>,
     shards: Vec<Commander>,
     handed: Receiver<Handed>,
     wake: Arc<EventFd>,
-    counts: Arc<Counts>,
+    books: Books,
     epoll: Arc<OwnedFd>,
     /// In the order in which they came.
     holders: BTreeMap<u64, Holder>,
@@ -129,7 +137,7 @@ impl Porter {
         shards: Vec<Commander>,
         handed: Receiver<Handed>,
         wake: Arc<EventFd>,
-        counts: Arc<Counts>,
+        books: Books,
     ) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let add = |fd: BorrowedFd<'_>, what| {
@@ -144,7 +152,7 @@ impl Porter {
             shards,
             handed,
             wake,
-            counts,
+            books,
             epoll,
             holders: BTreeMap::new(),
             homes: HashMap::new(),
@@ -207,7 +215,7 @@ impl Porter {
         match knocker.answer() {
             Ok(Caller::Welcome(line, user)) => self.meet(line, user, None),
             Ok(Caller::Stranger(line)) => {
-                count(&self.counts.turned_away);
+                count(&self.books.counts.turned_away);
                 // It may be gone.
                 let _ = line::send(&line, &encode(0, &Answer::Refused(Refusal::User)), &[]);
             }
@@ -222,7 +230,7 @@ impl Porter {
         let silent = |holder: &Holder| !holder.greeted && holder.seated.is_none();
         if self.holders.values().filter(|holder| silent(holder)).count() >= SILENT_MAX {
             let oldest = self.holders.iter().find(|(_, holder)| silent(holder)).map(|(number, _)| *number);
-            count(&self.counts.turned_away);
+            count(&self.books.counts.turned_away);
             oldest.map(|oldest| self.holders.remove(&oldest));
         }
         let number = self.number();
@@ -253,7 +261,7 @@ impl Porter {
             Received::Nothing => {}
             Received::Closed => self.bury(number),
             Received::TooLong => {
-                count(&self.counts.refused);
+                count(&self.books.counts.refused);
                 self.bury(number);
             }
             Received::Packet(bytes, descriptors) => {
@@ -293,13 +301,18 @@ impl Porter {
             };
             return match answer {
                 Ok(wake) => {
-                    count(&self.counts.admitted);
+                    count(&self.books.counts.admitted);
                     // Cannot truncate: shards are 64 at the most.
-                    self.say(number, asked, &Answer::Welcome(self.shards.len() as u16), &[wake])
+                    self.say(
+                        number,
+                        asked,
+                        &Answer::Welcome(self.shards.len() as u16, self.books.terms),
+                        &[wake],
+                    )
                 }
                 Err(why) => {
                     let full = matches!(why, Refusal::Clients | Refusal::Domains);
-                    count(if full { &self.counts.no_room } else { &self.counts.turned_away });
+                    count(if full { &self.books.counts.no_room } else { &self.books.counts.turned_away });
                     self.say(number, asked, &Answer::Refused(why), &[]);
                     false
                 }
@@ -312,7 +325,7 @@ impl Porter {
         };
         let (answer, descriptors) = answer.unwrap_or_else(|why| {
             let full = matches!(why, Refusal::Clients | Refusal::Placeholders);
-            count(if full { &self.counts.no_room } else { &self.counts.refused });
+            count(if full { &self.books.counts.no_room } else { &self.books.counts.refused });
             (Answer::Refused(why), Vec::new())
         });
         self.say(number, asked, &answer, &descriptors)
@@ -339,6 +352,7 @@ impl Porter {
             return Err(Refusal::Malformed);
         }
         let process = descriptors.pop().ok_or(Refusal::Malformed)?;
+        let pid = pid_of(&process);
         let process = self.watch(process, number, What::Process)?;
         let holder = self.holders.get_mut(&number).ok_or(Refusal::Unknown)?;
         holder.process = Some(process);
@@ -351,6 +365,7 @@ impl Porter {
         }
         let holder = self.holders.get_mut(&number).ok_or(Refusal::Unknown)?;
         holder.greeted = true;
+        self.books.users.note(number, pid);
         holder.wake.take().ok_or(Refusal::Unknown)
     }
 
@@ -487,6 +502,7 @@ impl Porter {
             greeted: false,
         };
         self.holders.insert(child, holder);
+        self.books.users.note(child, 0);
         Ok(Answer::Done)
     }
 
@@ -590,7 +606,8 @@ impl Porter {
     fn bury(&mut self, number: u64) {
         let Some(holder) = self.holders.remove(&number) else { return };
         let Some((home, seats)) = holder.seated else { return };
-        count(&self.counts.buried);
+        self.books.users.forget(number);
+        count(&self.books.counts.buried);
         if let Some(home) = self.homes.get_mut(&home) {
             for ((shard, region), client) in self.shards.iter().zip(&home.shards).zip(&seats) {
                 // A shard that is gone holds nothing.

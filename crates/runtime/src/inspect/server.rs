@@ -3,6 +3,7 @@
 use super::line::{self, FIELDS};
 use super::list;
 use crate::command::Commander;
+use crate::door::{User, Users};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::fmt::Write as _;
@@ -17,12 +18,17 @@ pub(crate) const SOCKET: &str = "inspect";
 
 /// What is asked, and the version of the answer.
 const LIST: &str = "list 1";
+/// The same about the processes that are attached.
+const USERS: &str = "users 1";
 
 /// Askers at a time: each has a thread.
 const ASKERS_MAX: usize = 8;
 
 /// Bytes that wait for an asker before the shards are asked for more.
 const BUFFER_BYTES: usize = 64 << 10;
+
+/// Bytes of a list of processes at the most: more than there can be.
+const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
 /// One that is refused has so long to have asked.
 const REFUSED_WITHIN: Duration = Duration::from_millis(100);
@@ -44,6 +50,8 @@ pub(crate) struct Office {
 #[derive(Debug, Default)]
 struct Shared {
     shards: Shards,
+    /// Of the stack's door, if it has one.
+    users: Mutex<Option<Arc<Users>>>,
     askers: AtomicUsize,
     closes: core::sync::atomic::AtomicBool,
 }
@@ -65,6 +73,11 @@ impl Office {
     pub(crate) fn register(&self, label: &str, shard: Commander) {
         let mut shards = self.shared.shards.lock().unwrap_or_else(PoisonError::into_inner);
         shards.push((label.into(), shard));
+    }
+
+    /// The door of the stack is open.
+    pub(crate) fn introduce(&self, users: Arc<Users>) {
+        *self.shared.users.lock().unwrap_or_else(PoisonError::into_inner) = Some(users);
     }
 }
 
@@ -98,7 +111,7 @@ fn serve(listener: &UnixListener, shared: &Arc<Shared>) {
         let own = shared.clone();
         let spawned = thread::Builder::new().name("asker".into()).spawn(move || {
             // Whoever asked may have gone, or not taken the answer.
-            let _ = answer(asker, &own.shards);
+            let _ = answer(asker, &own);
             own.askers.fetch_sub(1, Ordering::Relaxed);
         });
         if spawned.is_err() {
@@ -115,16 +128,18 @@ fn refuse(mut asker: UnixStream) {
     let _ = writeln!(asker, "!\t{ASKERS_MAX} others are asking already");
 }
 
-fn answer(asker: UnixStream, shards: &Shards) -> io::Result<()> {
+fn answer(asker: UnixStream, shared: &Shared) -> io::Result<()> {
     asker.set_read_timeout(Some(ASKERS_PATIENCE))?;
     asker.set_write_timeout(Some(ASKERS_PATIENCE))?;
     let mut question = String::new();
     BufReader::new((&asker).take(64)).read_line(&mut question)?;
     let mut asker = asker;
-    if question.trim_end() != LIST {
-        return writeln!(asker, "!\tthis stack understands \"{LIST}\"");
+    match question.trim_end() {
+        LIST => {}
+        USERS => return asker.write_all(users_of(shared).as_bytes()),
+        _ => return writeln!(asker, "!\tthis stack understands \"{LIST}\" and \"{USERS}\""),
     }
-    let shards = shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let shards = shared.shards.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let mut text = format!("{FIELDS}\n");
     for (label, shard) in &shards {
         let mut gone = None;
@@ -148,6 +163,37 @@ fn answer(asker: UnixStream, shards: &Shards) -> io::Result<()> {
     }
     text.push_str(".\n");
     asker.write_all(text.as_bytes())
+}
+
+/// A line for each process that is attached.
+fn users_of(shared: &Shared) -> String {
+    let mut text = String::new();
+    let users = shared.users.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for User { pid, since_ms } in users.iter().flat_map(|users| users.all()) {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{pid}\t{since_ms}");
+    }
+    text.push_str(".\n");
+    text
+}
+
+/// The processes that are attached to the stack whose directory this is, in the order in which they came.
+///
+/// # Errors
+/// Nobody answers there, or says something else.
+pub fn users(dir: &Path) -> io::Result<Vec<User>> {
+    let mut asker = UnixStream::connect(dir.join(SOCKET))?;
+    asker.set_read_timeout(Some(ASKERS_PATIENCE))?;
+    writeln!(asker, "{USERS}")?;
+    let mut text = String::new();
+    asker.take(ANSWER_BYTES_MAX).read_to_string(&mut text)?;
+    let garbled = || io::Error::new(io::ErrorKind::InvalidData, format!("said {:?}", text.trim_end()));
+    let lines = text.strip_suffix(".\n").ok_or_else(garbled)?.lines();
+    let user = |line: &str| {
+        let (pid, since_ms) = line.split_once('\t')?;
+        Some(User { pid: pid.parse().ok()?, since_ms: since_ms.parse().ok()? })
+    };
+    lines.map(|line| user(line).ok_or_else(garbled)).collect()
 }
 
 /// Asks the stack whose directory this is. The answer begins with a line of names; `!` begins a line that is a problem, and `.` alone is the end.

@@ -7,8 +7,11 @@ use crate::handle::{LinkId, PortId};
 use crate::link::neighbour::{NeighbourInfo, NeighbourState};
 use crate::link::{Address, AddressState, Link, LinkConfig};
 use crate::time::Instant;
-use core::net::{IpAddr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
+
+/// What the neighbour at the other end of the way to ourselves is called, in each family.
+pub(super) const SELVES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 impl Network {
     /// Adds a link to a device. Several links may share a device if their VLANs differ.
@@ -35,7 +38,12 @@ impl Network {
                 return Err(ConfigError::new(key("addresses"), format!("{address} is there already")));
             }
         }
-        if config.static_neighbours.len() > self.neighbours.room_for_static() {
+        if config.loopback && self.loopback.is_some() {
+            return Err(ConfigError::new(key("loopback"), "another link is the way to ourselves already"));
+        }
+        let static_neighbours =
+            config.static_neighbours.len() + if config.loopback { SELVES.len() } else { 0 };
+        if static_neighbours > self.neighbours.room_for_static() {
             return Err(ConfigError::new(key("static_neighbours"), "more than network.neighbours_max"));
         }
         let reachable = self.draw_reachable(Duration::from_millis(self.config.neighbour_reachable_ms.into()));
@@ -53,7 +61,12 @@ impl Network {
             self.add_configured_address(id, address, prefix);
         }
         self.start_ipv6(id);
-        for &(address, mac) in &config.static_neighbours {
+        if config.loopback {
+            self.loopback = Some(id);
+        }
+        let own = self.link(id).mac;
+        let selves = SELVES.iter().filter(|_| config.loopback).map(|&address| (address, own));
+        for (address, mac) in config.static_neighbours.iter().copied().chain(selves) {
             let added = self.add_neighbour(id, address, mac, NeighbourState::Static);
             debug_assert!(added.is_some(), "the room was counted");
         }
@@ -73,9 +86,21 @@ impl Network {
             IpAddr::V4(v4) => {
                 self.link_mut(link).add_address(Address::permanent(address, prefix, AddressState::Valid));
                 self.local.insert_v4(v4, link);
-                if prefix < 32 {
+                if self.link(link).loopback {
+                    // All of the network are we (RFC 1122 §3.2.1.3 (g)).
+                    self.local.v4.insert_network(
+                        v4.to_bits(),
+                        u32::MAX.unbounded_shl(32 - u32::from(prefix)),
+                        link,
+                    );
+                } else if prefix < 32 {
                     self.add_connected_route(link, address, prefix);
                 }
+            }
+            // Nobody else can have it.
+            IpAddr::V6(v6) if self.link(link).loopback => {
+                self.link_mut(link).add_address(Address::permanent(address, prefix, AddressState::Valid));
+                self.local.insert_v6(v6, link);
             }
             IpAddr::V6(v6) => {
                 if prefix < 128 && !v6.is_unicast_link_local() {

@@ -3,6 +3,7 @@
 
 use crate::handle::LinkId;
 use core::net::{Ipv4Addr, Ipv6Addr};
+use core::ops::BitAnd;
 
 /// Addresses of one family as integers, each with its link.
 #[derive(Debug)]
@@ -10,11 +11,13 @@ pub(crate) struct AddressSet<T> {
     /// The first address that was added: on most hosts the only one.
     primary: Option<(T, LinkId)>,
     sorted: Vec<(T, LinkId)>,
+    /// A network, under a mask, all of whose addresses are ours.
+    network: Option<(T, T, LinkId)>,
 }
 
-impl<T: Copy + Ord> AddressSet<T> {
+impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     const fn new() -> Self {
-        Self { primary: None, sorted: Vec::new() }
+        Self { primary: None, sorted: Vec::new(), network: None }
     }
 
     /// The link an address belongs to, if it is ours.
@@ -30,13 +33,22 @@ impl<T: Copy + Ord> AddressSet<T> {
     #[inline(always)]
     pub(crate) fn has(&self, address: T) -> bool {
         self.primary.is_some_and(|(primary, _)| primary == address)
-            || self.sorted.len() > 1 && self.search(address).is_some()
+            || (self.sorted.len() > 1 || self.network.is_some()) && self.search(address).is_some()
     }
 
     #[inline(never)]
     fn search(&self, address: T) -> Option<LinkId> {
-        let at = self.sorted.binary_search_by_key(&address, |&(known, _)| known).ok()?;
-        Some(self.sorted[at].1)
+        match self.sorted.binary_search_by_key(&address, |&(known, _)| known) {
+            Ok(at) => Some(self.sorted[at].1),
+            Err(_) => {
+                self.network.filter(|&(network, mask, _)| address & mask == network).map(|(.., link)| link)
+            }
+        }
+    }
+
+    /// All addresses of a network are ours from now on; of the last one that was named, if there were several.
+    pub(crate) fn insert_network(&mut self, address: T, mask: T, link: LinkId) {
+        self.network = Some((address & mask, mask, link));
     }
 
     fn insert(&mut self, address: T, link: LinkId) {
@@ -101,6 +113,16 @@ mod tests {
             let expected = [10, 30, 50].contains(&address).then_some(LinkId(address as u16));
             assert_eq!(set.link_of(address), expected);
         }
+    }
+
+    #[test]
+    fn all_addresses_of_a_network_are_ours_and_those_that_were_named_have_their_own_links() {
+        let mut set = AddressSet::new();
+        set.insert_network(0x7f00_0001_u32, 0xff00_0000, LinkId(7));
+        assert_eq!((set.link_of(0x7fab_cdef), set.has(0x7f00_0000)), (Some(LinkId(7)), true));
+        assert_eq!((set.link_of(0x8000_0000), set.has(0x7eff_ffff)), (None, false));
+        set.insert(0x7f00_0005, LinkId(2));
+        assert_eq!((set.link_of(0x7f00_0005), set.has(0x7f00_0006)), (Some(LinkId(2)), true));
     }
 
     #[test]

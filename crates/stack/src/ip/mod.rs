@@ -65,6 +65,8 @@ pub struct Network {
     pub(crate) hash: KeyedHash,
     pub(crate) ports: Vec<Port>,
     pub(crate) links: Vec<Link>,
+    /// The way to ourselves, if there is one.
+    loopback: Option<LinkId>,
     pub(crate) local: LocalAddresses,
     pub(crate) neighbours: NeighbourTable,
     pub(crate) routes: RouteTable,
@@ -119,6 +121,7 @@ impl Network {
             hash,
             ports: Vec::new(),
             links: Vec::new(),
+            loopback: None,
             local: LocalAddresses::new(),
             neighbours: NeighbourTable::new(&config, hash),
             routes: RouteTable::default(),
@@ -281,5 +284,7 @@ impl Network {
     }
 }
 
+#[cfg(test)]
+mod loop_tests;
 #[cfg(test)]
 pub(crate) mod testbench;

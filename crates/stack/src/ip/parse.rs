@@ -217,10 +217,10 @@ impl Network {
             return Err(DropReason::BadIpOptions);
         }
         let broadcast = self.check_ipv4_destination(link, frame, header.dst)?;
-        // RFC 1122 §3.2.1.3. A source address of ours is a forgery or a loop.
-        if !is_unicast(header.src.into())
-            || self.local.v4.link_of(header.src.to_bits()).is_some()
-            || link.is_broadcast(header.src)
+        // RFC 1122 §3.2.1.3. A source address of ours is a forgery or a loop, unless this is the loop.
+        let own = self.local.v4.link_of(header.src.to_bits()).is_some();
+        if own != link.loopback
+            || !link.loopback && (!is_unicast(header.src.into()) || link.is_broadcast(header.src))
         {
             return Err(DropReason::MartianSource);
         }
@@ -247,8 +247,11 @@ impl Network {
     /// Returns whether the destination is a broadcast or multicast address.
     #[inline]
     fn check_ipv4_destination(&self, link: &Link, frame: &Frame, dst: Ipv4Addr) -> Result<bool, DropReason> {
-        // Any address of ours on any link: the weak host model (RFC 1122 §3.3.4.2), as on Linux.
-        if self.local.v4.link_of(dst.to_bits()).is_some() {
+        // Any address of ours on any link: the weak host model (RFC 1122 §3.3.4.2), as on Linux. Only those of the loop mean something there alone.
+        if let Some(owner) = self.local.v4.link_of(dst.to_bits()) {
+            if Some(owner) == self.loopback && owner != frame.link {
+                return Err(DropReason::NotLocal);
+            }
             // RFC 1122 §3.3.6.
             return if frame.group_frame { Err(DropReason::UnicastInBroadcast) } else { Ok(false) };
         }
@@ -264,9 +267,8 @@ impl Network {
         let packet = &packet[..ipv6::Header::LEN + usize::from(header.payload_len)];
         let broadcast = self.check_ipv6_destination(link, frame, header.dst)?;
         let nameless = header.src.is_unspecified();
-        if !(nameless || is_unicast(header.src.into()))
-            || self.local.v6.link_of(header.src.to_bits()).is_some()
-        {
+        let own = self.local.v6.link_of(header.src.to_bits()).is_some();
+        if own != link.loopback || !link.loopback && !(nameless || is_unicast(header.src.into())) {
             return Err(DropReason::MartianSource);
         }
         let chain = match ipv6::walk(packet, &header) {
@@ -305,8 +307,13 @@ impl Network {
     #[inline]
     fn check_ipv6_destination(&self, link: &Link, frame: &Frame, dst: Ipv6Addr) -> Result<bool, DropReason> {
         match self.local.v6.link_of(dst.to_bits()) {
-            // A link-local address means something on its own link only (RFC 4291 §2.5.6).
-            Some(owner) if owner != frame.link && dst.is_unicast_link_local() => Err(DropReason::NotLocal),
+            // A link-local address means something on its own link only (RFC 4291 §2.5.6), and so do those of the loop, which has others' addresses, too.
+            Some(owner)
+                if owner != frame.link
+                    && (dst.is_unicast_link_local() && !link.loopback || Some(owner) == self.loopback) =>
+            {
+                Err(DropReason::NotLocal)
+            }
             Some(_) if frame.group_frame => Err(DropReason::UnicastInBroadcast),
             Some(_) => Ok(false),
             None if dst.is_multicast() && link.is_member(dst) => Ok(true),

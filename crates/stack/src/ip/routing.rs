@@ -1,6 +1,7 @@
 //! From a destination to a hop: route, source address, neighbour, path MTU. Done once per connection; the hop is kept.
 
 use super::Network;
+use super::links::SELVES;
 use super::route::{RouteEntry, RouteOrigin, common_bits};
 use crate::handle::LinkId;
 use crate::link::neighbour::{NeighbourRef, NeighbourState, NewNeighbour};
@@ -48,7 +49,7 @@ pub enum RouteError {
     SourceNotLocal,
     /// Not an address that can be sent to (`EINVAL`).
     InvalidDestination,
-    /// The destination is our own address: nothing leaves, and this stack has no loop (`ENETUNREACH`).
+    /// The destination is our own address, and this stack has no link to itself (`ENETUNREACH`).
     OwnAddress,
     /// No room for another neighbour (`ENOBUFS`).
     NeighboursExhausted,
@@ -119,7 +120,11 @@ impl Network {
             Some(src) => Some(self.local.link_of(src).ok_or(RouteError::SourceNotLocal)?),
         };
         if self.local.link_of(dst).is_some() {
-            return Err(RouteError::OwnAddress);
+            return self.route_to_ourselves(dst, src);
+        }
+        if source_link.is_some() && source_link == self.loopback {
+            // An address that means nothing to others (RFC 1122 §3.2.1.3 (g)).
+            return Err(RouteError::InvalidDestination);
         }
         let next = self.next_hop(dst, source_link)?;
         let src = match src {
@@ -136,6 +141,17 @@ impl Network {
             None => (link_mtu, false),
         };
         Ok(Route { hop, src, mtu, mtu_locked })
+    }
+
+    /// To one of our own addresses: over the loop, whatever link the address is of. Whoever asks for no source address speaks from the one it speaks to, as on Linux.
+    fn route_to_ourselves(&mut self, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
+        let link = self.loopback.ok_or(RouteError::OwnAddress)?;
+        let [v4, v6] = SELVES;
+        let next = if dst.is_ipv4() { v4 } else { v6 };
+        let own = if dst.is_loopback() { next } else { dst };
+        let slot = self.neighbour_slot(link, next, None)?;
+        let hop = Hop { neighbour: self.neighbours.reference(slot), link: link.0, epoch: self.epoch };
+        Ok(Route { hop, src: src.unwrap_or(own), mtu: self.link(link).mtu_for(dst), mtu_locked: false })
     }
 
     /// False if links, addresses or routes have changed since the hop was made, or its neighbour was forgotten: ask
@@ -204,8 +220,9 @@ impl Network {
     fn default_link(&self, dst: IpAddr) -> Option<LinkId> {
         let routed = self.routes.lookup(dst, |_| true).map(|entry| entry.link);
         routed.or_else(|| {
-            let speaks =
-                |link: &Link| link.addresses.iter().any(|known| known.address.is_ipv4() == dst.is_ipv4());
+            let speaks = |link: &Link| {
+                !link.loopback && link.addresses.iter().any(|known| known.address.is_ipv4() == dst.is_ipv4())
+            };
             // Cannot truncate: links are numbered with 16 bits.
             self.links.iter().position(speaks).map(|at| LinkId(at as u16))
         })
@@ -219,17 +236,18 @@ impl Network {
         next: IpAddr,
         dst: IpAddr,
     ) -> Option<IpAddr> {
+        let others = || self.links.iter().filter(|link| !link.loopback);
         match (next, dst) {
             (IpAddr::V4(next), _) => self
                 .link(link)
                 .source_v4(next)
-                .or_else(|| self.links.iter().find_map(|link| link.source_v4(next)))
+                .or_else(|| others().find_map(|link| link.source_v4(next)))
                 .map(IpAddr::V4),
             (_, IpAddr::V6(dst)) => source_v6(now, self.link(link), dst)
                 .or_else(|| {
                     // An address of another link will do (RFC 6724 §4), but not one that means nothing on this one.
-                    let mut others = self.links.iter().filter_map(|link| source_v6(now, link, dst));
-                    others.find(|address| !address.is_unicast_link_local())
+                    let mut addresses = others().filter_map(|link| source_v6(now, link, dst));
+                    addresses.find(|address| !address.is_unicast_link_local())
                 })
                 .map(IpAddr::V6),
             _ => None,

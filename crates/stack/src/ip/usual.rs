@@ -109,10 +109,13 @@ impl Network {
             return None;
         }
         let (src, dst) = (be32(head, 26), be32(head, 30));
-        if !self.local.v4.has(dst) || self.local.v4.has(src) {
+        // Over the loop both are ours.
+        if !self.local.v4.has(dst) || self.local.v4.has(src) != link.loopback {
             return None;
         }
-        if !is_plain_v4(src) || link.is_broadcast(Ipv4Addr::from_bits(src)) {
+        if !link.loopback
+            && (!is_plain_v4(src) || is_loopback_v4(dst) || link.is_broadcast(Ipv4Addr::from_bits(src)))
+        {
             return None;
         }
         let packet = frame.bytes.get(..ETHERNET + usize::from(be16(head, 16)))?;
@@ -148,10 +151,10 @@ impl Network {
         let (src, dst) = (v6(head, 22), v6(head, 38));
         // Global unicast (RFC 4291 §2.4) and unique local addresses (RFC 4193): they mean the same on every link.
         let plain = |first: u8| first >> 5 == 1 || first >> 1 == 0x7e;
-        if !plain(head[22]) || !plain(head[38]) {
+        if !link.loopback && (!plain(head[22]) || !plain(head[38])) {
             return None;
         }
-        if !self.local.v6.has(dst.to_bits()) || self.local.v6.has(src.to_bits()) {
+        if !self.local.v6.has(dst.to_bits()) || self.local.v6.has(src.to_bits()) != link.loopback {
             return None;
         }
         let packet = frame.bytes.get(..L4_V6 + usize::from(be16(head, 18)))?;
@@ -176,6 +179,11 @@ impl Network {
 const fn is_plain_v4(address: u32) -> bool {
     let first = address >> 24;
     first != 0 && first != 127 && first < 224
+}
+
+#[inline(always)]
+const fn is_loopback_v4(address: u32) -> bool {
+    address >> 24 == 127
 }
 
 /// True if the device vouches for the checksum of the segment at `at`.

@@ -45,6 +45,9 @@ pub struct LinkConfig {
     pub accept_ra: bool,
     /// Neighbours that are never asked and never forgotten.
     pub static_neighbours: Vec<(IpAddr, MacAddr)>,
+    /// The way to ourselves: what is sent here comes back. Packets to addresses of any link take it, and nothing else does. It may have addresses in 127.0.0.0/8
+    /// and ::1, and others may not. One at the most.
+    pub loopback: bool,
 }
 
 /// How far an address has come.
@@ -160,6 +163,8 @@ pub(crate) struct Link {
     /// IPv6 is spoken here.
     pub ipv6: bool,
     pub accept_ra: bool,
+    /// What is sent here comes back.
+    pub loopback: bool,
     pub addresses: Vec<Address>,
     /// Broadcast addresses of the IPv4 networks, sorted.
     broadcasts: Vec<Ipv4Addr>,
@@ -205,7 +210,8 @@ impl Link {
             return Err(ConfigError::new(key("vlan"), format!("{vlan} is outside 1 to 4094")));
         }
         for &(address, prefix) in &config.addresses {
-            check_address(address, prefix).map_err(|problem| ConfigError::new(key("addresses"), problem))?;
+            check_address(address, prefix, config.loopback)
+                .map_err(|problem| ConfigError::new(key("addresses"), problem))?;
         }
         for (at, &(address, mac)) in config.static_neighbours.iter().enumerate() {
             if config.static_neighbours[..at].iter().any(|&(earlier, _)| earlier == address) {
@@ -229,8 +235,9 @@ impl Link {
             mac: MacAddr(device.mac),
             mtu,
             mtu_v6: mtu,
-            ipv6: mtu >= IPV6_MTU_MIN && (has_ipv6 || config.accept_ra),
-            accept_ra: config.accept_ra,
+            ipv6: mtu >= IPV6_MTU_MIN && (has_ipv6 || config.accept_ra || config.loopback),
+            accept_ra: config.accept_ra && !config.loopback,
+            loopback: config.loopback,
             addresses: Vec::new(),
             broadcasts: Vec::new(),
             groups: Vec::new(),
@@ -359,12 +366,12 @@ pub(crate) fn is_unicast(address: IpAddr) -> bool {
     }
 }
 
-fn check_address(address: IpAddr, prefix: u8) -> Result<(), String> {
+fn check_address(address: IpAddr, prefix: u8, loopback: bool) -> Result<(), String> {
     let bits = if address.is_ipv4() { 32 } else { 128 };
     if prefix > bits {
         return Err(format!("{address}/{prefix}: a prefix has {bits} bits at most"));
     }
-    if !is_unicast(address) {
+    if !is_unicast(address) && !(loopback && address.is_loopback()) {
         return Err(format!("{address} is not an address that a host can have"));
     }
     if let IpAddr::V4(own) = address

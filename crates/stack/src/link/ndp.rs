@@ -34,7 +34,7 @@ pub(crate) struct NdpPacket<'a> {
 impl Network {
     /// Begins to speak IPv6 on a link, if its configuration asks for it.
     pub(crate) fn start_ipv6(&mut self, id: LinkId) {
-        if !self.link(id).ipv6 {
+        if !self.link(id).ipv6 || self.link(id).loopback {
             return;
         }
         let [_, _, nonce @ ..] = self.entropy.next_u64().to_be_bytes();

@@ -6,6 +6,7 @@ use crate::error::Error;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
 use ginnel_stack::error::Stale;
+use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use rustix::fd::{AsRawFd, RawFd};
 
@@ -15,7 +16,12 @@ impl Client {
     /// # Errors
     /// The handle is stale.
     pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
-        self.hand(conn).map(|hand| hand.status())
+        let mut status = self.hand(conn)?.status();
+        if self.is_gone() {
+            // Nobody writes it down any more.
+            status.ended = status.ended.or(Some(CloseReason::Reset));
+        }
+        Ok(status)
     }
 
     /// Whether the stack's shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.

@@ -109,7 +109,7 @@ impl Process {
     /// As [`Process::become_child`].
     pub fn become_child_of(&mut self, parents: &[Client], expected: Expected) -> Result<Vec<Client>, Error> {
         let mut line = Line::new(expected.0);
-        let (wake, seats) = line.greet("")?;
+        let (wake, seats, _) = line.greet("")?;
         if seats.len() != parents.len() {
             return Err(Error::Refused(Refusal::Malformed));
         }

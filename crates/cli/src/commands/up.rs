@@ -1,0 +1,174 @@
+//! `ginnel up` and `ginnel down`: a stack for several programs.
+
+use super::run::KERNEL;
+use crate::failure::Failure;
+use crate::serving::{LOOK_EVERY, Made};
+use crate::signals;
+use crate::stack_options::StackOptions;
+use clap::Args;
+use ginnel::door::User;
+use ginnel::inspect;
+use ginnel::run_dir::{self, Running};
+use rustix::fd::OwnedFd;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setsid};
+use rustix::stdio::{dup2_stderr, dup2_stdout};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Options of `ginnel up`.
+#[derive(Clone, Debug, Args)]
+pub struct UpOptions {
+    /// What the stack is called: ginnel run --stack NAME uses it, ginnel down NAME ends it.
+    #[arg(value_name = "NAME")]
+    called: String,
+
+    /// Go to the background once the stack serves. What it says then goes to the file "log" in its directory (see ginnel stat --list).
+    #[arg(long, short)]
+    background: bool,
+
+    /// This is the process in the background.
+    #[arg(long, hide = true)]
+    detached: bool,
+
+    #[command(flatten)]
+    stack: StackOptions,
+}
+
+/// Options of `ginnel down`.
+#[derive(Clone, Debug, Args)]
+pub struct DownOptions {
+    /// The stack.
+    #[arg(value_name = "NAME")]
+    called: String,
+
+    /// Also if programs use it: their connections are lost.
+    #[arg(long, short)]
+    force: bool,
+}
+
+/// Where Linux's ports begin that anybody may bind.
+const PRIVILEGED_PORTS: u16 = 1024;
+/// A stack that is asked to end says goodbye to its peers; one that takes longer has other troubles.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Keeps a stack until it is ended.
+pub fn up(options: &UpOptions) -> Result<(), Failure> {
+    if options.called == KERNEL {
+        return Err(Failure::usage(format!("\"{KERNEL}\" is no name for a stack: it stands for none")));
+    }
+    if options.stack.name.as_ref().is_some_and(|name| *name != options.called) {
+        return Err(Failure::usage("--name: the stack is called by the NAME that comes first"));
+    }
+    let mut config = options.stack.to_config()?;
+    config.run.name = Some(options.called.clone());
+    config.validate().map_err(|e| Failure::usage(e.to_string()))?;
+    if options.background && !options.detached {
+        return in_background(&options.called);
+    }
+    if options.detached {
+        // Only the leader of a group cannot have a session of its own, and this one was just born.
+        let _ = setsid();
+    }
+    let stop = signals::stop_on_signal()?;
+    Made::new(config, "up", PRIVILEGED_PORTS)?.serve(&stop, |serving| {
+        if options.detached {
+            write_to_log(serving.presence.dir().path())?;
+        }
+        while !stop.is_set() && !serving.has_ended() {
+            std::thread::sleep(LOOK_EVERY);
+        }
+        Ok(())
+    })
+}
+
+/// Starts the same command again, and waits until it serves or gives up: which is when it closes what it says errors on.
+fn in_background(name: &str) -> Result<(), Failure> {
+    let failed = |e| Failure::running(format!("process in the background: {e}"));
+    let program = std::env::current_exe().map_err(failed)?;
+    let mut command = Command::new(program);
+    command.args(std::env::args_os().skip(1)).arg("--detached");
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+    if let Some(errors) = child.stderr.take() {
+        for line in BufReader::new(errors).lines().map_while(Result::ok) {
+            eprintln!("{line}");
+        }
+    }
+    let status = loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            break status;
+        }
+        let serves =
+            |running: Running| running.pid == child.id() && running.path.join(run_dir::READY).exists();
+        if run_dir::find(Some(name)).is_ok_and(serves) {
+            return Ok(());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    };
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default());
+    if code == 0 { Ok(()) } else { Err(Failure::program(u8::try_from(code & 0xff).unwrap_or(1))) }
+}
+
+/// From now on nobody reads what this process writes but who looks for it.
+fn write_to_log(directory: &std::path::Path) -> Result<(), Failure> {
+    let path = directory.join("log");
+    let failed = |e: std::io::Error| Failure::running(format!("{}: {e}", path.display()));
+    let log = File::create(&path).map_err(failed)?;
+    dup2_stdout(&log).and_then(|()| dup2_stderr(&log)).map_err(|e| failed(e.into()))
+}
+
+/// Ends a stack.
+pub fn down(options: &DownOptions) -> Result<(), Failure> {
+    let find = || run_dir::find(Some(&options.called)).map_err(|e| Failure::running(e.to_string()));
+    let running = find()?;
+    let process = process_of(&running)?;
+    // Between the two looks the number may have become another process's; from here on the descriptor is what counts.
+    if find()?.pid != running.pid {
+        return Err(Failure::running(format!("the stack \"{}\" was replaced just now", running.name)));
+    }
+    let users = users_of(&running);
+    if !options.force && !users.is_empty() {
+        return Err(Failure::running(format!(
+            "the stack \"{}\" is in use by {}: --force ends it all the same",
+            running.name,
+            users.join(", ")
+        )));
+    }
+    let signals =
+        if options.force { &[Signal::TERM, Signal::TERM, Signal::KILL][..] } else { &[Signal::TERM] };
+    for signal in signals {
+        // It may have ended.
+        let _ = pidfd_send_signal(&process, *signal);
+        let until = Instant::now() + ENDS_WITHIN / signals.len() as u32;
+        while Instant::now() < until {
+            let now = run_dir::running().map_err(|e| Failure::running(e.to_string()))?;
+            if !now.iter().any(|other| other.name == running.name && other.pid == running.pid) {
+                return Ok(());
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
+    }
+    Err(Failure::running(format!("the stack \"{}\" of process {} does not end", running.name, running.pid)))
+}
+
+fn process_of(running: &Running) -> Result<OwnedFd, Failure> {
+    let gone = || Failure::running(format!("the stack \"{}\" has just ended", running.name));
+    let pid = Pid::from_raw(running.pid.cast_signed()).ok_or_else(gone)?;
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|_| gone())
+}
+
+/// Who uses it, in words. A stack that cannot be asked, because it has no door or hangs, has no users that would be told of.
+fn users_of(running: &Running) -> Vec<String> {
+    let users = inspect::users(&running.path).unwrap_or_default();
+    let name = |user: User| match user.pid {
+        0 => "a program that does not know the library".to_string(),
+        pid => {
+            let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+            format!("{} ({pid})", name.trim_end())
+        }
+    };
+    users.into_iter().map(name).collect()
+}

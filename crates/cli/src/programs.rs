@@ -1,0 +1,146 @@
+//! Programs that are started on a stack, or beside it.
+
+use crate::failure::Failure;
+use clap::{Args, ValueEnum};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+/// Name of the library.
+const LIBRARY: &str = "libginnel.so";
+/// What the library reads (crates/posix/preload/src/attach.rs).
+const STACK: &str = "GINNEL_STACK";
+const ON_MISSING: &str = "GINNEL_ON_MISSING";
+const KERNEL_LISTEN: &str = "GINNEL_KERNEL_LISTEN";
+
+/// How a program is run.
+#[derive(Clone, Debug, Args)]
+pub struct ProgramOptions {
+    /// Whether listeners on all addresses (0.0.0.0 and ::) take connections that come by the kernel, too.
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = KernelListen::Auto)]
+    kernel_listen: KernelListen,
+
+    /// What becomes of the program if there is no stack for it.
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnMissing::Fail)]
+    on_missing: OnMissing,
+
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// When listeners on all addresses are the kernel's, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KernelListen {
+    /// Always: the kernel says whether the port is free, and who may have it.
+    Auto,
+    /// Never: ports are the stack's alone.
+    Off,
+}
+
+/// What a program does without its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum OnMissing {
+    /// It does not run: exit status 125.
+    Fail,
+    /// It goes on with the kernel's network.
+    Kernel,
+}
+
+/// Where the library is: where the environment says, beside this program, or where packages put it.
+pub fn library() -> Result<PathBuf, Failure> {
+    if let Some(path) = std::env::var_os("GINNEL_LIBRARY") {
+        return Ok(path.into());
+    }
+    let program = std::env::current_exe().map_err(|e| Failure::running(format!("own path: {e}")))?;
+    let beside = program.with_file_name(LIBRARY);
+    let places = program
+        .parent()
+        .into_iter()
+        .flat_map(|at| ["../lib/ginnel", "../lib"].map(|folder| at.join(folder).join(LIBRARY)));
+    core::iter::once(beside.clone()).chain(places).find(|path| path.exists()).ok_or_else(|| {
+        Failure::running(format!("{} is missing (GINNEL_LIBRARY says where else it is)", beside.display()))
+    })
+}
+
+impl ProgramOptions {
+    fn command(&self) -> Command {
+        // clap has seen to it that there is one.
+        let mut words = self.program.iter();
+        let mut command = Command::new(words.next().map_or(OsStr::new(""), OsString::as_os_str));
+        command.args(words);
+        command
+    }
+
+    fn on_stack(&self, library: &Path, control: &Path) -> Command {
+        let mut preload = library.as_os_str().to_owned();
+        if let Some(others) = others_preloaded() {
+            preload.push(":");
+            preload.push(others);
+        }
+        let kernel_listen = match self.kernel_listen {
+            KernelListen::Auto => "auto",
+            KernelListen::Off => "off",
+        };
+        let on_missing = match self.on_missing {
+            OnMissing::Fail => "fail",
+            OnMissing::Kernel => "kernel",
+        };
+        let mut command = self.command();
+        command
+            .env("LD_PRELOAD", preload)
+            .env(STACK, control)
+            .env(ON_MISSING, on_missing)
+            .env(KERNEL_LISTEN, kernel_listen);
+        command
+    }
+
+    fn failed(&self, e: &std::io::Error) -> Failure {
+        let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
+        Failure::running(format!("{name}: {e}"))
+    }
+
+    /// Starts the program with the library and a way to the stack.
+    pub fn start(&self, library: &Path, control: &Path) -> Result<Child, Failure> {
+        self.on_stack(library, control).spawn().map_err(|e| self.failed(&e))
+    }
+
+    /// This process becomes the program, on a stack that others made. Returns only if that fails.
+    pub fn become_on_stack(&self, library: &Path, control: &Path) -> Failure {
+        self.failed(&self.on_stack(library, control).exec())
+    }
+
+    /// This process becomes the program, without the library. Returns only if that fails.
+    pub fn become_on_kernel(&self) -> Failure {
+        let mut command = self.command();
+        match others_preloaded() {
+            Some(others) => command.env("LD_PRELOAD", others),
+            None => command.env_remove("LD_PRELOAD"),
+        };
+        for name in [STACK, ON_MISSING, KERNEL_LISTEN] {
+            command.env_remove(name);
+        }
+        self.failed(&command.exec())
+    }
+
+    /// There is no stack for the program, and why: one loud line, and what was chosen for this case.
+    pub fn without_stack(&self, cause: &Failure) -> Failure {
+        if self.on_missing == OnMissing::Fail {
+            return Failure::no_stack(cause.to_string());
+        }
+        let name = self.program.first().map(|name| name.display().to_string()).unwrap_or_default();
+        eprintln!("ginnel: {cause}; {name} goes on with the kernel's network");
+        self.become_on_kernel()
+    }
+}
+
+/// What is preloaded beside this library, if anything is.
+fn others_preloaded() -> Option<OsString> {
+    let all = std::env::var_os("LD_PRELOAD")?;
+    let text = all.to_str()?;
+    let is_ours = |path: &&str| Path::new(path).file_name() == Some(OsStr::new(LIBRARY));
+    let others: Vec<&str> =
+        text.split([':', ' ']).filter(|path| !path.is_empty() && !is_ours(path)).collect();
+    (!others.is_empty()).then(|| others.join(":").into())
+}

@@ -1,0 +1,204 @@
+//! Stacks and programs on them, in a place of a test's own.
+
+use ginnel_testkit::skip;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
+/// Nothing here takes longer.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The library, which cargo does not build for the tests of another package by itself.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = Path::new(GINNEL).parent().unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "--package", "ginnel-posix"]);
+        build.arg("--target-dir").arg(folder.parent().unwrap());
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        let built = build.output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        folder.join("libginnel.so")
+    })
+}
+
+/// The interpreter itself, not a script that looks for it.
+pub fn python() -> Option<&'static str> {
+    static PYTHON: OnceLock<Option<String>> = OnceLock::new();
+    let find = || {
+        let output =
+            Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().ok()?;
+        Some(String::from_utf8(output.stdout).ok()?.trim().to_string()).filter(|path| !path.is_empty())
+    };
+    PYTHON.get_or_init(find).as_deref()
+}
+
+/// True, with a note, if the test cannot run here.
+pub fn skipped(test: &str) -> bool {
+    let missing = python().is_none();
+    if missing {
+        skip(test, "no python3");
+    }
+    missing
+}
+
+/// Where a test's stacks are. They go with the value.
+pub struct Place(PathBuf);
+
+impl Place {
+    pub fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("ginnel-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A command of `ginnel`.
+    pub fn ginnel(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(GINNEL);
+        command.args(arguments).env("GINNEL_LIBRARY", library()).env("GINNEL_RUN_DIR", self.0.join("run"));
+        command.env_remove("LD_PRELOAD").env_remove("GINNEL_STACK").current_dir(&self.0);
+        command
+    }
+
+    /// The same, done.
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        finish(self.ginnel(arguments))
+    }
+
+    /// The same, which must succeed.
+    #[track_caller]
+    pub fn must(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A stack that goes with the value.
+    #[track_caller]
+    pub fn up<'a>(&'a self, name: &'a str, options: &[&str]) -> Up<'a> {
+        self.must(&[&["up", name, "--background"], options].concat());
+        Up(self, name)
+    }
+
+    /// A program of Python's as `ginnel run` takes it.
+    pub fn script(&self, options: &[&str], text: &str) -> Command {
+        let mut command = self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c"]].concat());
+        command.arg(format!("{PRELUDE}\n{text}"));
+        command
+    }
+
+    /// What it says, once it has ended well.
+    #[track_caller]
+    pub fn says(&self, options: &[&str], text: &str) -> String {
+        let output = finish(self.script(options, text));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A stack that runs.
+pub struct Up<'a>(&'a Place, &'a str);
+
+impl Drop for Up<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.run(&["down", self.1, "--force"]);
+    }
+}
+
+/// What scripts begin with.
+const PRELUDE: &str = "import os, sys, socket, select, signal, struct, time, threading
+def server(host, port, **more):
+    s = socket.create_server((host, port), **more)
+    return s
+def exactly(s, n):
+    got = b''
+    while len(got) < n:
+        part = s.recv(n - len(got))
+        if not part: break
+        got += part
+    return got
+signal.alarm(50)
+";
+
+/// Runs a command to its end, which has to come.
+pub fn finish(mut command: Command) -> Output {
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    Started(Some(child)).finish()
+}
+
+/// A program that runs beside the test, and goes with the value.
+pub struct Started(Option<Child>);
+
+impl Started {
+    pub fn new(mut command: Command) -> Self {
+        Self(Some(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()))
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.as_ref().unwrap().id()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([&format!("-{name}"), &self.pid().to_string()]).status();
+        assert!(done.unwrap().success());
+    }
+
+    /// Waits for its end.
+    pub fn finish(mut self) -> Output {
+        let mut child = self.0.take().unwrap();
+        let until = Instant::now() + PATIENCE;
+        let mut streams = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let readers = [
+            std::thread::spawn(move || std::io::read_to_string(&mut streams.0)),
+            std::thread::spawn(move || std::io::read_to_string(&mut streams.1)),
+        ];
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > until {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("it does not end");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let [stdout, stderr] = readers.map(|reader| reader.join().unwrap().unwrap_or_default().into_bytes());
+        Output { status, stdout, stderr }
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < end, "{what}: not in time");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
