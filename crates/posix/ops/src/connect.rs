@@ -2,7 +2,7 @@
 
 use crate::Ops;
 use crate::fd_table::FileId;
-use crate::file::{Bound, Shape, Stream};
+use crate::file::{Bound, Shape, Shut, Stream};
 use crate::kernel;
 use crate::lane::Lane;
 use crate::raw;
@@ -101,6 +101,7 @@ impl Ops {
                 true
             }
             Shape::Listening(_) => return Err(Errno::ISCONN),
+            Shape::Stream(stream) if stream.disconnecting => return Err(Errno::INVAL),
             Shape::Stream(stream) if stream.connecting => false,
             Shape::Stream(_) => return Err(Errno::ISCONN),
         };
@@ -127,23 +128,28 @@ impl Ops {
     pub fn shutdown(&self, fd: RawFd, how: c_int) -> Result<(), Errno> {
         let mut lane = self.lock();
         let file = self.file(fd)?;
-        let shape = lane.files.socket(file)?.shape;
+        let socket = lane.files.socket(file)?;
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::INVAL),
         };
-        match shape {
-            Shape::Fresh { .. } => Err(Errno::NOTCONN),
-            Shape::Listening(_) if read => {
+        let result = match socket.shape {
+            Shape::Listening(_) if !read => Ok(()),
+            Shape::Listening(_) => {
                 lane.stop_listening(file);
-                lane.wake(file, libc::POLLIN | libc::POLLHUP);
                 Ok(())
             }
-            Shape::Listening(_) => Ok(()),
+            Shape::Fresh { .. } => {
+                socket.shut(read, write);
+                Err(Errno::NOTCONN)
+            }
             Shape::Stream(_) => lane.shutdown(file, read, write),
-        }
+        };
+        // Whatever came of it: `inet_shutdown` wakes everybody.
+        lane.wake(file, 0);
+        result
     }
 }
 
@@ -156,9 +162,10 @@ impl Lane {
         sharing: Sharing,
         kernel: Option<RawFd>,
     ) -> Result<(), Errno> {
+        let keeps_port = address.port() != 0;
         let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
         if let Shape::Fresh { bound } = &mut self.files.socket(file)?.shape {
-            *bound = Some(Bound { reserved, kernel });
+            *bound = Some(Bound { reserved, keeps_port, kernel });
         }
         Ok(())
     }
@@ -214,37 +221,56 @@ impl Lane {
         Ok(())
     }
 
-    /// The socket has no connection any more, but the address it was bound to.
+    /// What becomes of an address when the socket is as new: a port that was only chosen goes (`inet_put_port`).
+    pub fn keep(&mut self, bound: Option<Bound>) -> Option<Bound> {
+        let stays = bound.filter(Bound::stays);
+        if stays.is_none() {
+            self.unreserve(bound);
+        }
+        stays
+    }
+
+    /// The socket has no connection any more, but the address that the program bound it to.
     fn drop_connection(&mut self, file: FileId) {
         let Some(stream) = self.files.stream(file).copied() else { return };
         self.unbind_conn(stream.conn);
+        let port = self.client.ends(stream.conn).map_or(0, |[local, _]| local.port());
         let _ = self.client.release(stream.conn);
         self.client.flush();
+        let bound = self.keep(stream.bound);
         if let Ok(socket) = self.files.socket(file) {
-            socket.shape = Shape::Fresh { bound: stream.bound };
+            let ip = stream.bound.map_or(socket.family.any(), |bound| bound.address()).ip();
+            socket.past = Some(SocketAddr::new(ip, port));
+            socket.shape = Shape::Fresh { bound };
+            socket.shut = Shut::default();
         }
         self.wake(file, libc::POLLOUT | libc::POLLHUP);
     }
 
     fn shutdown(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
+        if status.ended.is_none() && !status.connected {
+            // `inet_shutdown` disconnects what is not connected yet.
+            return self.disconnect(file);
+        }
+        self.files.socket(file)?.shut(read, write);
         if status.ended.is_some() {
+            if let Some(stream) = self.files.stream(file) {
+                stream.disconnecting = stream.connecting;
+            }
             return Err(Errno::NOTCONN);
         }
-        if !status.connected {
-            // `inet_shutdown` disconnects what is not connected yet.
-            self.disconnect(file)?;
-            return Ok(());
-        }
-        if write && !stream.shut_write {
-            self.client.shutdown_write(stream.conn).map_err(|_| Errno::NOTCONN)?;
-            self.client.flush();
-        }
         if let Some(stream) = self.files.stream(file) {
-            stream.shut_read |= read;
-            stream.shut_write |= write;
+            // It is connected, also if nobody asked how that went (`SS_CONNECTED`).
+            stream.connecting = false;
         }
-        self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
+        if read {
+            self.client.shutdown_read(stream.conn).map_err(|_| Errno::NOTCONN)?;
+        }
+        if write {
+            self.client.shutdown_write(stream.conn).map_err(|_| Errno::NOTCONN)?;
+        }
+        self.client.flush();
         Ok(())
     }
 }

@@ -278,8 +278,8 @@ impl Ops {
             && let Ok(epoll) = lane.files.epoll(set)
             && !epoll.ready.is_empty()
         {
-            // Another thread may take what is left (`ep_send_events`).
-            lane.wake(set, POLLIN);
+            // Another thread may take what is left; to sets around this one it is nothing new (`ep_done_scan`).
+            lane.wake_threads(set);
         }
         match result {
             Err(Errno::AGAIN) => Ok(0),

@@ -35,7 +35,17 @@ pub(crate) struct Socket {
     pub family: Family,
     pub nonblocking: bool,
     pub options: Options,
+    pub shut: Shut,
     pub shape: Shape,
+    /// An address that it had and has no more, which Linux goes on telling (`inet_sport`).
+    pub past: Option<SocketAddr>,
+}
+
+/// `shutdown` of each direction (`sk_shutdown`). Linux keeps it also for what is not connected.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shut {
+    pub read: bool,
+    pub write: bool,
 }
 
 /// What became of a socket.
@@ -53,6 +63,8 @@ pub(crate) enum Shape {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub reserved: Reserved,
+    /// The program named the port, and keeps it whatever becomes of the socket (`SOCK_BINDPORT_LOCK`).
+    pub keeps_port: bool,
     /// The kernel's socket behind this descriptor is bound to it, too.
     pub kernel: Option<RawFd>,
 }
@@ -61,9 +73,20 @@ impl Bound {
     pub fn address(&self) -> SocketAddr {
         self.reserved.address
     }
+
+    /// Whether it outlives what was made with it. (The kernel's half keeps it, too.)
+    pub fn stays(&self) -> bool {
+        self.keeps_port || self.kernel.is_some()
+    }
 }
 
 impl Socket {
+    /// One direction or both are done with.
+    pub fn shut(&mut self, read: bool, write: bool) {
+        self.shut.read |= read;
+        self.shut.write |= write;
+    }
+
     /// What `bind` gave it.
     pub fn bound(&self) -> Option<Bound> {
         match self.shape {
@@ -92,13 +115,12 @@ pub(crate) struct Stream {
     pub conn: Conn,
     /// `connect` was called and has not yet told how it went (`SS_CONNECTING`).
     pub connecting: bool,
+    /// It was shut down after it had failed and before anybody heard of that (`SS_DISCONNECTING`).
+    pub disconnecting: bool,
     /// `sk_err`.
     pub error: Option<Errno>,
     /// Its end was turned into an error.
     pub end_seen: bool,
-    /// `shutdown` of each direction.
-    pub shut_read: bool,
-    pub shut_write: bool,
     /// The last send said that more is to come (`MSG_MORE`).
     pub more: bool,
     /// What `bind` reserved for it.
@@ -107,16 +129,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub fn new(conn: Conn, connecting: bool, bound: Option<Bound>) -> Self {
-        Self {
-            conn,
-            bound,
-            connecting,
-            error: None,
-            end_seen: false,
-            shut_read: false,
-            shut_write: false,
-            more: false,
-        }
+        Self { conn, bound, connecting, disconnecting: false, error: None, end_seen: false, more: false }
     }
 }
 

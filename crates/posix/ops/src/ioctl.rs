@@ -9,11 +9,11 @@ impl Ops {
     /// `FIONREAD`, which is `SIOCINQ`: bytes that can be read.
     ///
     /// # Errors
-    /// `EINVAL` for a listener, as on Linux.
+    /// `EINVAL` for a listener and for an epoll set, as on Linux.
     pub fn bytes_readable(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock();
         let file = self.file(fd)?;
-        match lane.files.socket(file)?.shape {
+        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
             Shape::Fresh { .. } => Ok(0),
             Shape::Listening(_) => Err(Errno::INVAL),
             Shape::Stream(_) => {
@@ -26,11 +26,11 @@ impl Ops {
     /// `TIOCOUTQ`, which is `SIOCOUTQ`: bytes that were written and not acknowledged by the peer.
     ///
     /// # Errors
-    /// `EINVAL` for a listener, as on Linux.
+    /// `EINVAL` for a listener and for an epoll set, as on Linux.
     pub fn bytes_unacknowledged(&self, fd: RawFd) -> Result<i32, Errno> {
         let mut lane = self.lock();
         let file = self.file(fd)?;
-        match lane.files.socket(file)?.shape {
+        match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
             Shape::Fresh { .. } => Ok(0),
             Shape::Listening(_) => Err(Errno::INVAL),
             Shape::Stream(_) => {

@@ -8,11 +8,13 @@ use crate::wake::{self, Watcher};
 use ginnel::channel::{Client, ClientEvent, Status};
 use ginnel::door::Process;
 use ginnel::{CloseReason, Conn};
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM};
 use rustix::io::Errno;
 
-/// Everything: an end concerns whoever waits for whatever.
-const ALL: i16 = POLLIN | POLLRDNORM | POLLOUT | POLLWRNORM | POLLPRI | POLLRDHUP | POLLHUP | POLLERR;
+/// What may have become true, by the kernel's callbacks: `sk_data_ready`, `sk_write_space`, and `sk_state_change`, which concerns whoever waits for whatever.
+pub(crate) const DATA_READY: i16 = POLLIN | POLLPRI | POLLRDNORM | POLLRDBAND;
+const WRITE_SPACE: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
+const STATE_CHANGE: i16 = 0;
 
 pub(crate) struct Lane {
     pub client: Client,
@@ -64,36 +66,62 @@ impl Lane {
             match event {
                 ClientEvent::Offered { listener } => {
                     if let Some(file) = found(&self.by_listener, listener) {
-                        self.wake(file, POLLIN | POLLRDNORM);
+                        self.wake(file, DATA_READY);
                     }
                 }
                 // Connections are accepted by hand.
                 ClientEvent::Accepted { .. } => {}
-                ClientEvent::Connected { conn } => self.wake_conn(conn, POLLOUT | POLLWRNORM),
-                ClientEvent::Readable { conn } | ClientEvent::Datagrams { conn } => {
-                    self.wake_conn(conn, POLLIN | POLLRDNORM);
+                ClientEvent::Connected { conn } => self.wake_conn(conn, STATE_CHANGE),
+                ClientEvent::Readable { conn } => {
+                    if let Some(file) = self.file_of(conn) {
+                        self.data_ready(file);
+                    }
                 }
-                ClientEvent::Writable { conn } => self.wake_conn(conn, POLLOUT | POLLWRNORM),
-                ClientEvent::Acked { conn, .. } => self.wake_conn(conn, 0),
-                ClientEvent::Urgent { conn } => self.wake_conn(conn, POLLPRI),
-                ClientEvent::PeerClosed { conn } => {
-                    self.wake_conn(conn, POLLIN | POLLRDNORM | POLLRDHUP | POLLHUP);
+                ClientEvent::Datagrams { conn } | ClientEvent::Urgent { conn } => {
+                    self.wake_conn(conn, DATA_READY);
                 }
-                ClientEvent::Closed { conn, .. } => self.wake_conn(conn, ALL),
+                ClientEvent::Writable { conn } => self.wake_conn(conn, WRITE_SPACE),
+                ClientEvent::Acked { conn, .. }
+                | ClientEvent::PeerClosed { conn }
+                | ClientEvent::Closed { conn, .. } => self.wake_conn(conn, STATE_CHANGE),
             }
         }
     }
 
+    fn file_of(&mut self, conn: Conn) -> Option<FileId> {
+        let file = found(&self.by_socket, conn.index())?;
+        self.files.stream(file).filter(|stream| stream.conn == conn).map(|_| file)
+    }
+
     fn wake_conn(&mut self, conn: Conn, key: i16) {
-        let Some(file) = found(&self.by_socket, conn.index()) else { return };
-        if self.files.stream(file).is_some_and(|stream| stream.conn == conn) {
+        if let Some(file) = self.file_of(conn) {
             self.wake(file, key);
+        }
+    }
+
+    /// Wakes those who wait for bytes, if there are as many as it takes (`tcp_data_ready`).
+    pub fn data_ready(&mut self, file: FileId) {
+        let low_water = self.files.socket(file).map_or(1, |socket| socket.options.recv_low_water());
+        if self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.peer_closed) {
+            self.wake(file, DATA_READY);
         }
     }
 
     /// Tells whoever watches a description that something of `key` may have become true.
     pub fn wake(&mut self, file: FileId, key: i16) {
         wake::wake(&mut self.files, &mut self.sleepers, file, key);
+    }
+
+    /// Tells threads that sleep at a description.
+    pub fn wake_threads(&mut self, file: FileId) {
+        wake::wake_threads(&mut self.files, &mut self.sleepers, file);
+    }
+
+    /// The stack is gone: whoever waits for anything looks again.
+    pub fn wake_all(&mut self) {
+        for file in self.files.ids() {
+            self.wake(file, STATE_CHANGE);
+        }
     }
 
     /// How things stand with a connection; its end becomes the error that the kernel would report, once.
@@ -137,7 +165,7 @@ impl Lane {
         }
     }
 
-    fn unreserve(&mut self, bound: Option<Bound>) {
+    pub fn unreserve(&mut self, bound: Option<Bound>) {
         if let Some(bound) = bound {
             // If the stack is gone there is nothing reserved.
             let _ = self.client.unreserve(bound.reserved);

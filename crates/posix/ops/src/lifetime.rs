@@ -3,7 +3,7 @@
 use crate::Ops;
 use crate::descriptor;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Shape, Socket};
+use crate::file::{Kind, Shape, Shut, Socket};
 use crate::lane::Lane;
 use crate::options::Options;
 use crate::sleep::{Patience, Wait};
@@ -37,7 +37,9 @@ impl Ops {
             family,
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
             options: Options::new(family),
+            shut: Shut::default(),
             shape: Shape::Fresh { bound: None },
+            past: None,
         };
         self.open(&mut self.lock(), Kind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
     }

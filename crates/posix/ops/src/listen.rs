@@ -3,7 +3,7 @@
 use crate::Ops;
 use crate::connect::errno_of;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Listening, Shape, Socket, Stream};
+use crate::file::{Kind, Listening, Shape, Shut, Socket, Stream};
 use crate::kernel;
 use crate::lane::Lane;
 use crate::raw;
@@ -157,9 +157,10 @@ impl Lane {
         let Ok(Socket { shape: Shape::Listening(listening), .. }) = self.files.socket(file) else { return };
         if !listening.accepts {
             listening.accepts = true;
-            let (number, credits) = (listening.number, listening.backlog.max(1));
-            self.client.set_credits(number, credits);
-            self.client.flush();
+            let (number, backlog) = (listening.number, listening.backlog);
+            self.client.set_credits(number, backlog.max(1));
+            // What came before anybody asked is there when this returns; if the stack is gone nothing is.
+            let _ = self.client.set_backlog(number, backlog);
         }
     }
 
@@ -176,17 +177,23 @@ impl Lane {
             family: listener.family,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             options: listener.options.inherited(),
+            shut: Shut::default(),
             shape: Shape::Stream(Stream::new(conn, false, None)),
+            past: None,
         })
     }
 
-    /// The socket listens no more, and keeps its address.
+    /// The socket listens no more, and keeps the address that the program bound it to.
     pub fn stop_listening(&mut self, file: FileId) {
-        let Ok(socket) = self.files.socket(file) else { return };
-        let Shape::Listening(listening) = socket.shape else { return };
-        socket.shape = Shape::Fresh { bound: Some(listening.bound) };
+        let Ok(Socket { shape: Shape::Listening(listening), .. }) = self.files.socket(file) else { return };
+        let listening = *listening;
         self.unbind_listener(listening.number);
         // If the stack is gone there is nothing to close.
         let _ = self.client.unlisten(listening.number);
+        let kept = self.keep(Some(listening.bound));
+        if let Ok(socket) = self.files.socket(file) {
+            socket.shape = Shape::Fresh { bound: kept };
+            socket.past = Some(listening.bound.address());
+        }
     }
 }

@@ -17,7 +17,7 @@ impl Ops {
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         let local = match socket.shape {
-            Shape::Fresh { bound } => bound.map(|b| b.address()),
+            Shape::Fresh { bound } => bound.map(|b| b.address()).or(socket.past),
             Shape::Listening(listening) => Some(listening.bound.address()),
             Shape::Stream(stream) => lane.client.ends(stream.conn).ok().map(|[local, _]| local),
         };

@@ -335,9 +335,9 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = int(value)? != 0;
                 if let Shape::Stream(stream) = shape {
-                    let result = lane.client.set_option(stream.conn, TcpOption::QuickAck(on));
+                    let result = lane.tell(stream.conn, TcpOption::QuickAck(on));
                     lane.client.flush();
-                    return result.map_err(refusal);
+                    return result;
                 }
             }
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
@@ -352,6 +352,10 @@ impl Ops {
             let as_set = &mut lane.files.socket(file)?.options.as_set;
             as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
             as_set.push((level, name, value.into()));
+        }
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+            // As much may be there already (`tcp_set_rcvlowat`).
+            lane.data_ready(file);
         }
         lane.apply_options(file)
     }
@@ -445,16 +449,21 @@ impl Lane {
         let Shape::Stream(stream) = socket.shape else { return Ok(()) };
         let mut told = false;
         for option in socket.options.untold() {
-            match self.client.set_option(stream.conn, option) {
-                // A connection that is over needs no options.
-                Ok(()) | Err(OptionError::Stale) => told = true,
-                Err(error) => return Err(refusal(error)),
-            }
+            self.tell(stream.conn, option)?;
+            told = true;
         }
         if told {
             self.client.flush();
         }
         Ok(())
+    }
+
+    fn tell(&mut self, conn: ginnel::Conn, option: TcpOption) -> Result<(), Errno> {
+        match self.client.set_option(conn, option) {
+            // A connection that is over needs no options.
+            Ok(()) | Err(OptionError::Stale) => Ok(()),
+            Err(error) => Err(refusal(error)),
+        }
     }
 
     /// What the stack knows of a socket's connection.

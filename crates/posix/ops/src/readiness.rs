@@ -19,6 +19,7 @@ impl Lane {
             }
             Kind::Socket(socket) => match socket.shape {
                 // Linux says so of a socket that was never connected.
+                Shape::Fresh { .. } if socket.shut.read => WRITABLE | POLLHUP | READABLE | POLLRDHUP,
                 Shape::Fresh { .. } => WRITABLE | POLLHUP,
                 Shape::Listening(listening) => {
                     if self.client.is_offered(listening.number) {
@@ -36,10 +37,11 @@ impl Lane {
 
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((stream, status)) = self.status(file) else { return POLLHUP };
-        let low_water = self.files.socket(file).map_or(1, |socket| socket.options.recv_low_water());
+        let Ok(socket) = self.files.socket(file) else { return POLLHUP };
+        let (low_water, shut) = (socket.options.recv_low_water(), socket.shut);
         let ended = status.ended.is_some();
-        let no_more_in = status.peer_closed || ended || stream.shut_read;
-        let no_more_out = ended || stream.shut_write;
+        let no_more_in = status.peer_closed || ended || shut.read;
+        let no_more_out = ended || shut.write;
         let mut ready = 0;
         if no_more_in && no_more_out {
             ready |= POLLHUP;

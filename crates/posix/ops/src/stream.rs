@@ -35,6 +35,10 @@ impl Ops {
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
         let low_water = socket.options.recv_low_water();
+        if matches!(socket.shape, Shape::Fresh { .. }) && socket.shut.read && flags & libc::MSG_ERRQUEUE == 0
+        {
+            return Ok(0);
+        }
         if !matches!(socket.shape, Shape::Stream(_)) {
             return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
         }
@@ -54,6 +58,8 @@ impl Ops {
         });
         match result {
             Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
+            // A call that has room for nothing waits once, and is content with whatever came (`tcp_recvmsg_locked`).
+            Err(Errno::AGAIN | Errno::INTR) if total == 0 && patience != Patience::None => Ok(0),
             result => result,
         }
     }
@@ -154,6 +160,7 @@ impl Lane {
         done: &Cell<usize>,
         enough: usize,
     ) -> Result<usize, Errno> {
+        let shut = self.files.socket(file)?.shut;
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
         let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
         if peek {
@@ -168,7 +175,7 @@ impl Lane {
             };
             done.set(done.get() + more);
         }
-        let no_more = status.peer_closed || status.ended.is_some() || stream.shut_read;
+        let no_more = status.peer_closed || status.ended.is_some() || shut.read;
         if done.get() >= enough || done.get() > 0 && no_more {
             return Ok(done.get());
         }
@@ -181,7 +188,7 @@ impl Lane {
         if let Some(error) = self.take_error(file) {
             return Err(error);
         }
-        if status.ended.is_some() || stream.shut_read {
+        if status.ended.is_some() || shut.read {
             return Ok(0);
         }
         Err(Errno::AGAIN)
@@ -189,8 +196,9 @@ impl Lane {
 
     /// The connection, if something could be sent on it.
     fn sendable(&mut self, file: FileId) -> Result<(Conn, Status), Errno> {
+        let shut = self.files.socket(file)?.shut;
         let (stream, status) = self.status(file).ok_or(Errno::PIPE)?;
-        if stream.error.is_some() || status.ended.is_some() || stream.shut_write {
+        if stream.error.is_some() || status.ended.is_some() || shut.write {
             return Err(self.take_error(file).unwrap_or(Errno::PIPE));
         }
         if status.connected { Ok((stream.conn, status)) } else { Err(Errno::AGAIN) }

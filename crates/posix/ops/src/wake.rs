@@ -3,7 +3,7 @@
 use crate::fd_table::FileId;
 use crate::file::{Files, Kind};
 use crate::sleep::Sleepers;
-use libc::{POLLIN, POLLRDNORM};
+use libc::POLLIN;
 
 /// Whoever wants to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,18 @@ pub(crate) enum Watcher {
     Item { set: FileId, item: u32 },
     /// A thread that sleeps in a call. Of those that would all take the same thing only one is woken.
     Thread { sleeper: u32, exclusive: bool },
+}
+
+/// Tells threads that sleep at `file`, of several that would take the same only one.
+pub(crate) fn wake_threads(files: &mut Files, sleepers: &mut Sleepers, file: FileId) {
+    let mut done = false;
+    for watcher in &files.get(file).watchers {
+        if let Watcher::Thread { sleeper, exclusive } = *watcher
+            && !(exclusive && done)
+        {
+            done |= sleepers.wake(sleeper) && exclusive;
+        }
+    }
 }
 
 /// Tells whoever watches `file` that something of `key` may have become true; 0 means that it is not known what. Sets may watch sets: how deep
@@ -36,7 +48,7 @@ pub(crate) fn wake(files: &mut Files, sleepers: &mut Sleepers, file: FileId, key
                 // As in ep_poll_callback: a set that nobody waits at does not count.
                 let waits = |w: &Watcher| matches!(w, Watcher::Thread { .. });
                 item_done |= exclusive && files.get(set).watchers.iter().any(waits);
-                wake(files, sleepers, set, POLLIN | POLLRDNORM);
+                wake(files, sleepers, set, POLLIN);
             }
         }
     }

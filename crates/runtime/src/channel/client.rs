@@ -443,6 +443,15 @@ impl Client {
         self.request(conn, request::SHUTDOWN)
     }
 
+    /// Nobody will read what is still to come. While this end goes on sending that changes nothing; bytes that come after its FIN reset the connection, as on
+    /// Linux (`tcp_rcv_state_process`).
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn shutdown_read(&mut self, conn: Conn) -> Result<(), Stale> {
+        self.request(conn, request::SHUTDOWN_READ)
+    }
+
     /// Closes both directions, whoever else holds it: what was written is still sent. What was received and not read makes it a reset, as on
     /// Linux. [`ClientEvent::Closed`] follows.
     ///

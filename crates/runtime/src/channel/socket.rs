@@ -24,6 +24,8 @@ pub(super) mod request {
     pub const CLOSE: u32 = 1 << 1;
     /// RST.
     pub const ABORT: u32 = 1 << 2;
+    /// Nobody will read what is still to come.
+    pub const SHUTDOWN_READ: u32 = 1 << 3;
 }
 
 const REASONS: [CloseReason; 8] = [

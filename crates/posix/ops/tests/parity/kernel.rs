@@ -24,7 +24,26 @@ fn number(value: c_int) -> Result<Fd, Errno> {
     result(value as isize).map(|value| value as Fd)
 }
 
+/// A message of these parts, without address and control messages.
+fn message(list: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: all bits zero is a message of nothing.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = list.as_mut_ptr();
+    message.msg_iovlen = list.len();
+    message
+}
+
 impl Kernel {
+    /// Bytes that were written and have not left yet (`SIOCOUTQNSD`).
+    #[allow(dead_code)] // what runs in simulated time asks it
+    pub fn unsent_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
+        const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+        let mut count: c_int = 0;
+        // SAFETY: the kernel writes one number.
+        nothing(unsafe { libc::ioctl(fd, SIOCOUTQNSD, &raw mut count) })?;
+        Ok(count)
+    }
+
     /// `fcntl(F_GETFD)`.
     pub fn fd_flags(&self, fd: Fd) -> Result<c_int, Errno> {
         // SAFETY: no memory is passed.
@@ -73,6 +92,30 @@ impl Sys for Kernel {
         let mut bytes = vec![0; most];
         // SAFETY: there is as much room as told.
         let count = result(unsafe { libc::recv(fd, bytes.as_mut_ptr().cast(), most, flags) })?;
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
+    fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
+        let mut list: Vec<libc::iovec> = parts
+            .iter()
+            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() })
+            .collect();
+        let message = message(&mut list);
+        // SAFETY: the parts are as long as told, and only read.
+        result(unsafe { libc::sendmsg(fd, &raw const message, flags) })
+    }
+
+    fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut parts: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
+        let mut list: Vec<libc::iovec> = parts
+            .iter_mut()
+            .map(|part| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() })
+            .collect();
+        let mut message = message(&mut list);
+        // SAFETY: the parts are as long as told, and live through the call.
+        let count = result(unsafe { libc::recvmsg(fd, &raw mut message, flags) })?;
+        let mut bytes = parts.concat();
         bytes.truncate(count);
         Ok(bytes)
     }
@@ -139,6 +182,28 @@ impl Sys for Kernel {
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
         // SAFETY: the list is as long as told.
         result(unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout_ms) } as isize)
+    }
+
+    fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        let mut bits = sets.each_ref().map(|fds| {
+            // SAFETY: all bits zero is an empty set.
+            let mut set: libc::fd_set = unsafe { core::mem::zeroed() };
+            for fd in fds {
+                assert!(usize::try_from(*fd).is_ok_and(|fd| fd < libc::FD_SETSIZE));
+                // SAFETY: the set has room for this number.
+                unsafe { libc::FD_SET(*fd, &raw mut set) };
+            }
+            set
+        });
+        let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        let [read, write, except] = &mut bits;
+        // SAFETY: the sets and the time live through the call.
+        let count = result(unsafe { libc::select(most, read, write, except, &raw mut time) } as isize)?;
+        // SAFETY: the numbers are those from above.
+        let has = |set: usize, fd: &&Fd| unsafe { libc::FD_ISSET(**fd, &raw const bits[set]) };
+        let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
+        Ok((count, ready))
     }
 
     fn epoll_create(&self) -> Result<Fd, Errno> {

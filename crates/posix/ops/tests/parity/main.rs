@@ -1,6 +1,7 @@
 //! The same program on the kernel and on the stack: each case runs on both, and what the calls say must be the same, word for word.
 
 mod epoll;
+mod found;
 mod halves;
 mod kernel;
 mod placeholders;

@@ -26,6 +26,7 @@ pub struct Stacks {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// A stack that is large enough for a case.
 pub fn shard(address: &str, device: Device) -> Shard<ChannelServer> {
     let config = DeviceConfig::new("cable", DeviceKind::Memory);
     let mut config = Config::single(config, &[address.parse().unwrap()], &[]);
@@ -106,6 +107,20 @@ impl Sys for OnStack {
         Ok(bytes)
     }
 
+    fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
+        let parts: Vec<IoSlice<'_>> = parts.iter().map(|part| IoSlice::new(part)).collect();
+        self.0.send(fd, &parts, flags)
+    }
+
+    fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno> {
+        let mut parts: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
+        let mut list: Vec<IoSliceMut<'_>> = parts.iter_mut().map(|part| IoSliceMut::new(part)).collect();
+        let count = self.0.recv(fd, &mut list, flags)?;
+        let mut bytes = parts.concat();
+        bytes.truncate(count);
+        Ok(bytes)
+    }
+
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
         self.0.shutdown(fd, how)
     }
@@ -146,6 +161,20 @@ impl Sys for OnStack {
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
         self.0.poll(fds, Patience::of_ms(timeout_ms), None)
+    }
+
+    fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
+        let mut bits = sets.each_ref().map(|fds| {
+            let mut words = [0u64; 16];
+            fds.iter().for_each(|fd| words[*fd as usize / 64] |= 1 << (fd % 64));
+            words
+        });
+        let [read, write, except] = &mut bits;
+        let count = self.0.select(most, [Some(read), Some(write), Some(except)], Patience::None, None)?;
+        let has = |set: usize, fd: &&Fd| bits[set][**fd as usize / 64] & 1 << (**fd % 64) != 0;
+        let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
+        Ok((count, ready))
     }
 
     fn epoll_create(&self) -> Result<Fd, Errno> {

@@ -16,6 +16,9 @@ pub trait Sys: Sync {
     fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno>;
     fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno>;
     fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno>;
+    fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno>;
+    /// Receives into buffers of these lengths. Returns what is in them, one behind the other.
+    fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno>;
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno>;
     fn close(&self, fd: Fd) -> Result<(), Errno>;
     fn dup(&self, fd: Fd) -> Result<Fd, Errno>;
@@ -26,6 +29,8 @@ pub trait Sys: Sync {
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno>;
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno>;
+    /// Does not wait. Says how many bits were set, and for which descriptors.
+    fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno>;
     fn epoll_create(&self) -> Result<Fd, Errno>;
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno>;
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;

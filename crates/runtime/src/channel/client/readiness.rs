@@ -71,7 +71,7 @@ impl Client {
         self.ask(Request::Unreserve(reserved.number)).map(|_| ())
     }
 
-    /// How many connections may wait at a listener.
+    /// How many connections may wait at a listener. Afterwards as many of those that wait are offered as credits allow.
     ///
     /// # Errors
     /// The shard is gone.

@@ -158,13 +158,15 @@ impl Domain {
         Ok(number as u32)
     }
 
-    /// How many connections may wait from now on, within what the domain may have.
+    /// How many connections may wait from now on, within what the domain may have. Those that wait are offered before the answer, so that whoever
+    /// begins to accept finds them.
     pub(super) fn set_backlog(&mut self, cx: &mut Context<'_>, number: u32, backlog: u32) {
         let most = self.backlog_max;
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
             listening.backlog = (backlog.max(1) as usize).min(most);
         }
         self.take_more(cx);
+        self.deal(cx);
     }
 
     pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {

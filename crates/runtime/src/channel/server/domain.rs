@@ -65,6 +65,8 @@ pub(super) struct Socket {
     pub closing: bool,
     /// FIN was asked of the engine.
     pub shut: bool,
+    /// Bytes came that nobody was to read any more.
+    pub refused: bool,
     /// It is a UDP socket.
     pub udp: Option<UdpHandle>,
 }
@@ -473,6 +475,14 @@ impl Domain {
             let _ = cx.abort(conn);
             return data.len();
         }
+        if self.socket(socket).shut
+            && self.region.socket(socket).requests.load(Ordering::Relaxed) & request::SHUTDOWN_READ != 0
+        {
+            // The peer must learn that they were lost.
+            self.socket(socket).refused = true;
+            let _ = cx.abort(conn);
+            return data.len();
+        }
         let stream = self.region.stream(socket, Direction::Incoming);
         let mut received = self.sockets[socket as usize].received;
         let mut count = stream.write(&mut received, data);
@@ -503,6 +513,8 @@ impl Domain {
     }
 
     pub fn closed(&mut self, cx: &mut Context<'_>, socket: u32, reason: CloseReason) {
+        // To a program that shut both directions it is as if the peer had done so.
+        let reason = if self.socket(socket).refused { CloseReason::Reset } else { reason };
         self.add_bits(socket, ended(reason));
         self.socket(socket).conn = None;
         self.unheld(cx, socket);

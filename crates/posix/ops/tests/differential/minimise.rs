@@ -1,0 +1,32 @@
+//! Fewer steps that show the same (delta debugging: Zeller and Hildebrandt, "Simplifying and Isolating Failure-Inducing Input", 2002).
+
+/// The fewest of `all` found that still fail, in their order. `all` must fail.
+pub fn minimise(all: Vec<usize>, fails: impl Fn(&[usize]) -> bool) -> Vec<usize> {
+    let mut left = all;
+    let mut parts = 2;
+    while left.len() > 1 {
+        let size = left.len().div_ceil(parts);
+        let without = left.chunks(size).enumerate().map(|(out, _)| {
+            let kept = left.chunks(size).enumerate().filter(|(part, _)| *part != out);
+            kept.flat_map(|(_, part)| part.iter().copied()).collect::<Vec<usize>>()
+        });
+        let smaller = without.into_iter().find(|rest| !rest.is_empty() && fails(rest));
+        match smaller {
+            Some(rest) => {
+                left = rest;
+                parts = (parts - 1).max(2);
+            }
+            None if size == 1 => break,
+            None => parts = (parts * 2).min(left.len()),
+        }
+    }
+    left
+}
+
+#[test]
+fn what_does_not_matter_is_left_out() {
+    let needed = [3, 17, 18, 40];
+    let fails = |steps: &[usize]| needed.iter().all(|step| steps.contains(step));
+    assert_eq!(minimise((0..50).collect(), fails), needed);
+    assert_eq!(minimise((0..50).collect(), |_| true).len(), 1);
+}

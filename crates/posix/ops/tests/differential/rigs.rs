@@ -1,0 +1,133 @@
+//! Where a sequence runs: two hosts, and a way to wait until everything between them has settled.
+
+use crate::kernel::Kernel;
+use crate::stack::{self, OnStack};
+use crate::sys::{Fd, Sys};
+use core::net::{IpAddr, Ipv4Addr};
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
+use ginnel::Shard;
+use ginnel::channel::ChannelServer;
+use ginnel::channel::control::SameThread;
+use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_posix_ops::{Ops, OpsConfig};
+use ginnel_stack::time::Instant;
+use std::sync::{Arc, Mutex};
+
+/// Two hosts.
+pub trait Rig {
+    fn host(&self, host: usize) -> &dyn Sys;
+    fn addresses(&self) -> [IpAddr; 2];
+    /// Waits until nothing is on its way any more. `open` are descriptors that may be sockets.
+    fn settle(&mut self, open: &[Fd]);
+}
+
+/// What is held back (by Nagle's algorithm, until an acknowledgement that may be delayed) leaves within this time.
+const HELD_BACK_MAX: Duration = Duration::from_millis(300);
+/// The same in simulated time, in which nothing is late: the longest that an acknowledgement is delayed.
+const ACK_DELAY_MAX: Duration = Duration::from_millis(50);
+
+/// Whether something is still to come of what a connection has sent.
+fn is_under_way(fd: Fd) -> bool {
+    let info = Kernel.getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO).unwrap_or_default();
+    match info.first() {
+        // What was not sent by then stays counted.
+        None | Some(&TCP_CLOSE) => false,
+        // That the FIN was acknowledged is an edge to epoll.
+        Some(&TCP_FIN_WAIT1) => true,
+        Some(_) => Kernel.unsent_bytes(fd).is_ok_and(|bytes| bytes > 0),
+    }
+}
+
+/// States, as `TCP_INFO` has them.
+const TCP_FIN_WAIT1: u8 = 4;
+const TCP_CLOSE: u8 = 7;
+
+/// The kernel, with two addresses of its loopback that nobody else has.
+pub struct OnKernel {
+    addresses: [IpAddr; 2],
+}
+
+impl OnKernel {
+    pub fn new() -> Self {
+        static RUNS: AtomicU32 = AtomicU32::new(0);
+        // What ended stays in TIME_WAIT for a minute: neither runs of this process nor others may meet it.
+        let number = RUNS.fetch_add(1, Ordering::Relaxed).wrapping_add(std::process::id() << 8);
+        let [_, _, b, c] = number.to_be_bytes();
+        let at = |last| IpAddr::V4(Ipv4Addr::new(127, b, c, last));
+        Self { addresses: [at(101), at(102)] }
+    }
+}
+
+impl Rig for OnKernel {
+    fn host(&self, _: usize) -> &dyn Sys {
+        &Kernel
+    }
+
+    fn addresses(&self) -> [IpAddr; 2] {
+        self.addresses
+    }
+
+    fn settle(&mut self, open: &[Fd]) {
+        // A packet over the loopback has arrived when the call that sent it returns. Only what is held back is still to come.
+        let begun = std::time::Instant::now();
+        while open.iter().any(|fd| is_under_way(*fd)) {
+            if begun.elapsed() > HELD_BACK_MAX {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Two stacks with a cable between them, in simulated time: they run while everything settles, and not else.
+pub struct Simulated {
+    hosts: [OnStack; 2],
+    shards: [Arc<Mutex<Shard<ChannelServer>>>; 2],
+    now: Instant,
+}
+
+impl Simulated {
+    pub fn new() -> Self {
+        let (a, b) = pair(MemoryConfig::default());
+        let shards = [("10.0.0.1/24", a), ("10.0.0.2/24", b)]
+            .map(|(address, device)| Arc::new(Mutex::new(stack::shard(address, device))));
+        let hosts = shards.each_ref().map(|shard| {
+            let control = Box::new(SameThread(Arc::clone(shard)));
+            let client = shard.lock().unwrap().handler_mut().attach(control).unwrap();
+            OnStack(Ops::new(client, OpsConfig { spin: Duration::ZERO, ..OpsConfig::default() }).unwrap())
+        });
+        let now = shards.each_ref().map(|shard| shard.lock().unwrap().now());
+        let mut rig = Self { hosts, shards, now: now[0].max(now[1]) };
+        rig.settle(&[]);
+        rig
+    }
+
+    /// Runs both until neither has anything to do now. Returns when one has.
+    fn run(&mut self) -> Option<Instant> {
+        loop {
+            let turns =
+                self.shards.each_ref().map(|shard| shard.lock().unwrap().poll_once(self.now).unwrap());
+            if turns.iter().all(|turn| turn.work == 0) {
+                return turns.iter().filter_map(|turn| turn.next_deadline).min();
+            }
+        }
+    }
+}
+
+impl Rig for Simulated {
+    fn host(&self, host: usize) -> &dyn Sys {
+        &self.hosts[host]
+    }
+
+    fn addresses(&self) -> [IpAddr; 2] {
+        stack::ADDRESSES
+    }
+
+    fn settle(&mut self, _: &[Fd]) {
+        let end = self.now + ACK_DELAY_MAX;
+        while let Some(next) = self.run().filter(|next| *next <= end) {
+            self.now = self.now.max(next);
+        }
+    }
+}

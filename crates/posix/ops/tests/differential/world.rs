@@ -1,0 +1,272 @@
+//! Carries steps out and writes down what came of each.
+
+use crate::rigs::Rig;
+use crate::steps::{Address, Host, Place, Step};
+use crate::sys::{self, Fd, Sys};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, HashMap};
+
+/// Calls that wait do so for this long: nothing comes while they wait, as everything has settled.
+const PATIENCE_US: i64 = 1000;
+
+struct World<'a> {
+    rig: &'a mut dyn Rig,
+    places: BTreeMap<Place, (Host, Option<Fd>)>,
+    /// Ports, by the order in which they were seen.
+    ports: HashMap<(String, u16), usize>,
+    /// Bytes that each place has sent.
+    sent: HashMap<Place, usize>,
+}
+
+/// Runs steps; says of each what came of it.
+pub fn run<'a>(rig: &mut dyn Rig, steps: impl Iterator<Item = &'a Step>) -> Vec<String> {
+    let mut world = World { rig, places: BTreeMap::new(), ports: HashMap::new(), sent: HashMap::new() };
+    let mut transcript = Vec::new();
+    for step in steps {
+        let said = world.step(step).unwrap_or_else(|| "nothing there".into());
+        transcript.push(said);
+        let open = world.open();
+        world.rig.settle(&open);
+    }
+    for (host, fd) in world.places.values() {
+        if let Some(fd) = fd {
+            // Whatever was not closed by a step.
+            let _ = world.rig.host(*host).close(*fd);
+        }
+    }
+    transcript
+}
+
+/// A descriptor that is not open.
+const CLOSED: Fd = -1;
+
+impl World<'_> {
+    fn open(&self) -> Vec<Fd> {
+        self.places.values().filter_map(|(_, fd)| *fd).collect()
+    }
+
+    /// What was put into a place, if it was.
+    fn at(&self, place: Place) -> Option<(&dyn Sys, Fd)> {
+        let (host, fd) = self.places.get(&place)?;
+        Some((self.rig.host(*host), fd.unwrap_or(CLOSED)))
+    }
+
+    fn put(&mut self, place: Place, host: Host, opened: Result<Fd, Errno>, waits: bool) -> String {
+        let Ok(fd) = opened else { return format!("{opened:?}") };
+        self.places.insert(place, (host, Some(fd)));
+        if waits { self.bound_waiting(host, fd) } else { "open".into() }
+    }
+
+    /// Calls on a socket that waits would never return.
+    fn bound_waiting(&self, host: Host, fd: Fd) -> String {
+        let sys = self.rig.host(host);
+        let time = [0i64.to_ne_bytes(), PATIENCE_US.to_ne_bytes()].concat();
+        let set = [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO]
+            .map(|name| sys.setsockopt(fd, libc::SOL_SOCKET, name, &time));
+        format!("open, waits {set:?}")
+    }
+
+    /// The same word for the same address on both.
+    fn name(&mut self, host: Host, address: Result<Vec<u8>, Errno>, peer: bool) -> String {
+        let address = match address {
+            Ok(address) if address.len() >= 8 => address,
+            other => return format!("{other:?}"),
+        };
+        let ip = IpAddr::V4(Ipv4Addr::new(address[4], address[5], address[6], address[7]));
+        // The kernel opens connections to any address of its loopback from 127.0.0.1.
+        let opener = if peer { 1 - host } else { host };
+        let host = match self.rig.addresses().iter().position(|own| *own == ip) {
+            Some(host) => format!("host {host}"),
+            None if ip == IpAddr::V4(Ipv4Addr::LOCALHOST) => format!("host {opener}"),
+            None => ip.to_string(),
+        };
+        let port = sys::port(&address);
+        if port == 0 {
+            return format!("{host}, no port");
+        }
+        let next = self.ports.len();
+        let port = self.ports.entry((host.clone(), port)).or_insert(next);
+        format!("{host}, port {port}")
+    }
+
+    fn bytes(&mut self, place: Place, lengths: &[usize]) -> Vec<Vec<u8>> {
+        let sent = self.sent.entry(place).or_default();
+        let next = |_| {
+            *sent += 1;
+            (place * 31 + *sent) as u8
+        };
+        let all: Vec<u8> = (0..lengths.iter().sum()).map(next).collect();
+        let mut rest = &all[..];
+        lengths
+            .iter()
+            .map(|length| {
+                let (part, behind) = rest.split_at(*length);
+                rest = behind;
+                part.to_vec()
+            })
+            .collect()
+    }
+
+    fn bind(&mut self, at: Place, to: &Address) -> Option<String> {
+        let host = self.places.get(&at)?.0;
+        let own = self.rig.addresses()[host];
+        let address = match to {
+            Address::Own => sys::address(SocketAddr::new(own, 0)),
+            Address::Any => sys::address(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0)),
+            Address::SameAs(other) => {
+                let (sys, fd) = self.at(*other)?;
+                let Ok(name) = sys.getsockname(fd) else { return None };
+                if sys::port(&name) == 0 {
+                    return None;
+                }
+                name
+            }
+        };
+        let (sys, fd) = self.at(at)?;
+        // Without it the two differ: see "bind to a port with connections in TIME_WAIT" in docs/posix.md.
+        let shared = sys.setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32.to_ne_bytes());
+        Some(format!("{shared:?} {:?}", sys.bind(fd, &address)))
+    }
+
+    fn connect(&mut self, at: Place, to: Place) -> Option<String> {
+        let host = self.places.get(&to)?.0;
+        let (sys, fd) = self.at(to)?;
+        let name = sys.getsockname(fd).ok().filter(|name| sys::port(name) != 0)?;
+        let to = sys::address(SocketAddr::new(self.rig.addresses()[host], sys::port(&name)));
+        let (sys, fd) = self.at(at)?;
+        // While it waits nothing would come.
+        let free = sys.set_nonblocking(fd, true);
+        Some(format!("{free:?} {:?}", sys.connect(fd, &to)))
+    }
+
+    fn poll(&self, of: &[(Place, i16)]) -> Option<String> {
+        let (host, _) = self.places.get(&of.first()?.0)?;
+        let mut fds: Vec<libc::pollfd> = of
+            .iter()
+            .filter_map(|(place, events)| {
+                let fd = self.places.get(place)?.1.unwrap_or(CLOSED);
+                Some(libc::pollfd { fd, events: *events, revents: 0 })
+            })
+            .collect();
+        let count = self.rig.host(*host).poll(&mut fds, 0);
+        let ready = fds.iter().map(|fd| sys::names(fd.revents.cast_unsigned().into()));
+        Some(format!("{count:?} {:?}", ready.collect::<Vec<_>>()))
+    }
+
+    fn select(&self, of: &[(Place, [bool; 3])]) -> Option<String> {
+        let (host, _) = self.places.get(&of.first()?.0)?;
+        let sets = [0, 1, 2].map(|set| {
+            let asked = of.iter().filter(|(_, sets)| sets[set]);
+            asked.filter_map(|(place, _)| self.places.get(place)?.1).collect::<Vec<Fd>>()
+        });
+        let said = match self.rig.host(*host).select(&sets) {
+            Ok((count, ready)) => {
+                let asked = of.iter().map(|(place, _)| self.places.get(place).and_then(|(_, fd)| *fd));
+                let words = asked.map(|fd| {
+                    let ready = ready.each_ref().map(|set| fd.is_some_and(|fd| set.contains(&fd)));
+                    ["r", "w", "e"]
+                        .iter()
+                        .zip(ready)
+                        .filter(|(_, ready)| *ready)
+                        .map(|(word, _)| *word)
+                        .collect()
+                });
+                format!("{count} {:?}", words.collect::<Vec<String>>())
+            }
+            Err(error) => format!("{error:?}"),
+        };
+        Some(said)
+    }
+
+    fn step(&mut self, step: &Step) -> Option<String> {
+        match step {
+            Step::Socket { host, place, waits } => {
+                let flags = if *waits { 0 } else { libc::SOCK_NONBLOCK };
+                let opened = self.rig.host(*host).socket(libc::AF_INET, libc::SOCK_STREAM | flags);
+                Some(self.put(*place, *host, opened, *waits))
+            }
+            Step::EpollCreate { host, place } => {
+                let opened = self.rig.host(*host).epoll_create();
+                Some(self.put(*place, *host, opened, false))
+            }
+            Step::Accept { at, place, waits } => {
+                let host = self.places.get(at)?.0;
+                let (sys, fd) = self.at(*at)?;
+                let accepted = sys.accept4(fd, if *waits { 0 } else { libc::SOCK_NONBLOCK });
+                Some(self.put(*place, host, accepted, *waits))
+            }
+            Step::Dup { at, place } => {
+                let host = self.places.get(at)?.0;
+                let (sys, fd) = self.at(*at)?;
+                let copy = sys.dup(fd);
+                Some(self.put(*place, host, copy, false))
+            }
+            Step::Close { at } => {
+                let (sys, fd) = self.at(*at)?;
+                let said = format!("{:?}", sys.close(fd));
+                self.places.get_mut(at)?.1 = None;
+                Some(said)
+            }
+            Step::Bind { at, to } => self.bind(*at, to),
+            Step::Connect { at, to } => self.connect(*at, *to),
+            Step::Listen { at, backlog } => {
+                self.at(*at).map(|(sys, fd)| format!("{:?}", sys.listen(fd, *backlog)))
+            }
+            Step::Shutdown { at, how } => {
+                self.at(*at).map(|(sys, fd)| format!("{:?}", sys.shutdown(fd, *how)))
+            }
+            Step::Readable { at } => self.at(*at).map(|(sys, fd)| format!("{:?}", sys.readable_bytes(fd))),
+            Step::Send { at, lengths, flags } => {
+                let bytes = self.bytes(*at, lengths);
+                let (sys, fd) = self.at(*at)?;
+                let parts: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+                Some(format!("{:?}", sys.sendv(fd, &parts, flags | libc::MSG_NOSIGNAL)))
+            }
+            Step::Recv { at, lengths, flags } => {
+                let (sys, fd) = self.at(*at)?;
+                Some(format!("{:?}", sys.recvv(fd, lengths, *flags)))
+            }
+            Step::SetNonblocking { at, on } => {
+                let host = self.places.get(at)?.0;
+                let (sys, fd) = self.at(*at)?;
+                let waits = if *on { String::new() } else { self.bound_waiting(host, fd) };
+                Some(format!("{waits} {:?}", sys.set_nonblocking(fd, *on)))
+            }
+            Step::SetOption { at, level, name, value } => {
+                let bytes: Vec<u8> = value.iter().flat_map(|word| word.to_ne_bytes()).collect();
+                self.at(*at).map(|(sys, fd)| format!("{:?}", sys.setsockopt(fd, *level, *name, &bytes)))
+            }
+            Step::GetOption { at, level, name } => self.at(*at).map(|(sys, fd)| {
+                let words = |bytes: Vec<u8>| -> Vec<c_int> {
+                    bytes
+                        .chunks_exact(4)
+                        .map(|word| c_int::from_ne_bytes([word[0], word[1], word[2], word[3]]))
+                        .collect()
+                };
+                format!("{:?}", sys.getsockopt(fd, *level, *name).map(words))
+            }),
+            Step::Names { at } => {
+                let host = self.places.get(at)?.0;
+                let (sys, fd) = self.at(*at)?;
+                let (own, peer) = (sys.getsockname(fd), sys.getpeername(fd));
+                Some(format!("{} to {}", self.name(host, own, false), self.name(host, peer, true)))
+            }
+            Step::Poll { of } => self.poll(of),
+            Step::Select { of } => self.select(of),
+            Step::EpollCtl { set, op, of, events, data } => {
+                let (_, of) = self.at(*of)?;
+                self.at(*set).map(|(sys, set)| format!("{:?}", sys.epoll_ctl(set, *op, of, *events, *data)))
+            }
+            Step::EpollWait { set, most } => self.at(*set).map(|(sys, set)| {
+                let events = sys.epoll_wait(set, *most, 0).map(|mut events| {
+                    // "order of entries that became ready between two calls of epoll_wait" (docs/posix.md)
+                    events.sort_by_key(|(_, data)| *data);
+                    events.into_iter().map(|(events, data)| (sys::names(events), data)).collect::<Vec<_>>()
+                });
+                format!("{events:?}")
+            }),
+        }
+    }
+}
