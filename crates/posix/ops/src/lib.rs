@@ -38,6 +38,7 @@ mod sendfile;
 mod signal;
 mod sleep;
 mod sockaddr;
+mod splice;
 mod stream;
 mod wake;
 

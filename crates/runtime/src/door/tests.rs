@@ -263,9 +263,20 @@ fn a_stack_that_shows_itself_is_found_in_its_directory() {
     let config = crate::config::RunConfig { name: Some("mine".into()), ..Default::default() };
     let presence = Presence::new_in(base.path(), &config, "test").unwrap().unwrap();
     let rig = Rig::new(&small(), None);
-    let door = Door::open_for(&presence, Vec::new()).unwrap();
+    let door = Door::open_for(&presence, Vec::new(), Terms::default()).unwrap();
     let path = crate::run_dir::running_in(base.path()).unwrap()[0].path.join("control");
-    assert_eq!(Process::connect(&path, "").unwrap().clients().len(), 0, "it has no shards");
+    let mut process = Process::connect(&path, "").unwrap();
+    assert_eq!(process.clients().len(), 0, "it has no shards");
+    let directory = presence.dir().path();
+    let users = || crate::inspect::users(directory).unwrap();
+    assert_eq!(users().iter().map(|user| user.pid).collect::<Vec<_>>(), [std::process::id()]);
+    let child = process.expect_child().unwrap();
+    assert_eq!((users().len(), users()[1].pid, door.processes()), (2, 0, 2));
+    drop((child, process));
+    let until = Instant::now() + PATIENCE;
+    while !users().is_empty() {
+        assert!(Instant::now() < until, "{:?}", users());
+    }
     drop((door, rig));
     assert!(matches!(Process::connect(&path, ""), Err(Error::Io(..))));
 }

@@ -268,7 +268,7 @@ impl Network {
         let broadcast = self.check_ipv6_destination(link, frame, header.dst)?;
         let nameless = header.src.is_unspecified();
         let own = self.local.v6.link_of(header.src.to_bits()).is_some();
-        if own != link.loopback || !link.loopback && !(nameless || is_unicast(header.src.into())) {
+        if own != link.loopback || !(link.loopback || nameless || is_unicast(header.src.into())) {
             return Err(DropReason::MartianSource);
         }
         let chain = match ipv6::walk(packet, &header) {

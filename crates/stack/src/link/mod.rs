@@ -371,7 +371,7 @@ fn check_address(address: IpAddr, prefix: u8, loopback: bool) -> Result<(), Stri
     if prefix > bits {
         return Err(format!("{address}/{prefix}: a prefix has {bits} bits at most"));
     }
-    if !is_unicast(address) && !(loopback && address.is_loopback()) {
+    if !(is_unicast(address) || loopback && address.is_loopback()) {
         return Err(format!("{address} is not an address that a host can have"));
     }
     if let IpAddr::V4(own) = address

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // system calls
 
 use crate::sys::{Fd, Sys};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use core::net::{IpAddr, Ipv4Addr};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
@@ -223,6 +223,12 @@ impl Sys for Kernel {
         let count = unsafe { libc::epoll_wait(set, events.as_mut_ptr(), most as c_int, timeout_ms) };
         let count = result(count as isize)?;
         Ok(events[..count].iter().map(|event| (event.events, event.u64)).collect())
+    }
+
+    fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno> {
+        let none = core::ptr::null_mut();
+        // SAFETY: no offsets are passed.
+        result(unsafe { libc::splice(from, none, to, none, len, flags) })
     }
 }
 

@@ -4,6 +4,7 @@ mod epoll;
 mod found;
 mod halves;
 mod kernel;
+mod pipes;
 mod placeholders;
 mod signals;
 mod stack;

@@ -1,7 +1,7 @@
 //! Two stacks on threads of their own, with a cable between them, and the operations on each.
 
 use crate::sys::{Fd, Sys};
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use core::net::{IpAddr, Ipv4Addr};
 use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind};
@@ -193,5 +193,13 @@ impl Sys for OnStack {
         let mut events = vec![EpollEvent::default(); most];
         let count = self.0.epoll_wait(set, &mut events, Patience::of_ms(timeout_ms), None)?;
         Ok(events[..count].iter().map(|event| (event.events, event.data)).collect())
+    }
+
+    fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno> {
+        match (self.0.owns(from), self.0.owns(to)) {
+            (true, true) => Err(Errno::INVAL),
+            (true, false) => self.0.splice_from(from, to, len, flags),
+            (false, _) => self.0.splice_to(from, to, len, flags),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Calls that a case makes, and how it went.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_uint};
 use rustix::io::Errno;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -36,6 +36,8 @@ pub trait Sys: Sync {
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
     /// The case has changed what signals do.
     fn handlers_changed(&self) {}
+    /// Without offsets, as neither pipes nor connections have any.
+    fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno>;
     /// Lets everything that is on its way arrive.
     fn settle(&self) {
         std::thread::sleep(std::time::Duration::from_millis(20));
