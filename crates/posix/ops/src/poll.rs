@@ -33,7 +33,9 @@ impl Ops {
         let mut lane = self.lock();
         let ours: Vec<(usize, FileId)> =
             fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))).collect();
-        let mut kernel = fds.to_vec();
+        // What the program has left in `revents` means nothing.
+        let mut kernel: Vec<pollfd> =
+            fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }).collect();
         for (at, file) in &ours {
             kernel[*at].fd = lane.kernel_half(*file).unwrap_or(-1);
             lane.begin_accepting(*file);

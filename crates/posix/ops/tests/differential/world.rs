@@ -39,6 +39,8 @@ pub fn run<'a>(rig: &mut dyn Rig, steps: impl Iterator<Item = &'a Step>) -> Vec<
     transcript
 }
 
+/// What a program may have left where results are written.
+const LEFTOVER: i16 = 0x7fff;
 /// A descriptor that is not open.
 const CLOSED: Fd = -1;
 
@@ -147,7 +149,7 @@ impl World<'_> {
             .iter()
             .filter_map(|(place, events)| {
                 let fd = self.places.get(place)?.1.unwrap_or(CLOSED);
-                Some(libc::pollfd { fd, events: *events, revents: 0 })
+                Some(libc::pollfd { fd, events: *events, revents: LEFTOVER })
             })
             .collect();
         let count = self.rig.host(*host).poll(&mut fds, 0);

@@ -117,6 +117,34 @@ pub fn taking_from_a_set_is_nothing_new_to_sets_around_it(w: &mut World<'_>) {
     w.say("the outer again", w.a.epoll_wait(outer, 8, 0));
 }
 
+pub fn connections_are_accepted_in_the_order_in_which_they_came(w: &mut World<'_>) {
+    let (listener, port) = w.listener(SOCK_NONBLOCK);
+    let come = |w: &mut World<'_>| {
+        let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
+        w.b.connect(b, &w.at_a(port)).unwrap();
+        crate::sys::port(&w.b.getsockname(b).unwrap())
+    };
+    let mut came = vec![come(w), come(w)];
+    let mut went = Vec::new();
+    let mut take = |w: &mut World<'_>| {
+        w.wait(w.a, listener, libc::POLLIN);
+        let fd = w.a.accept4(listener, 0).unwrap();
+        went.push(crate::sys::port(&w.a.getpeername(fd).unwrap()));
+    };
+    take(w);
+    came.extend([come(w), come(w)]);
+    w.settle();
+    (0..3).for_each(|_| take(w));
+    w.say("in order", came == went);
+}
+
+pub fn what_was_left_in_revents_means_nothing(w: &mut World<'_>) {
+    let (a, _b) = w.connection();
+    let mut fds = [libc::pollfd { fd: a, events: libc::POLLIN, revents: -1 }];
+    w.say("nothing is ready", w.a.poll(&mut fds, 0));
+    w.say("of all that was there", fds[0].revents);
+}
+
 pub fn small_things(w: &mut World<'_>) {
     let set = w.a.epoll_create().unwrap();
     w.say("bytes of a set", w.a.readable_bytes(set));
@@ -149,6 +177,8 @@ mod tests {
         a_low_water_mark_wakes
         sets_around_a_set_hear_of_it_as_of_something_readable
         taking_from_a_set_is_nothing_new_to_sets_around_it
+        connections_are_accepted_in_the_order_in_which_they_came
+        what_was_left_in_revents_means_nothing
         small_things
     }
 }
