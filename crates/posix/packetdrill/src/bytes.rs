@@ -1,0 +1,281 @@
+//! Bytes in and out.
+#![allow(unsafe_code)] // functions that C calls
+
+use crate::calls::{ToC, instance, passed_on};
+use crate::instance::Instance;
+use crate::memory;
+use core::ffi::{c_int, c_uint, c_void};
+use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+
+/// Sends one buffer.
+///
+/// # Safety
+/// `userdata` is the interface's, and the buffer is as long as told.
+unsafe fn send_one(
+    userdata: *mut c_void,
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promises.
+    let instance = unsafe { instance(userdata) }?;
+    if !instance.ops.owns(fd) {
+        // SAFETY: passed on as it came.
+        return passed_on(unsafe { libc::send(fd, bytes, len, flags) });
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { memory::bytes(bytes, len) }?;
+    instance.settled(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))
+}
+
+/// Receives into one buffer.
+///
+/// # Safety
+/// The same.
+unsafe fn recv_one(
+    userdata: *mut c_void,
+    fd: c_int,
+    room: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: the caller's promise.
+    let instance = unsafe { instance(userdata) }?;
+    if !instance.ops.owns(fd) {
+        // SAFETY: passed on as it came.
+        return passed_on(unsafe { libc::recv(fd, room, len, flags) });
+    }
+    if flags & libc::MSG_TRUNC != 0 && room.is_null() {
+        // What is dropped needs no place of the caller's.
+        let mut place = vec![0; len.min(1 << 20)];
+        return instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut place)], flags));
+    }
+    // SAFETY: the caller's promise.
+    let room = unsafe { memory::room(room, len) }?;
+    instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))
+}
+
+/// The descriptor is the kernel's: a pipe's, for instance.
+fn is_kernels(instance: &Result<&Instance, Errno>, fd: c_int) -> bool {
+    instance.as_ref().is_ok_and(|instance| !instance.ops.owns(fd))
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn read(userdata: *mut c_void, fd: c_int, room: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe {
+        if is_kernels(&instance(userdata), fd) {
+            return libc::read(fd, room, len);
+        }
+        // The socket is not asked for nothing (`sock_read_iter`).
+        if len == 0 { Ok(0) } else { recv_one(userdata, fd, room, len, 0) }.to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn readv(
+    userdata: *mut c_void,
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe {
+        let instance = instance(userdata);
+        if is_kernels(&instance, fd) {
+            return libc::readv(fd, list, count);
+        }
+        let result = instance.and_then(|instance| {
+            let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+            memory::with_room(list, count, |room| match room.iter().all(|part| part.is_empty()) {
+                true => Ok(0),
+                false => instance.settled(instance.ops.recv(fd, room, 0)),
+            })
+        });
+        result.to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn recv(
+    userdata: *mut c_void,
+    fd: c_int,
+    room: *mut c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe { recv_one(userdata, fd, room, len, flags) }.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn recvfrom(
+    userdata: *mut c_void,
+    fd: c_int,
+    room: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    _from: *mut sockaddr,
+    from_len: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe {
+        if let Some(from_len) = from_len.as_mut() {
+            // A stream does not say where each byte is from.
+            *from_len = 0;
+        }
+        recv_one(userdata, fd, room, len, flags).to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn recvmsg(
+    userdata: *mut c_void,
+    fd: c_int,
+    message: *mut msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    let (instance, message) = unsafe { (instance(userdata), message.as_mut()) };
+    let result = instance.and_then(|instance| {
+        let message = message.ok_or(Errno::FAULT)?;
+        let list = message.msg_iov.cast_const();
+        // SAFETY: the caller's promise.
+        let count = unsafe {
+            memory::with_room(list, message.msg_iovlen, |room| {
+                instance.settled(instance.ops.recv(fd, room, flags))
+            })
+        }?;
+        // A stream has neither addresses nor control messages to give.
+        (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
+        Ok(count)
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn write(
+    userdata: *mut c_void,
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe {
+        if is_kernels(&instance(userdata), fd) {
+            return libc::write(fd, bytes, len);
+        }
+        send_one(userdata, fd, bytes, len, 0).to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn writev(
+    userdata: *mut c_void,
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe {
+        let instance = instance(userdata);
+        if is_kernels(&instance, fd) {
+            return libc::writev(fd, list, count);
+        }
+        let result = instance.and_then(|instance| {
+            let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
+            memory::with_buffers(list, count, |parts| instance.settled(instance.ops.send(fd, parts, 0)))
+        });
+        result.to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn send(
+    userdata: *mut c_void,
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe { send_one(userdata, fd, bytes, len, flags) }.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn sendto(
+    userdata: *mut c_void,
+    fd: c_int,
+    bytes: *const c_void,
+    len: size_t,
+    flags: c_int,
+    _to: *const sockaddr,
+    _to_len: socklen_t,
+) -> ssize_t {
+    // SAFETY: the caller's promises. A connection knows where to send.
+    unsafe { send_one(userdata, fd, bytes, len, flags) }.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn sendmsg(
+    userdata: *mut c_void,
+    fd: c_int,
+    message: *const msghdr,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the caller's promises.
+    unsafe {
+        let result = instance(userdata).and_then(|instance| {
+            let message = memory::message(message)?;
+            let list = message.msg_iov.cast_const();
+            memory::with_buffers(list, message.msg_iovlen, |parts| {
+                instance.settled(instance.ops.send(fd, parts, flags))
+            })
+        });
+        result.to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn splice(
+    userdata: *mut c_void,
+    from: c_int,
+    from_offset: *mut i64,
+    to: c_int,
+    to_offset: *mut i64,
+    len: size_t,
+    flags: c_uint,
+) -> ssize_t {
+    // SAFETY: the caller's promise.
+    let instance = unsafe { instance(userdata) };
+    let result = instance.and_then(|instance| {
+        let ops = &instance.ops;
+        match (ops.owns(from), ops.owns(to)) {
+            (true, true) => Err(Errno::INVAL),
+            (true, false) if !from_offset.is_null() => Err(Errno::SPIPE),
+            (false, true) if !to_offset.is_null() => Err(Errno::SPIPE),
+            (true, false) => instance.settled(ops.splice_from(from, to, len, flags)),
+            (false, true) => instance.settled(ops.splice_to(from, to, len, flags)),
+            (false, false) => {
+                // SAFETY: passed on as it came.
+                let count = unsafe { libc::splice(from, from_offset, to, to_offset, len, flags) };
+                passed_on(count)
+            }
+        }
+    });
+    result.to_c()
+}

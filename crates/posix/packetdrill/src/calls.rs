@@ -1,0 +1,350 @@
+//! Calls about sockets and descriptors. Descriptors that are not the stack's, as those of pipes, are the kernel's.
+#![allow(unsafe_code)] // functions that C calls
+
+use crate::instance::Instance;
+use crate::memory;
+use core::ffi::{c_int, c_long, c_ulong, c_void};
+use ginnel_posix_ops::{EpollEvent, Ops, Patience};
+use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
+use rustix::io::Errno;
+
+/// Events taken at a time.
+const EVENTS_MAX: usize = 512;
+/// Descriptors of one `poll`.
+const POLLED_MAX: usize = 1 << 20;
+
+/// What `userdata` points to.
+///
+/// # Safety
+/// It is that of an interface which was filled and not freed.
+pub unsafe fn instance<'a>(userdata: *mut c_void) -> Result<&'a Instance, Errno> {
+    // SAFETY: the caller's promise; null if there was no stack.
+    unsafe { userdata.cast::<Instance>().as_ref() }.ok_or(Errno::NODEV)
+}
+
+/// The same for calls on the stack's descriptors: `Ok(None)` if the kernel is to be asked.
+///
+/// # Safety
+/// As above.
+unsafe fn owner<'a>(userdata: *mut c_void, fd: c_int) -> Result<Option<&'a Instance>, Errno> {
+    // SAFETY: the caller's promise.
+    let instance = unsafe { instance(userdata) }?;
+    Ok(instance.ops.owns(fd).then_some(instance))
+}
+
+/// Results as C has them: -1, and the reason in `errno`.
+pub trait ToC<T> {
+    fn to_c(self) -> T;
+}
+
+impl ToC<c_int> for Result<(), Errno> {
+    fn to_c(self) -> c_int {
+        self.map(|()| 0).to_c()
+    }
+}
+
+impl ToC<c_int> for Result<c_int, Errno> {
+    fn to_c(self) -> c_int {
+        self.unwrap_or_else(|error| {
+            memory::set_errno(error.raw_os_error());
+            -1
+        })
+    }
+}
+
+impl ToC<ssize_t> for Result<usize, Errno> {
+    fn to_c(self) -> ssize_t {
+        self.map_or_else(
+            |error| {
+                memory::set_errno(error.raw_os_error());
+                -1
+            },
+            usize::cast_signed,
+        )
+    }
+}
+
+/// What libc said.
+pub fn passed_on(result: ssize_t) -> Result<usize, Errno> {
+    usize::try_from(result).map_err(|_| last_error())
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+fn said(result: c_int) -> Result<c_int, Errno> {
+    if result < 0 { Err(last_error()) } else { Ok(result) }
+}
+
+/// # Safety
+/// `userdata` is the interface's, no function of it runs, and none is called any more.
+pub unsafe extern "C" fn free(userdata: *mut c_void) {
+    if !userdata.is_null() {
+        // SAFETY: it came from a box, and the caller's promise.
+        drop(unsafe { Box::from_raw(userdata.cast::<Instance>()) });
+    }
+}
+
+/// # Safety
+/// `userdata` is the interface's.
+pub unsafe extern "C" fn socket(userdata: *mut c_void, domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { instance(userdata) }.and_then(|instance| instance.ops.socket(domain, kind, protocol)).to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn bind(
+    userdata: *mut c_void,
+    fd: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe { instance(userdata).and_then(|i| i.ops.bind(fd, memory::address(address, len)?)) }.to_c()
+}
+
+/// # Safety
+/// `userdata` is the interface's.
+pub unsafe extern "C" fn listen(userdata: *mut c_void, fd: c_int, backlog: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { instance(userdata) }.and_then(|i| i.settled(i.ops.listen(fd, backlog))).to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn accept(
+    userdata: *mut c_void,
+    fd: c_int,
+    address: *mut sockaddr,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let accepted = unsafe { instance(userdata) }.and_then(|instance| {
+        let (new, peer) = instance.settled(instance.ops.accept4(fd, 0))?;
+        // SAFETY: there is as much room as told.
+        unsafe { memory::put_address(&peer, address, len) }.map(|()| new)
+    });
+    accepted.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn connect(
+    userdata: *mut c_void,
+    fd: c_int,
+    address: *const sockaddr,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promises.
+    unsafe {
+        instance(userdata).and_then(|i| i.settled(i.ops.connect(fd, memory::address(address, len)?))).to_c()
+    }
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`; an argument that is absent is not looked at.
+pub unsafe extern "C" fn fcntl(userdata: *mut c_void, fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: passed on as it came.
+    let kernel = || said(unsafe { libc::fcntl(fd, command, argument) });
+    // SAFETY: the caller's promise.
+    let result =
+        unsafe { owner(userdata, fd) }.and_then(|owner| match (owner.map(|owner| &owner.ops), command) {
+            (Some(ops), libc::F_GETFL) => {
+                let flag = |on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 };
+                ops.is_nonblocking(fd).map(flag)
+            }
+            (Some(ops), libc::F_SETFL) => {
+                ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).map(|()| 0)
+            }
+            (Some(ops), libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) => {
+                let copy = kernel()?;
+                ops.dup(fd, copy).map(|()| copy).inspect_err(|_| {
+                    // SAFETY: it was made a moment ago.
+                    unsafe { libc::close(copy) };
+                })
+            }
+            // Flags of the descriptor itself are the placeholder's.
+            _ => kernel(),
+        });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`; an argument that is absent is not looked at.
+pub unsafe extern "C" fn ioctl(
+    userdata: *mut c_void,
+    fd: c_int,
+    request: c_ulong,
+    argument: *mut c_void,
+) -> c_int {
+    // SAFETY: passed on as it came.
+    let kernel = || said(unsafe { libc::ioctl(fd, request, argument) });
+    // SAFETY: what these requests point to is a number.
+    let number = || unsafe { argument.cast::<c_int>().as_mut() }.ok_or(Errno::FAULT);
+    // SAFETY: the caller's promise.
+    let result =
+        unsafe { owner(userdata, fd) }.and_then(|owner| match (owner.map(|owner| &owner.ops), request) {
+            (Some(ops), libc::FIONREAD) => ops.bytes_readable(fd).and_then(|value| {
+                *number()? = value;
+                Ok(0)
+            }),
+            (Some(ops), libc::TIOCOUTQ) => ops.bytes_unacknowledged(fd).and_then(|value| {
+                *number()? = value;
+                Ok(0)
+            }),
+            (Some(ops), libc::FIONBIO) => ops.set_nonblocking(fd, *number()? != 0).map(|()| 0),
+            (Some(_), libc::FIOCLEX | libc::FIONCLEX) | (None, _) => kernel(),
+            (Some(_), _) => Err(Errno::NOTTY),
+        });
+    result.to_c()
+}
+
+/// # Safety
+/// `userdata` is the interface's.
+pub unsafe extern "C" fn close(userdata: *mut c_void, fd: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { owner(userdata, fd) }.and_then(|owner| match owner {
+        Some(instance) => instance.settled(instance.ops.close(fd)),
+        None if Ops::is_internal(fd) => Err(Errno::BADF),
+        // SAFETY: passed on as it came.
+        None => said(unsafe { libc::close(fd) }).map(|_| ()),
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// `userdata` is the interface's.
+pub unsafe extern "C" fn shutdown(userdata: *mut c_void, fd: c_int, how: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { instance(userdata) }.and_then(|i| i.settled(i.ops.shutdown(fd, how))).to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn getsockopt(
+    userdata: *mut c_void,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        let option = instance.ops.getsockopt(fd, level, name)?;
+        // SAFETY: there is as much room as told.
+        unsafe { memory::put_option(option.bytes(), value, len) }
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn setsockopt(
+    userdata: *mut c_void,
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        if len.cast_signed() < 0 {
+            return Err(Errno::INVAL);
+        }
+        // SAFETY: the value is as long as told.
+        let value = unsafe { memory::bytes(value, len as usize) }?;
+        instance.settled(instance.ops.setsockopt(fd, level, name, value))
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn poll(
+    userdata: *mut c_void,
+    fds: *mut pollfd,
+    count: nfds_t,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        let count = usize::try_from(count).ok().filter(|count| *count <= POLLED_MAX).ok_or(Errno::INVAL)?;
+        let fds = match (count, fds.is_null()) {
+            (0, _) => &mut [],
+            (_, true) => return Err(Errno::FAULT),
+            // SAFETY: the list is as long as told.
+            (_, false) => unsafe { core::slice::from_raw_parts_mut(fds, count) },
+        };
+        instance.ops.poll(fds, Patience::of_ms(timeout), None)
+    });
+    result.map(|count| count as c_int).to_c()
+}
+
+/// # Safety
+/// `userdata` is the interface's.
+pub unsafe extern "C" fn epoll_create(userdata: *mut c_void, size: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { instance(userdata) }.and_then(|instance| match size {
+        ..=0 => Err(Errno::INVAL),
+        _ => instance.ops.epoll_create1(0),
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn epoll_ctl(
+    userdata: *mut c_void,
+    set: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        if event.is_null() && op != libc::EPOLL_CTL_DEL {
+            return Err(Errno::FAULT);
+        }
+        // SAFETY: not null, and the caller's promise.
+        let event = (!event.is_null()).then(|| unsafe { event.read_unaligned() });
+        let event = event.map(|event| EpollEvent { events: event.events, data: event.u64 });
+        instance.ops.epoll_ctl(set, op, fd, event)
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn epoll_wait(
+    userdata: *mut c_void,
+    set: c_int,
+    events: *mut epoll_event,
+    most: c_int,
+    timeout: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        let most = usize::try_from(most).ok().filter(|most| *most > 0).ok_or(Errno::INVAL)?;
+        let mut place = [EpollEvent::default(); EVENTS_MAX];
+        let place = &mut place[..most.min(EVENTS_MAX)];
+        let count = instance.ops.epoll_wait(set, place, Patience::of_ms(timeout), None)?;
+        for (at, event) in place[..count].iter().enumerate() {
+            let event = epoll_event { events: event.events, u64: event.data };
+            // SAFETY: there is room for as many as were asked for.
+            unsafe { events.add(at).write_unaligned(event) };
+        }
+        Ok(count as c_int)
+    });
+    result.to_c()
+}
+
+/// # Safety
+/// As libc's, with the interface's `userdata`.
+pub unsafe extern "C" fn pipe(userdata: *mut c_void, ends: *mut c_int) -> c_int {
+    // SAFETY: the caller's promises; a pipe is the kernel's.
+    unsafe { instance(userdata).and_then(|_| said(libc::pipe(ends))) }.to_c()
+}

@@ -1,0 +1,141 @@
+//! One stack with its operations, from `packetdrill_interface_init` to `free`.
+
+use crate::clock::Clock;
+use crate::flags::Flags;
+use crate::tunnel::{NEIGHBOUR_MAC, Tunnel, tunnel};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
+use ginnel::channel::{ChannelConfig, ChannelServer};
+use ginnel::config::{
+    Config, DeviceConfig, DeviceKind, Mac, NeighbourConfig, NetworkConfig, Prefix, RouteConfig, ShardConfig,
+    TcpConfig,
+};
+use ginnel::{Shard, StopFlag};
+use ginnel_posix_ops::{Ops, OpsConfig};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use std::thread::JoinHandle;
+
+/// Where everything is sent: whoever plays the network answers for all addresses.
+const GATEWAYS: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(169, 254, 0, 1)), IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1))];
+const DEVICE: &str = "packetdrill";
+/// Sockets of a script, and more. packetdrill locks all memory, so tables are no larger than they need be.
+const SOCKETS_MAX: u32 = 128;
+const BUFFER_POOL_BYTES: u64 = 64 << 20;
+/// Descriptors beyond which none is looked for.
+const FDS_MAX: u64 = 1 << 20;
+
+/// What the interface's `userdata` points to.
+pub struct Instance {
+    pub ops: Ops,
+    pub tunnel: Tunnel,
+    pub clock: Clock,
+    stop: StopFlag,
+    thread: Option<JoinHandle<Result<(), ginnel::Error>>>,
+}
+
+impl Instance {
+    /// Starts a stack as the flags say it.
+    ///
+    /// # Errors
+    /// What is wrong with the flags, or missing.
+    pub fn start(flags: &str) -> Result<Self, String> {
+        let tcp = TcpConfig {
+            connections_max: 256,
+            listeners_max: 64,
+            time_wait_max: 256,
+            buffer_pool_bytes: BUFFER_POOL_BYTES,
+            ..TcpConfig::default()
+        };
+        let flags = Flags::parse(flags, tcp)?;
+        for refused in &flags.refused {
+            eprintln!("packetdrill_ginnel: not as the kernel is set: {refused}");
+        }
+        Self::with(&flags).map_err(|error| error.to_string())
+    }
+
+    fn with(flags: &Flags) -> Result<Self, ginnel::Error> {
+        let clock = Clock::new();
+        let no_descriptors = |error: Errno| ginnel::Error::application(error.to_string());
+        let (tunnel, device) = tunnel(flags.mtu as usize, clock).map_err(no_descriptors)?;
+        let channel = ChannelConfig { sockets_max: SOCKETS_MAX, ..ChannelConfig::default() };
+        let server = ChannelServer::new(&channel)?;
+        let mut shard: Shard<ChannelServer> =
+            Shard::builder(config_of(flags)).handler(server).device(DEVICE, device).build()?;
+        let commander = shard.commander();
+        let client = shard.handler_mut().attach(Box::new(commander))?;
+        // A call that waits sleeps at once: packetdrill looks whether it does.
+        let ops = OpsConfig { spin: Duration::ZERO, ..OpsConfig::default() };
+        let ops = Ops::new(client, ops).map_err(no_descriptors)?;
+        let stop = StopFlag::new().map_err(no_descriptors_io)?;
+        let until = stop.clone();
+        let thread = std::thread::Builder::new().name("ginnel".into());
+        let thread = thread.spawn(move || shard.run(&until)).map_err(no_descriptors_io)?;
+        Ok(Self { ops, tunnel, clock, stop, thread: Some(thread) })
+    }
+}
+
+impl Instance {
+    /// What came of a call, once the stack has done what the call asked for: in the kernel the packets that follow from a call have left when it returns.
+    pub fn settled<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
+        self.tunnel.settle().and(result)
+    }
+}
+
+fn no_descriptors_io(error: std::io::Error) -> ginnel::Error {
+    ginnel::Error::application(error.to_string())
+}
+
+impl Drop for Instance {
+    fn drop(&mut self) {
+        let most = getrlimit(Resource::Nofile).current.unwrap_or(FDS_MAX).min(FDS_MAX);
+        for fd in (0..most as i32).filter(|fd| self.ops.owns(*fd)) {
+            // It was found a moment ago, and the stack is going anyway.
+            let _ = self.ops.close(fd);
+        }
+        self.stop.stop();
+        if let Some(thread) = self.thread.take() {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => eprintln!("packetdrill_ginnel: the stack ended early: {error}"),
+                Err(_) => eprintln!("packetdrill_ginnel: the stack panicked"),
+            }
+        }
+    }
+}
+
+/// The prefix of one address.
+fn host(ip: &IpAddr) -> Prefix {
+    let bits = if ip.is_ipv4() { 32 } else { 128 };
+    format!("{ip}/{bits}").parse().expect("an address with its length")
+}
+
+fn config_of(flags: &Flags) -> Config {
+    let local: Vec<Prefix> = flags.local.iter().map(host).collect();
+    let families = |gateway: &&IpAddr| flags.local.iter().any(|ip| ip.is_ipv4() == gateway.is_ipv4());
+    let gateways: Vec<IpAddr> = GATEWAYS.iter().filter(families).copied().collect();
+    let mut config = Config::single(DeviceConfig::new(DEVICE, DeviceKind::Memory), &local, &gateways);
+    config.links[0].accept_ra = false;
+    // First, that the gateways are on the link, though no address of the stack's is like theirs.
+    let on_link = |ip: &IpAddr| RouteConfig {
+        destination: host(ip),
+        gateway: None,
+        link: config.links[0].name.clone(),
+        metric: 0,
+    };
+    let routes: Vec<RouteConfig> = gateways.iter().map(on_link).chain(config.routes.clone()).collect();
+    config.routes = routes;
+    config.links[0].neighbours =
+        gateways.into_iter().map(|address| NeighbourConfig { address, mac: Mac(NEIGHBOUR_MAC) }).collect();
+    config.tcp = flags.tcp.clone();
+    config.network = NetworkConfig {
+        neighbours_max: 64,
+        dad_transmits: 0,
+        router_solicitations: 0,
+        hop_limit: flags.tcp.hop_limit,
+        ..NetworkConfig::default()
+    };
+    config.shard = ShardConfig { timers_max: 1024, stop_grace_ms: 0, ..ShardConfig::default() };
+    config
+}

@@ -1,0 +1,29 @@
+//! `libpacketdrill_ginnel.so`: a stack behind the interface by which packetdrill tests shared libraries (`--so_filename`; docs/packetdrill.md).
+//!
+//! ```text
+//!   packetdrill                              this library
+//!   ┌───────────────────────┐   socket …    ┌──────────────────────────┐
+//!   │ system calls          │──────────────►│ calls      Ops           │
+//!   │                       │               │              │ channel   │
+//!   │                       │               │            Shard, a thread│
+//!   │                       │  netdev_send  │              │ device    │
+//!   │ packets in and out    │──────────────►│ network    tunnel        │
+//!   └───────────────────────┘◄──────────────└──────────────────────────┘
+//!                              netdev_receive
+//! ```
+
+mod bytes;
+mod calls;
+mod clock;
+mod flags;
+mod instance;
+mod interface;
+// The library that programs are preloaded with looks at what they point to in the same way.
+#[allow(dead_code)] // it has more calls
+#[path = "../../preload/src/hooks/memory.rs"]
+mod memory;
+mod network;
+mod sysctls;
+mod tunnel;
+
+pub use interface::PacketdrillInterface;

@@ -1,0 +1,159 @@
+//! Linux's settings of TCP, by which packetdrill's scripts say what they test, as keys of the stack's configuration.
+
+use ginnel::config::TcpConfig;
+use ginnel_stack::tcp::config::{CongestionControl, EcnMode, MtuProbing, SynCookies};
+use std::path::Path;
+
+/// Where the kernel shows them.
+pub const PROC: &str = "/proc/sys/net/ipv4";
+
+/// Sets what one of them corresponds to; the name is that of the file, `tcp_sack` for instance. `Ok(false)`: the stack has nothing that corresponds to it.
+///
+/// # Errors
+/// The stack has no such value.
+pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String> {
+    let words: Vec<&str> = value.split_whitespace().collect();
+    let first = words.first().copied().unwrap_or_default();
+    fn parse<T: core::str::FromStr>(word: &str) -> Result<T, String> {
+        word.parse().map_err(|_| format!("{word:?} is not a number that fits"))
+    }
+    let number = || parse::<u32>(first);
+    let small = || parse::<u8>(first);
+    let bytes = || parse::<u16>(first);
+    let flag = || number().map(|number| number != 0);
+    // Of smallest, usual and largest size the last.
+    let largest = || parse::<u32>(words.get(2).copied().unwrap_or_default());
+    let unknown = || format!("{value:?} is none of the stack's");
+    match name {
+        "tcp_sack" => tcp.sack = flag()?,
+        "tcp_timestamps" => tcp.timestamps = flag()?,
+        "tcp_window_scaling" => tcp.window_scaling = flag()?,
+        "tcp_syn_retries" => tcp.syn_retries = small()?,
+        "tcp_synack_retries" => tcp.synack_retries = small()?,
+        "tcp_retries1" => tcp.mtu_black_hole_retries = small()?,
+        "tcp_retries2" => tcp.retries = small()?,
+        // The kernel's 0 means 8.
+        "tcp_orphan_retries" => tcp.orphan_retries = Some(small()?).filter(|n| *n > 0).unwrap_or(8),
+        "tcp_fin_timeout" => tcp.fin_timeout_seconds = number()?,
+        "tcp_keepalive_time" => tcp.keepalive_time_seconds = number()?,
+        "tcp_keepalive_intvl" => tcp.keepalive_interval_seconds = number()?,
+        "tcp_keepalive_probes" => tcp.keepalive_probes = small()?,
+        // Endless, as newer kernels have it.
+        "tcp_challenge_ack_limit" => {
+            tcp.challenge_acks_per_second = number()?.clamp(1, i32::MAX.unsigned_abs())
+        }
+        "tcp_invalid_ratelimit" => tcp.invalid_ack_interval_ms = number()?,
+        "tcp_slow_start_after_idle" => tcp.slow_start_after_idle = flag()?,
+        "tcp_frto" => tcp.frto = flag()?,
+        "tcp_early_retrans" => tcp.tail_loss_probes = flag()?,
+        "tcp_reordering" => tcp.reordering_segments = number()?,
+        "tcp_base_mss" => tcp.mtu_base_segment_bytes = bytes()?,
+        "tcp_mtu_probe_floor" => tcp.mtu_floor_segment_bytes = bytes()?,
+        "tcp_probe_threshold" => tcp.mtu_probe_threshold_bytes = bytes()?,
+        "tcp_probe_interval" => tcp.mtu_probe_interval_seconds = number()?,
+        "tcp_rto_min_us" => tcp.rto_min_ms = number()?.div_ceil(1000),
+        "tcp_rto_max_ms" => tcp.rto_max_seconds = number()? / 1000,
+        "tcp_max_syn_backlog" => tcp.half_open_max = number()?,
+        // The largest sizes hold for all who do not ask for others.
+        "tcp_rmem" => tcp.recv_buffer_bytes = largest()?,
+        "tcp_wmem" => tcp.send_buffer_bytes = largest()?,
+        "ip_default_ttl" => tcp.hop_limit = small()?,
+        "ip_local_port_range" => {
+            tcp.local_port_first = bytes()?;
+            tcp.local_port_last = parse(words.get(1).copied().unwrap_or_default())?;
+        }
+        "tcp_congestion_control" => {
+            tcp.congestion_control = match first {
+                "cubic" => CongestionControl::Cubic,
+                "reno" => CongestionControl::NewReno,
+                _ => return Err(unknown()),
+            }
+        }
+        "tcp_ecn" => {
+            tcp.ecn = match first {
+                "0" => EcnMode::Off,
+                "1" => EcnMode::Active,
+                "2" => EcnMode::Passive,
+                _ => return Err(unknown()),
+            }
+        }
+        "tcp_syncookies" => {
+            tcp.syn_cookies = match first {
+                "0" => SynCookies::Off,
+                "1" => SynCookies::Auto,
+                "2" => SynCookies::Always,
+                _ => return Err(unknown()),
+            }
+        }
+        "tcp_mtu_probing" => {
+            tcp.mtu_probing = match first {
+                "0" => MtuProbing::Off,
+                "1" => MtuProbing::BlackHole,
+                "2" => MtuProbing::Always,
+                _ => return Err(unknown()),
+            }
+        }
+        _ => return Ok(false),
+    }
+    Ok(true)
+}
+
+/// Reads all that are in a folder. What the stack does not have stays as it is, and so does a value that it has no use for: returns these with the reason.
+pub fn read(folder: &Path, tcp: &mut TcpConfig) -> Vec<String> {
+    let mut refused = Vec::new();
+    let Ok(entries) = std::fs::read_dir(folder) else { return refused };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    for name in names {
+        // Some may not be read by everybody.
+        let Ok(value) = std::fs::read_to_string(folder.join(&name)) else { continue };
+        let mut changed = tcp.clone();
+        let value = value.trim();
+        let result = set(&mut changed, &name, value).and_then(|known| match known {
+            true => changed.validate().map_err(|error| error.to_string()),
+            false => Ok(()),
+        });
+        match result {
+            Ok(()) => *tcp = changed,
+            Err(problem) => refused.push(format!("{name}={}: {problem}", value)),
+        }
+    }
+    refused
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_shows_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, value) in [
+            ("tcp_sack", "0\n"),
+            ("tcp_rmem", "4096\t131072\t500000\n"),
+            ("tcp_congestion_control", "reno\n"),
+            ("tcp_orphan_retries", "0\n"),
+            ("ip_local_port_range", "1000\t2000\n"),
+            ("tcp_ecn", "7\n"),
+            ("tcp_syn_retries", "255\n"),
+            ("tcp_something_new", "1\n"),
+        ] {
+            std::fs::write(folder.path().join(name), value).unwrap();
+        }
+        let mut tcp = TcpConfig::default();
+        let refused = read(folder.path(), &mut tcp);
+        assert_eq!((tcp.sack, tcp.recv_buffer_bytes, tcp.orphan_retries), (false, 500_000, 8));
+        assert_eq!((tcp.local_port_first, tcp.local_port_last), (1000, 2000));
+        assert_eq!(tcp.congestion_control, CongestionControl::NewReno);
+        assert_eq!((tcp.ecn, tcp.syn_retries), (EcnMode::Passive, 6), "these are none of the stack's");
+        assert_eq!(refused.len(), 2, "{refused:?}");
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let mut tcp = TcpConfig::default();
+        read(Path::new(PROC), &mut tcp);
+        tcp.validate().unwrap();
+    }
+}

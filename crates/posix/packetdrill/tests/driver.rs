@@ -1,0 +1,75 @@
+//! A program in C loads the library as packetdrill does, plays the network, and makes the calls (`driver.c`).
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::LazyLock;
+
+/// A case that hangs ends after so many seconds.
+const SECONDS_MAX: &str = "60";
+
+struct Built {
+    program: PathBuf,
+    library: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+static BUILT: LazyLock<Built> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("driver");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver.c");
+    let flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+    let cc = Command::new("cc").args(flags).arg(&program).arg(source).arg("-ldl").status();
+    assert!(cc.expect("cc, a C compiler, runs").success());
+    // Cargo builds it beside this test.
+    let library = std::env::current_exe().unwrap().with_file_name("libpacketdrill_ginnel.so");
+    assert!(library.exists(), "{} is not there", library.display());
+    Built { program, library, _folder: folder }
+});
+
+fn run(case: &str, flags: Option<&str>) -> Output {
+    let mut driver = Command::new("timeout");
+    driver.arg(SECONDS_MAX).arg(&BUILT.program).arg(&BUILT.library).arg(case).args(flags);
+    driver.output().expect("timeout of coreutils runs")
+}
+
+fn passes(case: &str, flags: Option<&str>) -> String {
+    let output = run(case, flags);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{case}: {}: {said}", output.status);
+    said
+}
+
+macro_rules! cases {
+    ($($name:ident)*) => { $(#[test] fn $name() { passes(stringify!($name), None); })* };
+}
+
+cases! {
+    passive
+    passive_v6
+    active
+    refused
+    reset
+    waiting_for_readiness
+    without_waiting
+    messages
+    pipes
+    times
+    again_and_again
+    bad_packets
+}
+
+#[test]
+fn wrong_flags_are_told_and_nothing_works() {
+    assert!(passes("wrong_flags", Some("mtu=17")).contains("mtu: \"17\" is not from 68 to 65521"));
+    assert!(passes("wrong_flags", Some("speed=1")).contains("\"speed\" is none of local, mtu, proc"));
+}
+
+#[test]
+fn settings_of_the_kernel_and_flags_are_settings_of_the_stack() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tcp_sack"), "0\n").unwrap();
+    std::fs::write(folder.path().join("tcp_congestion_control"), "bbr\n").unwrap();
+    let flags = format!("proc={},mtu=1000,net.ipv4.tcp_timestamps=0", folder.path().display());
+    let said = passes("plain_options", Some(&flags));
+    assert!(said.contains("tcp_congestion_control=bbr"), "{said}");
+}
