@@ -106,6 +106,10 @@ impl Ops {
             Shape::Stream(_) => return Err(Errno::ISCONN),
         };
         lane.client.flush();
+        if first && patience == Patience::None {
+            // Also if the answer is there already: it is not looked for.
+            return Err(Errno::INPROGRESS);
+        }
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
         let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| lane.connect_step(file));

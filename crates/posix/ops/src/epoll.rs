@@ -373,8 +373,9 @@ impl Lane {
     /// An entry is new, or waits for something else: it may be ready already (`ep_insert`, `ep_modify`).
     fn look_at(&mut self, set: FileId, item: u32) {
         let Ok(epoll) = self.files.epoll(set) else { return };
-        let Item { file, event, .. } = epoll.items[item as usize];
-        if bits(self.readiness(file)) & event.events == 0 {
+        let Item { file, event, queued, .. } = epoll.items[item as usize];
+        // What stands in the list already is nothing new to those who wait.
+        if queued || bits(self.readiness(file)) & event.events == 0 {
             return;
         }
         if let Ok(epoll) = self.files.epoll(set)

@@ -102,7 +102,10 @@ impl Lane {
     /// Wakes those who wait for bytes, if there are as many as it takes (`tcp_data_ready`).
     pub fn data_ready(&mut self, file: FileId) {
         let low_water = self.files.socket(file).map_or(1, |socket| socket.options.recv_low_water());
-        if self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.peer_closed) {
+        // One is enough, also if it was read before anybody looked here: it came.
+        if low_water <= 1
+            || self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.peer_closed)
+        {
             self.wake(file, DATA_READY);
         }
     }

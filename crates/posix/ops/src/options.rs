@@ -355,7 +355,9 @@ impl Ops {
         }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // As much may be there already (`tcp_set_rcvlowat`).
-            lane.data_ready(file);
+            if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.peer_closed) {
+                lane.data_ready(file);
+            }
         }
         lane.apply_options(file)
     }

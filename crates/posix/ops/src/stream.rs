@@ -162,6 +162,10 @@ impl Lane {
     ) -> Result<usize, Errno> {
         let shut = self.files.socket(file)?.shut;
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
+        if *done == 0 && self.files.socket(file)?.options.recv_low_water() > 1 {
+            // Whether what came was enough to wake anybody is not to be judged by what is left.
+            self.pump();
+        }
         let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
         if peek {
             done.set(0);

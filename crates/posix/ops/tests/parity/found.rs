@@ -117,6 +117,28 @@ pub fn taking_from_a_set_is_nothing_new_to_sets_around_it(w: &mut World<'_>) {
     w.say("the outer again", w.a.epoll_wait(outer, 8, 0));
 }
 
+pub fn bytes_that_came_and_went_are_an_edge(w: &mut World<'_>) {
+    let (a, b) = w.connection();
+    let set = w.a.epoll_create().unwrap();
+    w.a.epoll_ctl(set, EPOLL_CTL_ADD, a, IN | OUT | ET, 1).unwrap();
+    w.say("writable", w.a.epoll_wait(set, 8, 1000));
+    w.b.send(b, b"abc", 0).unwrap();
+    w.settle();
+    w.say("read", w.a.recv(a, 10, 0));
+    w.say("writable again", w.a.epoll_wait(set, 8, 0));
+}
+
+pub fn changing_what_is_in_the_list_already_is_nothing_new(w: &mut World<'_>) {
+    let fd = w.a.socket(AF_INET, SOCK_STREAM).unwrap();
+    let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
+    w.a.epoll_ctl(inner, EPOLL_CTL_ADD, fd, IN, 1).unwrap();
+    w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, IN | ET, 2).unwrap();
+    w.say("the outer", w.a.epoll_wait(outer, 8, 0));
+    w.say("changed", w.a.epoll_ctl(inner, libc::EPOLL_CTL_MOD, fd, IN | OUT, 3));
+    w.say("the outer again", w.a.epoll_wait(outer, 8, 0));
+    w.say("the inner", w.a.epoll_wait(inner, 8, 0));
+}
+
 pub fn connections_are_accepted_in_the_order_in_which_they_came(w: &mut World<'_>) {
     let (listener, port) = w.listener(SOCK_NONBLOCK);
     let come = |w: &mut World<'_>| {
@@ -177,6 +199,8 @@ mod tests {
         a_low_water_mark_wakes
         sets_around_a_set_hear_of_it_as_of_something_readable
         taking_from_a_set_is_nothing_new_to_sets_around_it
+        bytes_that_came_and_went_are_an_edge
+        changing_what_is_in_the_list_already_is_nothing_new
         connections_are_accepted_in_the_order_in_which_they_came
         what_was_left_in_revents_means_nothing
         small_things
