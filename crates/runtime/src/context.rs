@@ -197,6 +197,14 @@ impl<'a> Context<'a> {
         self.core.listen_alone(local, options).map_err(|e| Error::Listen(local, e))
     }
 
+    /// How many connections may wait at a listener, with those that were accepted here and are kept for others. The application of a shard that is reached through a
+    /// channel has the channel's bounds.
+    pub(crate) fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
+        if let Some(stack) = self.core.stack.here_mut() {
+            stack.set_backlog(listener, backlog, kept);
+        }
+    }
+
     /// Stops listening, on all shards. Connections already accepted go on, those still in the queue are reset.
     pub fn unlisten(&mut self, listener: Listener) -> Result<(), Stale> {
         if self.core.unlisten(listener) { Ok(()) } else { Err(Stale::Handle) }

@@ -375,6 +375,12 @@ impl Stack {
         self.tcp.listen(addr, options)
     }
 
+    /// How many connections may wait at a listener from now on. `kept` are those that were accepted here and still wait for somebody to take them: they count, so
+    /// that what is between the engine and an application makes no queue longer. Nothing happens if it was closed.
+    pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
+        self.tcp.set_backlog(listener, backlog, kept);
+    }
+
     /// Closes a listener. Connections in its accept queue are reset. Returns false if it was closed already.
     pub fn unlisten(&mut self, listener: Listener) -> bool {
         self.tcp.unlisten(&mut self.net, listener)

@@ -187,6 +187,8 @@ impl Ops {
     ) -> Result<(), Errno> {
         let mut lane = self.lock();
         let set = self.file(epfd)?;
+        // What happened before concerns what is in the sets now.
+        lane.pump();
         let target = self.fds.get(fd);
         lane.files.epoll(set)?;
         if target == Some(set) {

@@ -158,7 +158,8 @@ impl Lane {
         if !listening.accepts {
             listening.accepts = true;
             let (number, backlog) = (listening.number, listening.backlog);
-            self.client.set_credits(number, backlog.max(1));
+            // Linux lets one more wait than the backlog says.
+            self.client.set_credits(number, backlog.saturating_add(1));
             // What came before anybody asked is there when this returns; if the stack is gone nothing is.
             let _ = self.client.set_backlog(number, backlog);
         }

@@ -145,6 +145,11 @@ impl Options {
         self.recv_low_water as usize
     }
 
+    /// Bytes that may be on their way to a socket, of its receive buffer: the other half is for what the kernel needs itself (`tcp_win_from_space`).
+    fn window_bytes(&self) -> u32 {
+        self.recv_buffer / 2
+    }
+
     /// Close sends RST.
     pub fn resets_at_close(&self) -> bool {
         self.linger == Some(Duration::ZERO)
@@ -159,7 +164,7 @@ impl Options {
     pub fn at_birth(&self) -> SocketOptions {
         let set = |told, value: u32| (self.set & bit(told) != 0).then_some(value);
         SocketOptions {
-            recv_buffer_bytes: set(Told::RecvBuffer, self.recv_buffer),
+            recv_buffer_bytes: set(Told::RecvBuffer, self.window_bytes()),
             send_buffer_bytes: set(Told::SendBuffer, self.send_buffer),
             mss: set(Told::MaxSegment, self.max_segment.into()).map(|_| self.max_segment),
             nodelay: self.flag(Flag::NoDelay),
@@ -200,7 +205,7 @@ impl Options {
             (Told::UserTimeout, TcpOption::UserTimeout(Duration::from_millis(self.user_timeout_ms.into()))),
             (Told::Linger2, TcpOption::Linger2(seconds(self.linger2_s))),
             (Told::MaxSegment, TcpOption::MaxSegment(self.max_segment)),
-            (Told::RecvBuffer, TcpOption::RecvBuffer(self.recv_buffer)),
+            (Told::RecvBuffer, TcpOption::RecvBuffer(self.window_bytes())),
             (Told::SendBuffer, TcpOption::SendBuffer(self.send_buffer)),
         ];
         all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)

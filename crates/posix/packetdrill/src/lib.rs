@@ -19,11 +19,11 @@ mod flags;
 mod instance;
 mod interface;
 // The library that programs are preloaded with looks at what they point to in the same way.
-#[allow(dead_code)] // it has more calls
+#[expect(dead_code, reason = "that library has more calls")]
 #[path = "../../preload/src/hooks/memory.rs"]
 mod memory;
 mod network;
 mod sysctls;
 mod tunnel;
 
-pub use interface::PacketdrillInterface;
+pub use interface::{PacketdrillInterface, packetdrill_interface_init};

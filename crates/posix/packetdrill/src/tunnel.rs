@@ -19,6 +19,8 @@ const ETHERTYPE_V4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_V6: [u8; 2] = [0x86, 0xdd];
 /// Packets that may wait each way: more than a script has.
 const PACKETS_MAX: usize = 4096;
+/// Longest packet (RFC 791; of IPv6 those that need no jumbo option are 40 bytes longer, and no device has them).
+const PACKET_BYTES_MAX: usize = 65_535;
 /// Types of ICMPv6 that are about the link: MLD, NDP, MLDv2 (RFC 2710, RFC 4861, RFC 3810).
 const LINK_TYPES: [core::ops::RangeInclusive<u8>; 2] = [130..=137, 143..=143];
 
@@ -81,10 +83,11 @@ impl Tunnel {
     /// A packet for the stack. When this returns the stack has processed it, and sent its answers, as the kernel has when a packet was written to a TUN device.
     ///
     /// # Errors
-    /// `EINVAL` if it is no IP packet, `EMSGSIZE` if it is longer than the MTU, `ENOBUFS` if too many wait, `EIO` if the stack is gone.
+    /// `EINVAL` if it is no IP packet, `EMSGSIZE` if it is longer than any can be, `ENOBUFS` if too many wait, `EIO` if the stack is gone.
     pub fn send(&self, packet: &[u8]) -> Result<(), Errno> {
         let ethertype = ethertype_of(packet).ok_or(Errno::INVAL)?;
-        if packet.len() > self.0.mtu {
+        // As on a TUN device, the MTU is for the other way.
+        if packet.len() > PACKET_BYTES_MAX {
             return Err(Errno::MSGSIZE);
         }
         let frame = [&OWN_MAC[..], &NEIGHBOUR_MAC, &ethertype, packet].concat();
@@ -278,7 +281,7 @@ mod tests {
         assert_eq!(tunnel.send(&[]), Err(Errno::INVAL));
         assert_eq!(tunnel.send(&[0x45; 19]), Err(Errno::INVAL));
         assert_eq!(tunnel.send(&[0x55; 60]), Err(Errno::INVAL));
-        assert_eq!(tunnel.send(&[0x45; 101]), Err(Errno::MSGSIZE));
+        assert_eq!(tunnel.send(&[0x45; 65_536]), Err(Errno::MSGSIZE));
         assert!(device.rx.arm());
         let sender = std::thread::spawn(move || (tunnel.send(&[0x45; 20]), tunnel));
         while device.rx.arm() {

@@ -657,11 +657,11 @@ static void plain_options(void)
 
 static void bad_packets(void)
 {
-	char packet[3000] = {0x45};
+	static char packet[70000] = {0x45};
 	size_t len = 1;
 	long long time;
 	FAILS(i.netdev_send(U, packet, 10), EINVAL);
-	FAILS(i.netdev_send(U, packet, 3000), EMSGSIZE);
+	FAILS(i.netdev_send(U, packet, 70000), EMSGSIZE);
 	FAILS(i.netdev_send(U, NULL, 40), EFAULT);
 	packet[0] = 0;
 	FAILS(i.netdev_send(U, packet, 40), EINVAL);

@@ -31,6 +31,8 @@ pub(crate) struct ListenEntry {
     half_open: u32,
     /// Established, not yet accepted.
     queue: VecDeque<u32>,
+    /// Accepted by somebody who keeps them for others: they count as if they waited.
+    kept: u32,
 }
 
 impl ListenEntry {
@@ -62,7 +64,7 @@ impl ListenEntry {
 
     /// Linux lets one more wait than the backlog says.
     fn queue_is_full(&self) -> bool {
-        self.queue.len() > self.options.backlog as usize
+        self.queue.len() + self.kept as usize > self.options.backlog as usize
     }
 }
 
@@ -101,6 +103,7 @@ impl ListenTable {
             open: true,
             half_open: 0,
             queue: VecDeque::new(),
+            kept: 0,
         };
         let index = match self.free.pop() {
             Some(index) => {
@@ -216,6 +219,14 @@ impl Tcp {
             .and_then(|p| self.profiles.intern(p))
             .ok_or(ListenError::InvalidOption)?;
         self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
+    }
+
+    /// How many connections may wait from now on, and how many whoever accepts them keeps for others: these wait still.
+    pub fn set_backlog(&mut self, listener: Listener, backlog: u32, kept: u32) {
+        if let Some(index) = self.listeners.index(listener) {
+            let entry = &mut self.listeners.entries[index as usize];
+            (entry.options.backlog, entry.kept) = (backlog, kept);
+        }
     }
 
     /// Closes a listener. Connections that nobody accepted are reset, as on Linux.

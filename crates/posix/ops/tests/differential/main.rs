@@ -3,16 +3,16 @@
 //! A sequence that differs is made smaller as long as it still differs, and shown beside what both said. `GINNEL_SEED=N` runs the sequence of one seed, with
 //! `GINNEL_STEPS=0,3,7` these steps of it alone. What was found so becomes a case of `tests/parity`.
 
-#[allow(dead_code)] // the cases of `parity` use more of it
+#[expect(dead_code, reason = "the cases of `parity` use the rest")]
 #[path = "../parity/kernel.rs"]
 mod kernel;
 mod minimise;
 mod rigs;
-#[allow(dead_code)] // as above
+#[expect(dead_code, reason = "as above")]
 #[path = "../parity/stack.rs"]
 mod stack;
 mod steps;
-#[allow(dead_code)] // as above
+#[expect(dead_code, reason = "as above")]
 #[path = "../parity/sys.rs"]
 mod sys;
 mod world;

@@ -35,13 +35,15 @@ fn is_under_way(fd: Fd) -> bool {
         None | Some(&TCP_CLOSE) => false,
         // That the FIN was acknowledged is an edge to epoll.
         Some(&TCP_FIN_WAIT1) => true,
-        Some(_) => Kernel.unsent_bytes(fd).is_ok_and(|bytes| bytes > 0),
+        Some(_) => info.get(NOTSENT_BYTES).is_some_and(|bytes| *bytes != [0; 4]),
     }
 }
 
 /// States, as `TCP_INFO` has them.
 const TCP_FIN_WAIT1: u8 = 4;
 const TCP_CLOSE: u8 = 7;
+/// Where `tcpi_notsent_bytes` stands.
+const NOTSENT_BYTES: core::ops::Range<usize> = 144..148;
 
 /// The kernel, with two addresses of its loopback that nobody else has.
 pub struct OnKernel {

@@ -117,6 +117,39 @@ pub fn taking_from_a_set_is_nothing_new_to_sets_around_it(w: &mut World<'_>) {
     w.say("the outer again", w.a.epoll_wait(outer, 8, 0));
 }
 
+pub fn as_many_wait_as_listen_says(w: &mut World<'_>) {
+    for backlog in [0, 1, 3] {
+        let (listener, port) = w.listener(SOCK_NONBLOCK);
+        w.a.listen(listener, backlog).unwrap();
+        // Somebody has asked already.
+        w.say("nobody yet", w.a.accept4(listener, 0));
+        let mut connecting = Vec::new();
+        for _ in 0..6 {
+            let b = w.b.socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK).unwrap();
+            w.say("connect", w.b.connect(b, &w.at_a(port)));
+            connecting.push(b);
+            w.settle();
+        }
+        let waiting = connecting.iter().filter(|b| w.ready(w.b, **b) == "OUT|WRNORM").count();
+        w.say("connected", waiting);
+        let accepted = core::iter::from_fn(|| w.a.accept4(listener, 0).ok()).count();
+        w.say("accepted", accepted);
+        for fd in connecting {
+            w.b.close(fd).unwrap();
+        }
+    }
+}
+
+pub fn a_new_set_around_a_set_hears_what_came_before(w: &mut World<'_>) {
+    let (a, b) = w.connection();
+    let (inner, outer) = (w.a.epoll_create().unwrap(), w.a.epoll_create().unwrap());
+    w.a.epoll_ctl(inner, EPOLL_CTL_ADD, a, IN | ET, 1).unwrap();
+    w.b.send(b, b"x", 0).unwrap();
+    w.settle();
+    w.a.epoll_ctl(outer, EPOLL_CTL_ADD, inner, EPOLLRDNORM as u32, 2).unwrap();
+    w.say("the outer", w.a.epoll_wait(outer, 8, 0));
+}
+
 pub fn bytes_that_came_and_went_are_an_edge(w: &mut World<'_>) {
     let (a, b) = w.connection();
     let set = w.a.epoll_create().unwrap();
@@ -199,6 +232,8 @@ mod tests {
         a_low_water_mark_wakes
         sets_around_a_set_hear_of_it_as_of_something_readable
         taking_from_a_set_is_nothing_new_to_sets_around_it
+        as_many_wait_as_listen_says
+        a_new_set_around_a_set_hears_what_came_before
         bytes_that_came_and_went_are_an_edge
         changing_what_is_in_the_list_already_is_nothing_new
         connections_are_accepted_in_the_order_in_which_they_came

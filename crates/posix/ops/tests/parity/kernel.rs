@@ -34,16 +34,6 @@ fn message(list: &mut [libc::iovec]) -> libc::msghdr {
 }
 
 impl Kernel {
-    /// Bytes that were written and have not left yet (`SIOCOUTQNSD`).
-    #[allow(dead_code)] // what runs in simulated time asks it
-    pub fn unsent_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
-        const SIOCOUTQNSD: libc::Ioctl = 0x894b;
-        let mut count: c_int = 0;
-        // SAFETY: the kernel writes one number.
-        nothing(unsafe { libc::ioctl(fd, SIOCOUTQNSD, &raw mut count) })?;
-        Ok(count)
-    }
-
     /// `fcntl(F_GETFD)`.
     pub fn fd_flags(&self, fd: Fd) -> Result<c_int, Errno> {
         // SAFETY: no memory is passed.

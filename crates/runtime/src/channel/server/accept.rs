@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 impl Domain {
     /// A connection that a client took is its own.
-    pub(super) fn settle(&mut self, number: usize, place: usize) {
+    pub(super) fn settle(&mut self, cx: &mut Context<'_>, number: usize, place: usize) {
         let Some(client) = &mut self.clients[number] else { return };
         let Some(Offered { listener, socket, .. }) = client.offered(place) else { return };
         let word = &self.region.offers(number)[place];
@@ -24,6 +24,9 @@ impl Domain {
         }
         client.clear(place);
         word.store(Offer::None.to_bits(), Ordering::Release);
+        if let Some(listening) = &mut self.listeners[usize::from(listener)] {
+            listening.keep(cx, listening.kept.saturating_sub(1));
+        }
         let known = self.socket(socket);
         known.offered = None;
         known.holders |= 1 << number;
@@ -145,9 +148,16 @@ impl Domain {
         let backlog = options.backlog.min(self.backlog_max as u32);
         let options = ListenOptions { backlog, ..options };
         let listener = if alone { cx.listen_alone(at, options) } else { cx.listen(at, options) }?;
-        let (backlog, holders) = (backlog.max(1) as usize, 1 << client);
-        let waiting = VecDeque::new();
-        self.listeners[number] = Some(Listening { listener, at, holders, placeholders: 0, waiting, backlog });
+        self.listeners[number] = Some(Listening {
+            listener,
+            at,
+            holders: 1 << client,
+            placeholders: 0,
+            waiting: VecDeque::new(),
+            kept: 0,
+            backlog: backlog.max(1) as usize,
+            asked: backlog,
+        });
         for client in 0..self.clients.len() {
             // Credit for a listener that had this number before.
             self.region.credits(client)[number].store(0, Ordering::Relaxed);
@@ -164,6 +174,8 @@ impl Domain {
         let most = self.backlog_max;
         if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
             listening.backlog = (backlog.max(1) as usize).min(most);
+            listening.asked = backlog.min(most as u32);
+            listening.keep(cx, listening.kept);
         }
         self.take_more(cx);
         self.deal(cx);
@@ -218,7 +230,7 @@ impl Domain {
         let mut next = None;
         for number in 0..self.clients.len() {
             for place in 0..OFFERS_MAX {
-                self.settle(number, place);
+                self.settle(cx, number, place);
                 let Some(client) = &self.clients[number] else { break };
                 let Some(offer) = client.offered(place) else { continue };
                 let others = (0..self.clients.len()).filter(|other| *other != number);

@@ -35,8 +35,20 @@ pub(super) struct Listening {
     pub placeholders: u32,
     /// Connections that nobody took yet.
     pub waiting: VecDeque<u32>,
+    /// These, and those that are offered.
+    pub kept: u32,
     /// How many may wait here; the others wait in the engine.
     pub backlog: usize,
+    /// How many the application asked for.
+    pub asked: u32,
+}
+
+impl Listening {
+    /// More or fewer wait here: the engine must know, as all of them count.
+    pub fn keep(&mut self, cx: &mut Context<'_>, kept: u32) {
+        self.kept = kept;
+        cx.set_backlog(self.listener, self.asked, kept);
+    }
 }
 
 /// One socket.
@@ -454,6 +466,7 @@ impl Domain {
             Some(listening) => {
                 listening.waiting.push_back(socket);
                 self.queued |= 1 << number;
+                listening.keep(cx, listening.kept + 1);
                 self.socket(socket).waits = true;
             }
             None => {

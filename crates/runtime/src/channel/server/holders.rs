@@ -58,7 +58,7 @@ impl Domain {
     /// What a client did before it asked is in its ring and in its places for offers.
     fn catch_up(&mut self, cx: &mut Context<'_>, number: usize) {
         self.answer_bells(cx, number, usize::MAX);
-        (0..OFFERS_MAX).for_each(|place| self.settle(number, place));
+        (0..OFFERS_MAX).for_each(|place| self.settle(cx, number, place));
     }
 
     /// The clients that hold a thing, and how many descriptors between them do. `None` if there is no such thing any more.

@@ -40,7 +40,7 @@ impl Domain {
         if let Some((client, place)) = known.offered
             && usize::from(client) == number
         {
-            self.settle(number, place.into());
+            self.settle(cx, number, place.into());
         }
         let known = self.socket(socket);
         let bit = 1 << number;

@@ -3,7 +3,7 @@
 mod calls;
 pub(crate) mod namespace;
 pub(crate) mod sys;
-pub(crate) mod tcp_info;
+pub mod tcp_info;
 
 use super::assertion::Info;
 use super::ast::{Directives, Target};

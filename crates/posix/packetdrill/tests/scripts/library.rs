@@ -1,0 +1,435 @@
+//! The library as what scripts run against: each call and each packet goes through its interface, in real time.
+#![allow(unsafe_code)] // calls functions as C does
+
+use core::ffi::c_void;
+use core::time::Duration;
+use ginnel_testkit::script::assertion::Info;
+use ginnel_testkit::script::ast::{IpVersion, Script, Target};
+use ginnel_testkit::script::backend::{Backend, Finished, Sent};
+use ginnel_testkit::script::calls::{Fd, Op, OptionValue, Returned};
+use ginnel_testkit::script::flow::SERVER_PORT;
+use ginnel_testkit::script::kernel::tcp_info;
+use ginnel_testkit::script::names::{Errno, PollEvents, QueueQuery, Shut};
+use ginnel_testkit::script::wire::addresses;
+use packetdrill_ginnel::{PacketdrillInterface, packetdrill_interface_init};
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// How late this process may see something because other threads run.
+const SCHEDULING: Duration = Duration::from_millis(8);
+
+/// The interface, for all threads of a run.
+struct Interface(PacketdrillInterface);
+
+// SAFETY: the library allows calls from several threads at a time (docs/packetdrill.md), and nothing here is changed.
+unsafe impl Send for Interface {}
+// SAFETY: as above.
+unsafe impl Sync for Interface {}
+
+/// Calls a function of the interface.
+macro_rules! call {
+    ($interface:expr, $name:ident $(, $argument:expr)*) => {
+        // SAFETY: the pointers that are passed are good for as much as is said, and nobody has freed the interface.
+        unsafe { ($interface.0.$name)($interface.0.userdata $(, $argument)*) }
+    };
+}
+
+impl Interface {
+    fn start(flags: &str) -> Result<Self, String> {
+        let flags = CString::new(flags).map_err(|error| error.to_string())?;
+        let mut place = core::mem::MaybeUninit::<PacketdrillInterface>::uninit();
+        // SAFETY: a string, and room for the interface.
+        let result = unsafe { packetdrill_interface_init(flags.as_ptr(), place.as_mut_ptr()) };
+        match result {
+            // SAFETY: it was filled.
+            0 => Ok(Self(unsafe { place.assume_init() })),
+            _ => Err(format!("no stack with {flags:?}")),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+        assert_eq!(call!(self, gettimeofday, &raw mut time, core::ptr::null_mut()), 0);
+        Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000)
+    }
+
+    fn receive(&self) -> Option<(Duration, Vec<u8>)> {
+        let mut packet = vec![0u8; 1 << 16];
+        let (mut len, mut micros) = (packet.len(), 0);
+        let room = packet.as_mut_ptr().cast();
+        if call!(self, netdev_receive, room, &raw mut len, &raw mut micros) != 0 {
+            return None;
+        }
+        packet.truncate(len);
+        Some((Duration::from_micros(micros as u64), packet))
+    }
+
+    fn option(&self, fd: Fd, level: i32, name: i32, len: usize) -> Result<Vec<u8>, Errno> {
+        let mut value = vec![0u8; len];
+        let mut len = len as u32;
+        let result = call!(self, getsockopt, fd, level, name, value.as_mut_ptr().cast(), &raw mut len);
+        value.truncate(len as usize);
+        if result == 0 { Ok(value) } else { Err(last_error()) }
+    }
+
+    fn set_blocking(&self, fd: Fd, blocking: bool) {
+        let mut on = i32::from(!blocking);
+        // A descriptor that was closed meanwhile blocks nobody.
+        let _ = call!(self, ioctl, fd, libc::FIONBIO, (&raw mut on).cast());
+    }
+}
+
+fn last_error() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+}
+
+fn returned(value: i64) -> Returned {
+    if value < 0 { Returned::error(last_error()) } else { Returned::value(value) }
+}
+
+/// Descriptors by those of the script.
+type Table = Arc<Mutex<BTreeMap<Fd, Fd>>>;
+
+/// A run.
+pub struct Library {
+    interface: Arc<Interface>,
+    start: Duration,
+    local: IpAddr,
+    remote: IpAddr,
+    table: Table,
+    packets: Receiver<Sent>,
+    receiver: Option<JoinHandle<()>>,
+    ends: Arc<AtomicBool>,
+    callers: Vec<JoinHandle<()>>,
+    report: Sender<Finished>,
+    done: Receiver<Finished>,
+}
+
+impl Library {
+    /// A stack as the script wants it.
+    pub fn new(script: &Script, target: Target) -> Result<Self, String> {
+        let (local, remote) = addresses(target.ip);
+        let mut flags = format!("proc=off,local={local},mtu={}", script.directives.mtu);
+        for (name, value) in &script.directives.sysctls {
+            // The stack does so anyway.
+            if name != "net.ipv4.tcp_tw_reuse" {
+                flags += &format!(",{name}={}", value.replace(' ', ":"));
+            }
+        }
+        let interface = Arc::new(Interface::start(&flags)?);
+        let start = interface.now();
+        let (sender, packets) = mpsc::channel();
+        let ends = Arc::new(AtomicBool::new(false));
+        let receiver = {
+            let (interface, ends) = (interface.clone(), ends.clone());
+            std::thread::spawn(move || {
+                while let Some((at, packet)) = interface.receive() {
+                    if ends.load(Ordering::SeqCst) {
+                        return;
+                    }
+                    // Whoever listens is gone only when the script has failed already.
+                    let _ = sender.send(Sent { at: at.saturating_sub(start), packet });
+                }
+            })
+        };
+        let (report, done) = mpsc::channel();
+        Ok(Self {
+            interface,
+            start,
+            local,
+            remote,
+            table: Table::default(),
+            packets,
+            receiver: Some(receiver),
+            ends,
+            callers: Vec::new(),
+            report,
+            done,
+        })
+    }
+
+    fn caller(&self) -> Caller {
+        Caller {
+            interface: self.interface.clone(),
+            table: self.table.clone(),
+            local: self.local,
+            remote: self.remote,
+        }
+    }
+}
+
+impl Drop for Library {
+    fn drop(&mut self) {
+        let fds: Vec<Fd> =
+            self.table.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect();
+        for fd in fds {
+            // Whoever waits there leaves.
+            let _ = call!(self.interface, shutdown, fd, libc::SHUT_RDWR);
+        }
+        for caller in self.callers.drain(..) {
+            let _ = caller.join();
+        }
+        // The thread that waits for packets gets one: the answer to a segment that belongs to nothing.
+        self.ends.store(true, Ordering::SeqCst);
+        let packet = stray(self.local, self.remote);
+        let _ = call!(self.interface, netdev_send, packet.as_ptr().cast(), packet.len());
+        if let Some(receiver) = self.receiver.take() {
+            let _ = receiver.join();
+        }
+        // SAFETY: nobody else uses it any more.
+        unsafe { (self.interface.0.free)(self.interface.0.userdata) };
+    }
+}
+
+/// A SYN to a port at which nobody listens.
+fn stray(local: IpAddr, remote: IpAddr) -> Vec<u8> {
+    let mut tcp = [0u8; 20];
+    tcp[..4].copy_from_slice(&[0x27, 0x0f, 0, 1]);
+    (tcp[12], tcp[13]) = (5 << 4, 2);
+    let sum = |bytes: &[u8]| -> u32 {
+        bytes.chunks(2).map(|two| u32::from(two[0]) << 8 | u32::from(*two.get(1).unwrap_or(&0))).sum()
+    };
+    let folded = |mut sum: u32| {
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        (!(sum as u16)).to_be_bytes()
+    };
+    let bytes = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    };
+    let ends = [bytes(remote), bytes(local)].concat();
+    let check = folded(sum(&ends) + sum(&tcp) + 6 + tcp.len() as u32);
+    tcp[16..18].copy_from_slice(&check);
+    let mut header = match local {
+        IpAddr::V4(_) => vec![0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0],
+        IpAddr::V6(_) => vec![0x60, 0, 0, 0, 0, 20, 6, 64],
+    };
+    header.extend(ends);
+    if local.is_ipv4() {
+        let check = folded(sum(&header));
+        header[10..12].copy_from_slice(&check);
+    }
+    [&header[..], &tcp].concat()
+}
+
+impl Backend for Library {
+    fn now(&mut self) -> Duration {
+        self.interface.now() - self.start
+    }
+
+    fn wait(&mut self, until: Duration) -> Option<Sent> {
+        let left = until.saturating_sub(self.now());
+        self.packets.recv_timeout(left).ok()
+    }
+
+    fn inject(&mut self, packet: &[u8]) {
+        // What is malformed is refused, and would have been dropped.
+        let _ = call!(self.interface, netdev_send, packet.as_ptr().cast(), packet.len());
+    }
+
+    fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+        self.caller().call(op, new_fd, data)
+    }
+
+    fn call_blocking(&mut self, ticket: usize, op: &Op, new_fd: Option<Fd>, data: &[u8]) {
+        let (caller, report, start) = (self.caller(), self.report.clone(), self.start);
+        let (op, data) = (op.clone(), data.to_vec());
+        self.callers.push(std::thread::spawn(move || {
+            let fd = fd_of(&op).and_then(|fd| caller.find(fd));
+            if let Some(fd) = fd {
+                caller.interface.set_blocking(fd, true);
+            }
+            let returned = caller.call(&op, new_fd, &data);
+            let at = caller.interface.now() - start;
+            if let (Some(fd), false) = (fd, matches!(op, Op::Close { .. })) {
+                caller.interface.set_blocking(fd, false);
+            }
+            // Whoever listens is gone only when the script has failed already.
+            let _ = report.send(Finished { ticket, at, returned });
+        }));
+    }
+
+    fn finished(&mut self) -> Option<Finished> {
+        self.done.try_recv().ok()
+    }
+
+    fn info(&mut self, fd: Fd) -> Result<Info, String> {
+        let fd = self.caller().find(fd).ok_or("no such descriptor")?;
+        let bytes = self.interface.option(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 512);
+        bytes.map(|bytes| tcp_info::parse(&bytes)).map_err(|error| format!("TCP_INFO: {error}"))
+    }
+
+    fn lateness(&self, _: Duration) -> Duration {
+        SCHEDULING
+    }
+
+    fn settle_time(&self) -> Duration {
+        Duration::from_millis(2)
+    }
+}
+
+fn fd_of(op: &Op) -> Option<Fd> {
+    match op {
+        Op::Socket | Op::Poll { .. } => None,
+        Op::Bind { fd, .. }
+        | Op::Listen { fd, .. }
+        | Op::Accept { fd }
+        | Op::Connect { fd }
+        | Op::Receive { fd, .. }
+        | Op::Send { fd, .. }
+        | Op::Close { fd }
+        | Op::Shutdown { fd, .. }
+        | Op::SetOption { fd, .. }
+        | Op::GetOption { fd, .. }
+        | Op::Fcntl { fd }
+        | Op::Queued { fd, .. } => Some(*fd),
+    }
+}
+
+/// Makes calls, on any thread.
+struct Caller {
+    interface: Arc<Interface>,
+    table: Table,
+    local: IpAddr,
+    remote: IpAddr,
+}
+
+impl Caller {
+    fn find(&self, fd: Fd) -> Option<Fd> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner).get(&fd).copied()
+    }
+
+    fn opened(&self, fd: Fd, new_fd: Option<Fd>) -> Returned {
+        if fd < 0 {
+            return Returned::error(last_error());
+        }
+        if let Some(new_fd) = new_fd {
+            self.table.lock().unwrap_or_else(PoisonError::into_inner).insert(new_fd, fd);
+        }
+        Returned::value(new_fd.map_or(0, Into::into))
+    }
+
+    fn call(&self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
+        let i = &self.interface;
+        if let Op::Socket = op {
+            let domain = if self.local.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+            return self.opened(call!(i, socket, domain, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0), new_fd);
+        }
+        if let Op::Poll { entries, timeout_ms } = op {
+            let entry = |fd: Fd, events: PollEvents| libc::pollfd { fd, events: events.0, revents: 0 };
+            let fds: Option<Vec<_>> =
+                entries.iter().map(|e| Some(entry(self.find(e.fd)?, e.events))).collect();
+            let Some(mut fds) = fds else { return Returned::error(Errno(libc::EBADF)) };
+            let count = call!(i, poll, fds.as_mut_ptr(), fds.len() as libc::nfds_t, *timeout_ms);
+            let revents = fds.iter().map(|fd| PollEvents(fd.revents)).collect();
+            return Returned { revents, ..returned(count.into()) };
+        }
+        let Some(fd) = fd_of(op).and_then(|fd| self.find(fd)) else {
+            return Returned::error(Errno(libc::EBADF));
+        };
+        match op {
+            Op::Accept { .. } => {
+                let accepted = call!(i, accept, fd, core::ptr::null_mut(), core::ptr::null_mut());
+                if accepted >= 0 {
+                    i.set_blocking(accepted, false);
+                }
+                self.opened(accepted, new_fd)
+            }
+            Op::Bind { port, .. } => {
+                let (name, len) = name(SocketAddr::new(self.local, port.unwrap_or(SERVER_PORT)));
+                returned(call!(i, bind, fd, name.as_ptr().cast(), len).into())
+            }
+            Op::Connect { .. } => {
+                let (name, len) = name(SocketAddr::new(self.remote, SERVER_PORT));
+                returned(call!(i, connect, fd, name.as_ptr().cast(), len).into())
+            }
+            Op::Listen { backlog, .. } => returned(call!(i, listen, fd, *backlog).into()),
+            Op::Receive { len, flags, .. } => {
+                let mut room = vec![0u8; *len];
+                let count = match flags.0 {
+                    0 => call!(i, read, fd, room.as_mut_ptr().cast(), *len),
+                    flags => call!(i, recv, fd, room.as_mut_ptr().cast(), *len, flags),
+                };
+                room.truncate(usize::try_from(count).unwrap_or(0));
+                Returned { data: room, ..returned(count as i64) }
+            }
+            Op::Send { flags, .. } => {
+                let flags = flags.0 | libc::MSG_NOSIGNAL;
+                returned(call!(i, send, fd, data.as_ptr().cast(), data.len(), flags) as i64)
+            }
+            Op::Shutdown { how, .. } => {
+                let how = match how {
+                    Shut::Read => libc::SHUT_RD,
+                    Shut::Write => libc::SHUT_WR,
+                    Shut::Both => libc::SHUT_RDWR,
+                };
+                returned(call!(i, shutdown, fd, how).into())
+            }
+            Op::Close { fd: number } => {
+                self.table.lock().unwrap_or_else(PoisonError::into_inner).remove(number);
+                returned(call!(i, close, fd).into())
+            }
+            Op::SetOption { option, value, .. } => {
+                let bytes = match value {
+                    OptionValue::Int(value) => value.to_ne_bytes().to_vec(),
+                    OptionValue::Linger { on, seconds } => [on.to_ne_bytes(), seconds.to_ne_bytes()].concat(),
+                    OptionValue::Text(text) => text.as_bytes().to_vec(),
+                };
+                let value = bytes.as_ptr().cast::<c_void>();
+                let len = bytes.len() as u32;
+                returned(call!(i, setsockopt, fd, option.level_number, option.number, value, len).into())
+            }
+            Op::GetOption { option, .. } => match i.option(fd, option.level_number, option.number, 4) {
+                Ok(value) => {
+                    let detail = value.try_into().map(i32::from_ne_bytes).ok().map(Into::into);
+                    Returned { detail, ..Returned::value(0) }
+                }
+                Err(error) => Returned::error(error),
+            },
+            Op::Queued { query, .. } => {
+                let request = match query {
+                    QueueQuery::Unread => libc::FIONREAD,
+                    QueueQuery::Unacknowledged => libc::TIOCOUTQ,
+                    QueueQuery::Unsent => SIOCOUTQNSD,
+                    QueueQuery::AtMark => SIOCATMARK,
+                };
+                let mut value: i32 = 0;
+                let result = call!(i, ioctl, fd, request, (&raw mut value).cast());
+                Returned { detail: (result == 0).then_some(value.into()), ..returned(result.into()) }
+            }
+            Op::Fcntl { .. } => returned(call!(i, fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK.into()).into()),
+            Op::Socket | Op::Poll { .. } => unreachable!("they are no calls on a descriptor"),
+        }
+    }
+}
+
+/// From `linux/sockios.h`.
+const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+/// From `asm-generic/sockios.h`.
+const SIOCATMARK: libc::c_ulong = 0x8905;
+
+/// As a program lays it out.
+fn name(address: SocketAddr) -> (Vec<u8>, u32) {
+    let family = |family: i32| (family as u16).to_ne_bytes().to_vec();
+    let port = address.port().to_be_bytes();
+    let bytes = match address {
+        SocketAddr::V4(v4) => [&family(libc::AF_INET)[..], &port, &v4.ip().octets(), &[0; 8]].concat(),
+        SocketAddr::V6(v6) => {
+            [&family(libc::AF_INET6)[..], &port, &[0; 4], &v6.ip().octets(), &[0; 4]].concat()
+        }
+    };
+    let len = bytes.len() as u32;
+    (bytes, len)
+}
+
+/// Names of what a run is of.
+pub fn ip_name(ip: IpVersion) -> &'static str {
+    if ip == IpVersion::V4 { "IPv4" } else { "IPv6" }
+}

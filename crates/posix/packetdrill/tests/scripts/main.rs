@@ -1,0 +1,105 @@
+//! The repository's packet scripts through the library, in real time: calls and packets go by the interface that packetdrill uses.
+
+mod library;
+
+use ginnel_testkit::script::ast::{BackendKind, Script, Target};
+use ginnel_testkit::script::{runner, suite};
+use library::Library;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Scripts about what the operations do not do yet, or otherwise (docs/posix.md): how they end says nothing.
+const NOT_YET: [(&str, &str); 6] = [
+    ("urgent/", "urgent data: POLLPRI, SIOCATMARK, errors of MSG_OOB"),
+    ("zero-window/data-partly-beyond-the-window", BUFFERED),
+    ("zero-window/receiver-answers-probes", BUFFERED),
+    ("zero-window/receiver-avoids-silly-windows", BUFFERED),
+    ("zero-window/receiver-closes-and-reopens", BUFFERED),
+    ("zero-window/receiver-takes-ack-and-reset-while-closed", BUFFERED),
+];
+const BUFFERED: &str = "the window closes when the channel's buffer is full, too";
+
+/// A script that takes longer runs in `make suites` alone.
+const QUICK: Duration = Duration::from_millis(1500);
+
+/// Runs at once: they mostly wait.
+const JOBS: usize = 24;
+/// How often a run is tried before it counts as failed: real time on a shared machine stumbles now and then.
+const TRIES: u32 = 3;
+
+fn run(script: &Script, target: Target) -> Result<(), String> {
+    let mut library = Library::new(script, target)?;
+    runner::run(script, target, &mut library).map_err(|failure| failure.to_string())
+}
+
+fn scripts() -> Vec<Script> {
+    let files = suite::find(&suite::repository_scripts()).expect("tests/scripts is readable");
+    files.iter().map(|file| suite::load(file).unwrap_or_else(|e| panic!("{e}"))).collect()
+}
+
+/// Runs all of them, and says which failed and how.
+fn failures(cases: &[(&Script, Target)]) -> Vec<String> {
+    let mut order: Vec<_> = cases.iter().collect();
+    order.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..JOBS {
+            scope.spawn(|| {
+                while let Some((script, target)) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let mut result = run(script, *target);
+                    for _ in 1..TRIES {
+                        if result.is_ok() {
+                            break;
+                        }
+                        result = run(script, *target);
+                    }
+                    if let Err(problem) = result {
+                        failed.lock().unwrap().push(format!(
+                            "{} over {}: {problem}",
+                            script.path.display(),
+                            library::ip_name(target.ip)
+                        ));
+                    }
+                }
+            });
+        }
+    });
+    let mut failed = failed.into_inner().unwrap();
+    failed.sort();
+    failed
+}
+
+/// Runs the scripts that take so long, of those whose path contains `GINNEL_SCRIPTS`.
+fn pass(lasting: impl Fn(Duration) -> bool) {
+    let scripts = scripts();
+    let chosen = std::env::var("GINNEL_SCRIPTS").unwrap_or_default();
+    let is_chosen = |script: &&Script| {
+        let path = script.path.to_string_lossy();
+        path.contains(&chosen) && !NOT_YET.iter().any(|(part, _)| path.contains(part))
+    };
+    let cases: Vec<_> = scripts
+        .iter()
+        .filter(is_chosen)
+        .flat_map(|script| script.targets().into_iter().map(move |target| (script, target)))
+        .filter(|(_, target)| target.backend == BackendKind::Ginnel)
+        .filter(|(script, target)| lasting(script.nominal_duration(*target)))
+        .collect();
+    let failed = failures(&cases);
+    println!("{} of {} runs pass", cases.len() - failed.len(), cases.len());
+    for (part, reason) in NOT_YET {
+        println!("not run: {part}: {reason}");
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
+}
+
+#[test]
+fn quick_scripts_pass() {
+    pass(|time| time <= QUICK);
+}
+
+#[test]
+#[ignore = "long: scripts wait for time-outs; part of `make suites`"]
+fn long_scripts_pass() {
+    pass(|time| time > QUICK);
+}
