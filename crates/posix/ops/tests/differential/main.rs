@@ -94,7 +94,7 @@ const SHOWN_MAX: usize = 5;
 
 #[test]
 fn sequences_say_the_same_on_the_kernel_and_on_the_stack() {
-    check(1..=500, Duration::from_secs(15));
+    check(1..=400, Duration::from_secs(15));
 }
 
 #[test]

@@ -22,10 +22,8 @@ pub trait Rig {
     fn settle(&mut self, open: &[Fd]);
 }
 
-/// What is held back (by Nagle's algorithm, until an acknowledgement that may be delayed) leaves within this time.
+/// What is held back (by a cork, or by Nagle's algorithm until an acknowledgement that may be delayed) leaves within this time.
 const HELD_BACK_MAX: Duration = Duration::from_millis(300);
-/// The same in simulated time, in which nothing is late: the longest that an acknowledgement is delayed.
-const ACK_DELAY_MAX: Duration = Duration::from_millis(50);
 
 /// Whether something is still to come of what a connection has sent.
 fn is_under_way(fd: Fd) -> bool {
@@ -107,10 +105,13 @@ impl Simulated {
 
     /// Runs both until neither has anything to do now. Returns when one has.
     fn run(&mut self) -> Option<Instant> {
+        // What a timer sends counts as no work, but is some for the other.
+        let mut idle = 0;
         loop {
             let turns =
                 self.shards.each_ref().map(|shard| shard.lock().unwrap().poll_once(self.now).unwrap());
-            if turns.iter().all(|turn| turn.work == 0) {
+            idle = if turns.iter().all(|turn| turn.work == 0) { idle + 1 } else { 0 };
+            if idle == 2 {
                 return turns.iter().filter_map(|turn| turn.next_deadline).min();
             }
         }
@@ -127,7 +128,7 @@ impl Rig for Simulated {
     }
 
     fn settle(&mut self, _: &[Fd]) {
-        let end = self.now + ACK_DELAY_MAX;
+        let end = self.now + HELD_BACK_MAX;
         while let Some(next) = self.run().filter(|next| *next <= end) {
             self.now = self.now.max(next);
         }

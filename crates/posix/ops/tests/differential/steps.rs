@@ -6,9 +6,9 @@ use ginnel_devices::random::Random;
 use libc::{
     EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLET, EPOLLEXCLUSIVE, EPOLLHUP, EPOLLIN,
     EPOLLONESHOT, EPOLLOUT, EPOLLPRI, EPOLLRDHUP, EPOLLRDNORM, EPOLLWRNORM, IPPROTO_TCP, MSG_DONTWAIT,
-    MSG_PEEK, MSG_TRUNC, MSG_WAITALL, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM, SHUT_RD,
-    SHUT_RDWR, SHUT_WR, SO_ACCEPTCONN, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_RCVLOWAT, SOL_SOCKET,
-    TCP_KEEPCNT, TCP_KEEPIDLE, TCP_NODELAY, TCP_QUICKACK,
+    MSG_MORE, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM,
+    SHUT_RD, SHUT_RDWR, SHUT_WR, SO_ACCEPTCONN, SO_ERROR, SO_KEEPALIVE, SO_LINGER, SO_RCVLOWAT, SOL_SOCKET,
+    TCP_CORK, TCP_KEEPCNT, TCP_KEEPIDLE, TCP_NODELAY, TCP_QUICKACK,
 };
 
 /// Where a descriptor is kept.
@@ -33,6 +33,7 @@ pub enum Step {
     SetOption { at: Place, level: c_int, name: c_int, value: Vec<c_int> },
     GetOption { at: Place, level: c_int, name: c_int },
     Names { at: Place },
+    State { at: Place },
     Readable { at: Place },
     Poll { of: Vec<(Place, i16)> },
     Select { of: Vec<(Place, [bool; 3])> },
@@ -272,7 +273,12 @@ impl Maker {
 
     fn send(&mut self) -> Option<Step> {
         let at = self.bytes_at()?;
-        let flags = if self.chance(20) { MSG_DONTWAIT } else { 0 };
+        let mut flags = 0;
+        for (flag, percent) in [(MSG_DONTWAIT, 20), (MSG_MORE, 1)] {
+            if self.chance(percent) {
+                flags |= flag;
+            }
+        }
         Some(Step::Send { at, lengths: self.lengths(), flags })
     }
 
@@ -310,13 +316,15 @@ impl Maker {
         // Not of listeners: see "options of a listener" in docs/posix.md.
         let at = self.some(|known| !matches!(known.guess, Guess::Set | Guess::Listening))?;
         let number = self.one(&[1, 0, 2, 4, 10, 50]);
-        let (level, name, value) = match self.random.below(8) {
-            0 => return Some(Step::SetNonblocking { at, on: self.chance(60) }),
-            1 | 2 => (SOL_SOCKET, SO_LINGER, vec![c_int::from(self.chance(70)), 0]),
-            3 => (SOL_SOCKET, SO_RCVLOWAT, vec![number]),
-            4 => (IPPROTO_TCP, TCP_NODELAY, vec![number]),
-            5 => (SOL_SOCKET, SO_KEEPALIVE, vec![number]),
-            6 => (IPPROTO_TCP, TCP_KEEPCNT, vec![number]),
+        let (level, name, value) = match self.random.below(20) {
+            0..2 => return Some(Step::SetNonblocking { at, on: self.chance(60) }),
+            2..6 => (SOL_SOCKET, SO_LINGER, vec![c_int::from(self.chance(70)), 0]),
+            6..9 => (SOL_SOCKET, SO_RCVLOWAT, vec![number]),
+            9..12 => (IPPROTO_TCP, TCP_NODELAY, vec![number]),
+            12..14 => (SOL_SOCKET, SO_KEEPALIVE, vec![number]),
+            14..16 => (IPPROTO_TCP, TCP_KEEPCNT, vec![number]),
+            // Rarely, as what it holds back takes time.
+            16 => (IPPROTO_TCP, TCP_CORK, vec![number]),
             _ => (IPPROTO_TCP, TCP_QUICKACK, vec![number]),
         };
         Some(Step::SetOption { at, level, name, value })
@@ -324,9 +332,10 @@ impl Maker {
 
     fn ask(&mut self) -> Option<Step> {
         let at = self.some(|_| true)?;
-        Some(match self.random.below(4) {
+        Some(match self.random.below(5) {
             0 => Step::Names { at },
             1 => Step::Readable { at },
+            2 => Step::State { at },
             _ => {
                 let (level, name) = self.one(&ASKED);
                 Step::GetOption { at, level, name }

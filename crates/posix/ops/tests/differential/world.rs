@@ -255,6 +255,10 @@ impl World<'_> {
                 let (own, peer) = (sys.getsockname(fd), sys.getpeername(fd));
                 Some(format!("{} to {}", self.name(host, own, false), self.name(host, peer, true)))
             }
+            Step::State { at } => self.at(*at).map(|(sys, fd)| {
+                let info = sys.getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO);
+                format!("{:?}", info.map(|info| info.first().copied()))
+            }),
             Step::Poll { of } => self.poll(of),
             Step::Select { of } => self.select(of),
             Step::EpollCtl { set, op, of, events, data } => {
