@@ -286,7 +286,7 @@ impl<'a> Context<'a> {
         self.core.stack.close(conn)
     }
 
-    /// Sends RST and forgets what is queued. [`closed`](crate::Handler::closed) follows.
+    /// Sends what is queued as far as the windows go, then RST, and forgets the rest. [`closed`](crate::Handler::closed) follows.
     pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
         self.core.stack.abort(conn)
     }

@@ -511,7 +511,7 @@ impl Stack {
         self.tcp.close(&mut self.net, conn)
     }
 
-    /// Ends the connection with RST; what is queued is lost.
+    /// Ends the connection with RST; of what is queued only that leaves before it that can leave now, the rest is lost.
     ///
     /// # Errors
     /// The handle is stale.

@@ -203,6 +203,11 @@ impl Tcp {
             return;
         }
         if tell {
+            if self.conns[idx].has(Flags::TX_LISTED) {
+                // What was written before leaves before, as far as the windows go. Linux has sent it when it was written, and its users rely on that: they
+                // answer, and reset the connection to have done with it. What cannot leave is lost.
+                let _ = self.output(net, idx);
+            }
             self.reply_reset(net, idx);
         }
         self.destroy(idx, CloseReason::Aborted);

@@ -76,7 +76,7 @@ impl Tcp {
     }
 
     /// Sends what one connection has to send.
-    fn output(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+    pub(super) fn output(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
         if self.conns[idx].has(Flags::SYN_PENDING) {
             return self.send_syn_later(net, idx);
         }

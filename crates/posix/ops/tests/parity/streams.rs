@@ -67,6 +67,27 @@ pub fn unread_bytes_at_close_reset_the_peer(w: &mut World<'_>) {
     w.say("recv", w.b.recv(b, 1, 0));
 }
 
+/// Proxies answer like this where they have done with a client.
+pub fn what_was_written_before_a_reset_arrives(w: &mut World<'_>) {
+    let linger = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+    for unread in [false, true] {
+        let (a, b) = w.connection();
+        if unread {
+            w.b.send(b, b"never read", 0).unwrap();
+            w.wait(w.a, a, libc::POLLIN);
+        } else {
+            w.a.setsockopt(a, libc::SOL_SOCKET, libc::SO_LINGER, &linger).unwrap();
+        }
+        w.say("answer", w.a.send(a, &[7; 3000], 0));
+        w.say("close", w.a.close(a));
+        w.wait(w.b, b, libc::POLLHUP);
+        w.say("waiting", w.b.readable_bytes(b));
+        w.say("answer", w.b.recv(b, 4000, MSG_WAITALL).map(|bytes| bytes.len()));
+        w.say("end", w.b.recv(b, 1, 0));
+        w.say("after it", w.b.recv(b, 1, 0));
+    }
+}
+
 pub fn refused_connections_can_be_tried_again(w: &mut World<'_>) {
     let (listener, port) = w.listener(0);
     w.a.close(listener).unwrap();
@@ -227,6 +248,7 @@ mod tests {
         an_end_is_read_behind_the_bytes
         a_reset_is_an_error_once
         unread_bytes_at_close_reset_the_peer
+        what_was_written_before_a_reset_arrives
         refused_connections_can_be_tried_again
         connecting_without_waiting
         sockets_that_are_not_connected

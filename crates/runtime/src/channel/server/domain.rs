@@ -264,13 +264,11 @@ impl Domain {
     pub(super) fn go_on(&mut self, cx: &mut Context<'_>, socket: u32) {
         let Some(conn) = self.socket(socket).conn else { return };
         let requests = self.region.socket(socket).requests.load(Ordering::Acquire);
-        if requests & request::ABORT != 0 {
-            let _ = cx.abort(conn);
-            return;
-        }
         let close = requests & request::CLOSE != 0 || self.socket(socket).closing;
-        if close && self.is_unread(socket) {
-            // As on Linux: the peer must learn that not all was read.
+        // As on Linux: the peer must learn that not all was read.
+        if requests & request::ABORT != 0 || close && self.is_unread(socket) {
+            // What was written before leaves before.
+            self.forward(cx, socket, conn);
             let _ = cx.abort(conn);
             return;
         }
