@@ -26,7 +26,7 @@ fn a_stack_is_kept_until_it_is_ended_and_says_who_uses_it() {
     let refused = place.run(&["down", "lab"]);
     let said = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("python3")) && said.contains(&format!("({})", waiting.pid())), "{said}");
+    assert!(said.contains("python3") && said.contains(&format!("({})", waiting.pid())), "{said}");
     let heard = place.says(
         &["--stack", "lab"],
         "print(exactly(socket.create_connection(('127.0.0.1', 7001)), 9).decode())",

@@ -79,7 +79,7 @@ impl EpollSet {
 
     fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
         let item = Item { fd, file, event, queued: false, live: true };
-        let number = match self.free.pop() {
+        match self.free.pop() {
             Some(number) => {
                 self.items[number as usize] = item;
                 number
@@ -88,17 +88,14 @@ impl EpollSet {
                 self.items.push(item);
                 self.items.len() as u32 - 1
             }
-        };
-        number
+        }
     }
 
     /// Takes an entry out. Its place is free once it has left the list.
     pub fn remove(&mut self, number: u32) {
         let item = &mut self.items[number as usize];
-        if core::mem::replace(&mut item.live, false) {
-            if !item.queued {
-                self.free.push(number);
-            }
+        if core::mem::replace(&mut item.live, false) && !item.queued {
+            self.free.push(number);
         }
     }
 

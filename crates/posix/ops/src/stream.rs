@@ -162,7 +162,7 @@ impl Lane {
     ) -> Result<usize, Errno> {
         let shut = self.files.socket(file)?.shut;
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        if *done == 0 && self.files.socket(file)?.options.recv_low_water() > 1 {
+        if done.get() == 0 && self.files.socket(file)?.options.recv_low_water() > 1 {
             // Whether what came was enough to wake anybody is not to be judged by what is left.
             self.pump();
         }

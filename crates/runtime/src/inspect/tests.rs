@@ -140,7 +140,7 @@ fn an_asker_that_does_not_read_hurts_nobody() {
 #[test]
 fn askers_that_are_too_many_or_not_understood_are_told() {
     let asked = Asked::new(SOCKETS);
-    assert_eq!(asked.lines("tell me all"), ["!\tthis stack understands \"list 1\""]);
+    assert_eq!(asked.lines("tell me all"), ["!\tthis stack understands \"list 1\" and \"users 1\""]);
     let _stuck: Vec<UnixStream> = (0..8).map(|_| asked.ask("list 1")).collect();
     let mut text = String::new();
     asked.ask("list 1").read_to_string(&mut text).unwrap();

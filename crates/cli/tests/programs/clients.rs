@@ -1,0 +1,75 @@
+//! Clients of HTTP on a stack: curl, wrk and ab, with nginx on the kernel's side.
+
+use crate::{assert_same, bytes, place};
+use ginnel_testkit::interop::Place;
+
+/// nginx on the kernel's side, with a page, once it serves.
+fn serve(place: &Place) -> Vec<u8> {
+    let page = bytes(10 << 20);
+    let conf = place.nginx("master_process off;");
+    place.write("site/page", &page);
+    place.beside("nginx", &["-c", &conf]);
+    place.wait_for("127.0.0.1:8000");
+    page
+}
+
+/// Runs a script on a stack, and returns what it wrote to standard output.
+#[track_caller]
+fn script(place: &Place, script: &str) -> String {
+    let mut shell = place.start(&["sh", "-ec", script]);
+    let told = shell.told();
+    assert_eq!(shell.finish(), 0, "{told}{}", shell.said());
+    told
+}
+
+#[test]
+fn curl_is_a_client_on_a_stack() {
+    let Some(place) = place("curl_is_a_client_on_a_stack", &["curl", "nginx"]) else { return };
+    let page = serve(&place);
+    let told = script(
+        &place,
+        "
+        at=http://10.9.0.1:8000
+        # Twice over one connection.
+        curl -sS -m 30 -o first $at/page -o second $at/page -w '%{num_connects} '
+        curl -sS -m 30 -T site/page $at/up/put
+        curl -sS -m 30 --limit-rate 20M -o slow $at/page
+        # By its address, from a port of its own choice, by a name that somebody looks up.
+        curl -sS -m 30 --interface 10.9.0.2 --local-port 5000-5100 $at/ok
+        curl -sS -m 30 --resolve there:8000:10.9.0.1 http://there:8000/ok
+        # What the stack does not reach is the kernel's.
+        curl -sS -m 30 http://localhost:8000/ok
+        curl -sS -m 30 -Z --parallel-max 20 -o /dev/null \"$at/ok?[1-100]\" 2>&1
+        # Nobody listens there.
+        curl -sS -m 30 http://10.9.0.1:8001/ok 2>&1 || echo $?
+        ",
+    );
+    assert!(told.starts_with("1 0 okokok"), "{told}");
+    assert!(told.ends_with("Couldn't connect to server\n7\n"), "{told}");
+    for file in ["first", "second", "slow", "up/put"] {
+        assert_same(file, &place.read(file), &page);
+    }
+}
+
+#[test]
+fn wrk_and_ab_are_clients_on_a_stack() {
+    let Some(place) = place("wrk_and_ab_are_clients_on_a_stack", &["ab", "wrk", "nginx"]) else { return };
+    let page = serve(&place);
+    let told = script(
+        &place,
+        "
+        at=http://10.9.0.1:8000
+        wrk -t 2 -c 20 -d 1 $at/ok
+        wrk -t 1 -c 20 -d 1 -H 'Connection: close' $at/ok
+        ab -q -n 2000 -c 20 $at/ok
+        ab -q -k -n 5000 -c 20 $at/ok
+        ab -q -n 10 -c 5 $at/page
+        ab -q -n 10 -c 5 -u site/page $at/up/put
+        ",
+    );
+    assert_eq!(told.matches("requests in").count(), 2, "{told}");
+    assert!(!told.contains("Socket errors") && !told.contains("Non-2xx"), "{told}");
+    assert_eq!(told.matches("Failed requests:        0\n").count(), 4, "{told}");
+    assert!(told.contains(&format!("HTML transferred:       {} bytes", 10 * page.len())), "{told}");
+    assert_same("upload", &place.read("up/put"), &page);
+}

@@ -1,0 +1,67 @@
+//! iperf3 at either end, in both directions.
+
+use crate::place;
+use ginnel_testkit::interop::Place;
+use std::time::{Duration, Instant};
+
+/// Ways to send: one stream, back, several, both at once, in small pieces, by sendfile, with options of the socket, at a rate.
+const WAYS: [&[&str]; 9] = [
+    &["-n", "50M"],
+    &["-n", "50M", "-R"],
+    &["-n", "50M", "-P", "3"],
+    &["-n", "50M", "--bidir"],
+    &["-n", "2M", "-l", "200"],
+    &["-n", "50M", "-Z"],
+    &["-n", "50M", "-M", "1000", "-N"],
+    &["-n", "50M", "-w", "64K", "-R"],
+    &["-n", "5M", "-b", "100M", "-R", "-P", "2"],
+];
+
+/// What must stand in a report, in which `error` is whatever went wrong.
+fn assert_report(way: &[&str], report: &str) {
+    assert!(!report.contains("\"error\""), "{way:?}: {report}");
+    let received = report.lines().filter_map(|line| line.trim().strip_prefix("\"bytes\":"));
+    let most = received.filter_map(|number| number.trim().trim_end_matches(',').parse::<u64>().ok()).max();
+    assert!(most.is_some_and(|bytes| bytes > 500_000), "{way:?}: {report}");
+}
+
+/// Arguments of `timeout`: what goes wrong with iperf3 it often waits for.
+fn arguments<'a>(host: &'a str, way: &[&'a str]) -> Vec<&'a str> {
+    [&["10", "iperf3", "-c", host, "-J"][..], way].concat()
+}
+
+/// A server that has started may not listen yet, and one that has been tried with a bare connection fails the next test.
+fn wait_for_server(place: &Place, host: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !place.client("timeout", &arguments(host, &["-n", "1M"])).status.success() {
+        assert!(Instant::now() < end, "no server");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn iperf3_serves_on_a_stack() {
+    let Some(place) = place("iperf3_serves_on_a_stack", &["iperf3"]) else { return };
+    let _server = place.start(&["iperf3", "-s"]);
+    wait_for_server(&place, "10.9.0.2");
+    for way in WAYS {
+        assert_report(way, &place.text("timeout", &arguments("10.9.0.2", way)));
+    }
+}
+
+#[test]
+fn iperf3_is_a_client_on_a_stack() {
+    let Some(place) = place("iperf3_is_a_client_on_a_stack", &["iperf3"]) else { return };
+    place.beside("iperf3", &["-s"]);
+    wait_for_server(&place, "127.0.0.1");
+    let ways: Vec<&[&str]> = WAYS.into_iter().chain([&["-n", "50M", "-B", "10.9.0.2"][..]]).collect();
+    let call = |(n, way): (usize, &&[&str])| {
+        format!("timeout {} >report{n}\n", arguments("10.9.0.1", way).join(" "))
+    };
+    let calls: String = ways.iter().enumerate().map(call).collect();
+    let mut client = place.start(&["sh", "-c", &calls]);
+    client.finish();
+    for (number, way) in ways.iter().enumerate() {
+        assert_report(way, &String::from_utf8_lossy(&place.read(&format!("report{number}"))));
+    }
+}

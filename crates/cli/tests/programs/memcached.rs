@@ -1,0 +1,73 @@
+//! memcached with its four threads, each with an event loop of its own.
+
+use crate::{bytes, place};
+use ginnel_testkit::interop::Place;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+
+fn connect(place: &Place) -> BufReader<TcpStream> {
+    BufReader::new(place.connect("10.9.0.2:11211").unwrap())
+}
+
+fn line(stream: &mut BufReader<TcpStream>) -> String {
+    let mut line = String::new();
+    stream.read_line(&mut line).unwrap();
+    line
+}
+
+fn set(stream: &mut BufReader<TcpStream>, key: &str, value: &[u8]) {
+    let mut message = format!("set {key} 0 0 {}\r\n", value.len()).into_bytes();
+    message.extend([value, b"\r\n"].concat());
+    stream.get_mut().write_all(&message).unwrap();
+    assert_eq!(line(stream), "STORED\r\n");
+}
+
+/// Reads what `get` answers.
+fn value(stream: &mut BufReader<TcpStream>, key: &str, expected: &[u8]) {
+    assert_eq!(line(stream), format!("VALUE {key} 0 {}\r\n", expected.len()));
+    let mut got = vec![0; expected.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == expected, "{key}: other bytes");
+    assert_eq!((line(stream), line(stream)), ("\r\n".into(), "END\r\n".into()));
+}
+
+#[test]
+fn memcached_serves_many_with_several_threads() {
+    let Some(place) = place("memcached_serves_many_with_several_threads", &["memcached"]) else { return };
+    let mut memcached = place.start(&["memcached", "-u", "root", "-l", "10.9.0.2,127.0.0.1", "-I", "8m"]);
+    memcached.wait_for("10.9.0.2:11211");
+    memcached.wait_for("127.0.0.1:11211");
+    let large = bytes(5_000_000);
+    let mut one = connect(&place);
+    set(&mut one, "large", &large);
+
+    std::thread::scope(|scope| {
+        for number in 0..20 {
+            let (place, large) = (&place, &large);
+            // Sockets are opened here, in the namespace.
+            let mut stream = connect(place);
+            scope.spawn(move || {
+                for round in 0..20 {
+                    let (key, small) = (format!("k{number}"), &large[number..number + 100 * round]);
+                    set(&mut stream, &key, small);
+                    write!(stream.get_mut(), "get {key}\r\n").unwrap();
+                    value(&mut stream, &key, small);
+                }
+                write!(stream.get_mut(), "get large\r\n").unwrap();
+                value(&mut stream, "large", large);
+            });
+        }
+    });
+
+    // A client that reads only when all of it waits holds nobody else up.
+    let mut lazy = connect(&place);
+    lazy.get_mut().write_all("get large\r\n".repeat(10).as_bytes()).unwrap();
+    let mut many: Vec<_> = (0..200).map(|_| connect(&place)).collect();
+    many.iter_mut().for_each(|stream| stream.get_mut().write_all(b"get k1\r\nversion\r\n").unwrap());
+    for stream in &mut many {
+        value(stream, "k1", &large[1..1 + 1900]);
+        assert!(line(stream).starts_with("VERSION "));
+    }
+    (0..10).for_each(|_| value(&mut lazy, "large", &large));
+    assert_eq!(memcached.stop(), 0, "{}", memcached.said());
+}
