@@ -197,6 +197,36 @@ fn a_burst_costs_one_call_and_its_memory_comes_back() {
 }
 
 #[test]
+fn a_ring_that_nobody_empties_loses_frames_which_the_kernel_counts_and_goes_on() {
+    in_bpf_namespace("af_xdp::tests::a_ring_that_nobody_empties_loses_frames", || {
+        veth("full0", "full1", 1500);
+        let mut left = only(open(&all_of("full0", "")).expect("a device"));
+        let mut right = open(&all_of("full1", "ring=64")).expect("a device");
+        let mut queue = right.queues.pop().expect("a queue");
+        let frames = numbered(64);
+        for _ in 0..4 {
+            send(&mut left, &frames);
+        }
+        let begun = std::time::Instant::now();
+        while right.dropped().expect("the kernel's counters") == 0 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nothing was dropped");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // The last frames have come, or been dropped, before it is emptied.
+        let mut seen = 0;
+        while right.dropped().expect("the kernel's counters") != seen {
+            seen = right.dropped().expect("the kernel's counters");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert_eq!(receive(&mut queue, 256 - seen as usize).len(), 256 - seen as usize);
+        let few = numbered(16);
+        send(&mut left, &few);
+        assert_eq!(receive(&mut queue, few.len()), few);
+        assert_eq!(right.dropped().expect("the kernel's counters"), seen);
+    });
+}
+
+#[test]
 fn a_deleted_interface_is_gone() {
     in_bpf_namespace("af_xdp::tests::a_deleted_interface_is_gone", || {
         for keys in ["queues=3", "queues=0-3"] {

@@ -269,9 +269,12 @@ impl Ops {
         let epoll = lane.files.epoll(set)?;
         let mut kernel = [pollfd { fd: epoll.kernel.as_raw_fd(), events: POLLIN, revents: 0 }];
         let wait = Wait { mask, exclusive: true, ..Wait::of(patience) };
-        let (mut lane, result) = self.until(lane, &[set], &mut kernel, &wait, |lane, _| {
+        // Who is going to sleep looks at the kernel's part by sleeping on it, and need not ask before.
+        let mut ask = patience == Patience::None;
+        let (mut lane, result) = self.until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
             lane.pump();
-            lane.collect(set, events)
+            let ask = core::mem::take(&mut ask) || kernel[0].revents != 0;
+            lane.collect(set, events, ask)
         });
         if result.is_ok()
             && let Ok(epoll) = lane.files.epoll(set)
@@ -389,8 +392,8 @@ impl Lane {
         candidates.into_iter().any(|(file, events)| bits(self.readiness(file)) & events != 0)
     }
 
-    /// Writes what is ready (`ep_send_events`). `EAGAIN` if nothing is.
-    fn collect(&mut self, set: FileId, out: &mut [EpollEvent]) -> Result<usize, Errno> {
+    /// Writes what is ready (`ep_send_events`). `EAGAIN` if nothing is. `ask`: the kernel may have something ready.
+    fn collect(&mut self, set: FileId, out: &mut [EpollEvent], ask: bool) -> Result<usize, Errno> {
         let mut count = 0;
         let mut left = self.files.epoll(set)?.ready.len();
         while left > 0 && count < out.len() {
@@ -421,7 +424,8 @@ impl Lane {
         }
         let epoll = self.files.epoll(set)?;
         epoll.skipped += 1;
-        if epoll.kernel_items > 0 && count < out.len() && (count == 0 || epoll.skipped >= KERNEL_EVERY) {
+        let ask = ask && count == 0 || epoll.skipped >= KERNEL_EVERY;
+        if epoll.kernel_items > 0 && count < out.len() && ask {
             epoll.skipped = 0;
             count += epoll.kernel_events(&mut out[count..])?;
         }

@@ -229,7 +229,7 @@ impl Ops {
         (lane, result)
     }
 
-    /// Waits until the sleeper is woken, a descriptor of the kernel may be ready, patience ends, or for no reason.
+    /// Waits until the sleeper is woken, a descriptor of the kernel may be ready, as stands in `kernel` then, patience ends, or for no reason.
     fn sleep<'a>(
         &'a self,
         mut lane: MutexGuard<'a, Lane>,
@@ -238,12 +238,18 @@ impl Ops {
         wait: &Wait<'_>,
     ) -> (MutexGuard<'a, Lane>, Result<Woken, Errno>) {
         let index = sleeper as usize;
+        kernel.iter_mut().for_each(|fd| fd.revents = 0);
         lane.client.flush();
         // A shard that sleeps has nothing to say soon, and one that waits for this very CPU gets it by sleeping.
         let mut spin_end = None;
         loop {
             lane.pump();
-            if core::mem::take(&mut lane.sleepers.sleepers[index].woken) || wait.patience.is_over() {
+            if core::mem::take(&mut lane.sleepers.sleepers[index].woken) {
+                return (lane, Ok(Woken::ByNews));
+            }
+            if wait.patience.is_over() {
+                // Nobody has looked.
+                kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
                 return (lane, Ok(Woken::ByNews));
             }
             if self.config.spin.is_zero() || !lane.client.stack_works_elsewhere() {
@@ -297,6 +303,9 @@ impl Ops {
             }
             Err(error) => Err(error),
         };
+        for (fd, slept_on) in kernel.iter_mut().zip(&watched[3..]) {
+            fd.revents = slept_on.revents;
+        }
         lane = self.lock();
         let awake = &mut lane.sleepers.sleepers[index];
         awake.asleep = false;

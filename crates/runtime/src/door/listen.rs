@@ -121,4 +121,28 @@ mod tests {
         assert!(Knocker::new(&path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"no socket");
     }
+
+    #[test]
+    fn another_user_is_a_stranger_even_if_the_file_lets_everybody_in() {
+        use rustix::thread::{Uid, set_thread_res_uid};
+        use std::os::unix::fs::PermissionsExt;
+
+        if !geteuid().is_root() {
+            return ginnel_testkit::skip("door::listen another user", "only root can be another user");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control");
+        let knocker = Knocker::new(&path).unwrap();
+        for (path, mode) in [(directory.path(), 0o755), (&*path, 0o666)] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let nobody = Uid::from_raw(65_534);
+        // Of this thread alone, and for good.
+        let knocking = std::thread::spawn(move || {
+            set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            connect_to(&path).unwrap()
+        });
+        let _knocking = knocking.join().unwrap();
+        assert!(matches!(knocker.answer().unwrap(), Caller::Stranger(_)));
+    }
 }
