@@ -11,6 +11,7 @@ use crate::sleep::{Patience, Wait};
 use crate::sockaddr::{self, Written};
 use core::cell::Cell;
 use core::ffi::c_int;
+use core::net::SocketAddr;
 use ginnel::ListenOptions;
 use libc::{POLLIN, pollfd};
 use rustix::fd::RawFd;
@@ -31,7 +32,8 @@ impl Ops {
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
         let socket = lane.files.socket(file)?;
         let sharing = socket.options.sharing(socket.family);
-        let any = socket.family.any();
+        // An address without its port outlives what was made with it (`SOCK_BINDADDR_LOCK`).
+        let any = socket.past.map_or(socket.family.any(), |past| SocketAddr::new(past.ip(), 0));
         match &mut socket.shape {
             Shape::Listening(listening) => {
                 // How many may wait is told anew, and that is all.

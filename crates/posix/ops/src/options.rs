@@ -273,6 +273,10 @@ impl Ops {
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock();
         let file = self.file(fd)?;
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+            // What came before is judged by the mark of then.
+            lane.pump();
+        }
         let socket = lane.files.socket(file)?;
         let (family, shape) = (socket.family, socket.shape);
         let options = &mut socket.options;

@@ -81,6 +81,14 @@ pub fn a_port_that_was_chosen_goes_with_the_listener(w: &mut World<'_>) {
     w.say("others may have it", w.a.bind(other, &name));
 }
 
+pub fn an_address_that_was_named_stays_with_the_socket(w: &mut World<'_>) {
+    let (fd, _) = w.listener(0);
+    w.say("shutdown", w.a.shutdown(fd, SHUT_RD));
+    w.say("listen again", w.a.listen(fd, 8));
+    let name = w.a.getsockname(fd).unwrap();
+    w.say("the same address", name[4..8] == w.at_a(0)[4..8]);
+}
+
 pub fn a_low_water_mark_wakes(w: &mut World<'_>) {
     let (a, b) = w.connection();
     let set = w.a.epoll_create().unwrap();
@@ -94,6 +102,12 @@ pub fn a_low_water_mark_wakes(w: &mut World<'_>) {
     w.say("three", mark(3));
     w.say("enough", w.a.epoll_wait(set, 8, 0));
     w.say("once", w.a.epoll_wait(set, 8, 0));
+    w.say("one", mark(1));
+    let _ = w.a.epoll_wait(set, 8, 0);
+    w.b.send(b, b"d", 0).unwrap();
+    w.settle();
+    w.say("more", mark(100));
+    w.say("it was enough when it came", w.a.epoll_wait(set, 8, 0));
 }
 
 pub fn sets_around_a_set_hear_of_it_as_of_something_readable(w: &mut World<'_>) {
@@ -230,6 +244,7 @@ mod tests {
         shutting_down_before_asking_how_connecting_went
         a_port_that_was_chosen_goes_with_the_listener
         a_low_water_mark_wakes
+        an_address_that_was_named_stays_with_the_socket
         sets_around_a_set_hear_of_it_as_of_something_readable
         taking_from_a_set_is_nothing_new_to_sets_around_it
         as_many_wait_as_listen_says
