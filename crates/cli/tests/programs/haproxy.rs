@@ -81,7 +81,8 @@ fn haproxy_splices() {
     let options = "option splice-auto\n option splice-request\n option splice-response";
     let _haproxy = start(&place, &[], "nbthread 2", options);
     assert_whole(&place);
-    assert_load(&place, "http://10.9.0.2:8003/page", KEEP_ALIVE);
+    place.write("site/part", bytes(100_000));
+    assert_load(&place, "http://10.9.0.2:8003/part", KEEP_ALIVE);
 }
 
 #[test]

@@ -68,7 +68,8 @@ fn redis_server_serves_while_a_child_saves() {
     stream.write_all(b"PUBLISH news hello\r\nBGSAVE\r\n").unwrap();
     assert_reads(&stream, ":1\r\n+Background saving started\r\n");
     assert_reads(&subscriber, "*3\r\n$7\r\nmessage\r\n$4\r\nnews\r\n$5\r\nhello\r\n");
-    let load = ["-h", "10.9.0.2", "-c", "50", "-n", "10000", "-t", "set,get", "-q", "--threads", "2"];
+    // Its threads wait for each other by looking, which takes its time where there are fewer processors than threads.
+    let load = ["-h", "10.9.0.2", "-c", "10", "-n", "500", "-t", "set,get", "-q"];
     let rates = place.text("redis-benchmark", &load);
     assert_eq!(rates.matches("requests per second").count(), 2, "{rates}");
     while info(&place, "rdb_bgsave_in_progress") != "0" {
