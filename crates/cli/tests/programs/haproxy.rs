@@ -55,11 +55,10 @@ fn haproxy_with_threads_serves_http_and_tcp() {
     else {
         return;
     };
-    let mut haproxy = start(&place, &[], "nbthread 4", "");
+    let _haproxy = start(&place, &[], "nbthread 4", "");
     assert_whole(&place);
     assert_load(&place, "http://10.9.0.2:8001/ok", KEEP_ALIVE);
     assert_load(&place, "http://10.9.0.2:8003/ok", CLOSE);
-    haproxy.child.kill().unwrap();
 }
 
 #[test]
