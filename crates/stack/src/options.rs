@@ -1,5 +1,6 @@
 //! Per-socket options and what can be asked about a connection.
 
+use crate::tcp::config::CongestionControl;
 use crate::tcp::profile::{checked_buffer, checked_mss};
 use crate::tcp::state::State;
 use core::net::SocketAddr;
@@ -81,6 +82,14 @@ pub enum TcpOption {
     SendBuffer(u32),
     /// Largest segment to send (`TCP_MAXSEG`).
     MaxSegment(u16),
+    /// How the congestion window grows (`TCP_CONGESTION`).
+    Congestion(CongestionControl),
+    /// Type of service, or traffic class, of what it sends, without the bits of ECN, which are TCP's own (`IP_TOS`, `IPV6_TCLASS`).
+    Tos(u8),
+    /// Hop limit of what it sends (`IP_TTL`, `IPV6_UNICAST_HOPS`); `None` takes the configuration's.
+    HopLimit(Option<u8>),
+    /// How often a SYN is sent again (`TCP_SYNCNT`): 1 … 127.
+    SynRetries(u8),
 }
 
 impl TcpOption {
@@ -93,6 +102,9 @@ impl TcpOption {
             Self::UserTimeout(time) => u32::try_from(time.as_millis()).is_ok(),
             Self::RecvBuffer(bytes) | Self::SendBuffer(bytes) => checked_buffer(bytes).is_some(),
             Self::MaxSegment(bytes) => checked_mss(bytes).is_some(),
+            Self::Tos(tos) => tos & 3 == 0,
+            Self::SynRetries(count) => (1..=127).contains(&count),
+            Self::HopLimit(hops) => hops != Some(0),
             _ => true,
         }
     }

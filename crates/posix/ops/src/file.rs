@@ -37,6 +37,8 @@ pub(crate) struct Socket {
     pub options: Options,
     pub shut: Shut,
     pub shape: Shape,
+    /// Once it was asked for (`SO_COOKIE`).
+    pub cookie: u64,
     /// An address that it had and has no more, which Linux goes on telling (`inet_sport`).
     pub past: Option<SocketAddr>,
 }

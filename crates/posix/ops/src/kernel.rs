@@ -45,6 +45,16 @@ impl Ops {
     }
 }
 
+/// Whether the kernel would take an option for a new socket.
+pub(crate) fn try_option(family: Family, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+    let family = match family {
+        Family::V4 => AddressFamily::INET,
+        Family::V6 => AddressFamily::INET6,
+    };
+    let socket = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    raw::setsockopt(socket.as_raw_fd(), level, name, value)
+}
+
 /// Calls on the kernel's half of a listener never wait: another process may have been faster.
 pub(crate) fn never_wait(fd: RawFd) -> Result<(), Errno> {
     rustix::fs::fcntl_setfl(crate::descriptor::borrow(fd)?, rustix::fs::OFlags::NONBLOCK)

@@ -23,6 +23,8 @@ pub(crate) struct Lane {
     pub sleepers: Sleepers,
     /// The connection to the stack's process, which tells it when this one is gone.
     pub process: Option<Process>,
+    /// The next of `SO_COOKIE`.
+    pub next_cookie: u64,
     /// By the number of the channel's socket: the description and one, or 0.
     by_socket: Vec<FileId>,
     /// By the number of the channel's listener, the same.
@@ -38,6 +40,7 @@ impl Lane {
             placeholders: Placeholders::new()?,
             sleepers: Sleepers::default(),
             process: None,
+            next_cookie: 1,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
         })

@@ -45,6 +45,7 @@ mod wake;
 pub use descriptor::Execing;
 pub use epoll::EpollEvent;
 pub use fork::Forking;
+pub use options::table;
 pub use sleep::Patience;
 pub use sockaddr::{Family, Written};
 

@@ -40,6 +40,7 @@ impl Ops {
             shut: Shut::default(),
             shape: Shape::Fresh { bound: None },
             past: None,
+            cookie: 0,
         };
         self.open(&mut self.lock(), Kind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
     }

@@ -183,6 +183,7 @@ impl Lane {
             shut: Shut::default(),
             shape: Shape::Stream(Stream::new(conn, false, None)),
             past: None,
+            cookie: 0,
         })
     }
 

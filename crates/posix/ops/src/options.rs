@@ -1,19 +1,25 @@
-//! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`; none is only remembered.
+//! `getsockopt` and `setsockopt`. An option is honoured or refused with `ENOPROTOOPT`; which are only kept, and why that is enough, the table says.
 
+pub mod table;
 mod tcp_info;
+mod words;
 
 use crate::Ops;
 use crate::fd_table::FileId;
 use crate::file::Shape;
+use crate::kernel;
 use crate::lane::Lane;
+use crate::raw;
 use crate::sleep::Patience;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use core::time::Duration;
 use ginnel::channel::Sharing;
-use ginnel::{OptionError, SocketOptions, TcpOption};
+use ginnel::{CongestionControl, OptionError, SocketOptions, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use std::sync::MutexGuard;
+use words::Words;
 
 /// Options that are on or off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +49,10 @@ enum Told {
     MaxSegment,
     RecvBuffer,
     SendBuffer,
+    Congestion,
+    Class,
+    HopLimit,
+    SynCount,
 }
 
 /// Those that connections of a listener, and connections that are opened, begin with.
@@ -61,9 +71,20 @@ const RCVBUF_MIN: u32 = 2304;
 const SNDBUF_MIN: u32 = 4608;
 /// Largest that may be asked for (`net.core.rmem_max`), before Linux doubles it.
 const BUFFER_MAX: u32 = 212_992;
+/// Largest that may be had by `SO_RCVBUFFORCE`, before Linux doubles it: what the stack takes.
+const FORCED_MAX: u32 = 1 << 29;
 /// What a socket begins with (`net.ipv4.tcp_rmem`, `tcp_wmem`).
 const RCVBUF_DEFAULT: u32 = 131_072;
 const SNDBUF_DEFAULT: u32 = 16_384;
+/// What `TCP_LINGER2` is at first (`net.ipv4.tcp_fin_timeout`), and at the most (`TCP_FIN_TIMEOUT_MAX`), in seconds.
+const LINGER2_DEFAULT: i32 = 60;
+const LINGER2_MAX: i32 = 120;
+/// `IP_TTL` and its like at first.
+const HOPS_DEFAULT: u32 = 64;
+/// Numbers that libc has no names for.
+const BINDTOIFINDEX: c_int = 62;
+const RCVTIMEO_NEW: c_int = 66;
+const SNDTIMEO_NEW: c_int = 67;
 /// Longest time of `SO_RCVTIMEO` that is not endless, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
 const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
 
@@ -85,7 +106,19 @@ pub(crate) struct Options {
     keep_interval_s: u16,
     keep_count: u8,
     user_timeout_ms: u32,
-    linger2_s: u32,
+    /// Negative is not at all.
+    linger2_s: i32,
+    syn_count: u8,
+    /// `None`: the stack's.
+    congestion: Option<CongestionControl>,
+    class: u8,
+    class_v6: u8,
+    /// -1: the stack's.
+    hops: i16,
+    hops_v6: i16,
+    defer_accept_s: u32,
+    quick_ack: bool,
+    words: Words,
     /// As the program set them, while it is open whether the socket will be the kernel's.
     as_set: Vec<(c_int, c_int, Box<[u8]>)>,
 }
@@ -108,6 +141,15 @@ impl Options {
             keep_count: 9,
             user_timeout_ms: 0,
             linger2_s: 60,
+            syn_count: 6,
+            congestion: None,
+            class: 0,
+            class_v6: 0,
+            hops: -1,
+            hops_v6: -1,
+            defer_accept_s: 0,
+            quick_ack: true,
+            words: Words::default(),
             as_set: Vec::new(),
         }
     }
@@ -186,11 +228,27 @@ impl Options {
 
     /// What an accepted socket has of its listener.
     pub fn inherited(&self) -> Self {
-        self.clone()
+        let mut options = self.clone();
+        if options.words.get("SO_PRIORITY").is_some() {
+            // Not this one (`sk_clone_lock`).
+            options.words.set("SO_PRIORITY", 0);
+        }
+        options
+    }
+
+    fn has_untold(&self) -> bool {
+        self.set & !self.told != 0
+    }
+
+    /// `SO_MEMINFO`: what is allocated and may be, for receiving, sending, ahead and options; backlog and drops (`SK_MEMINFO_…`).
+    fn memory(&self) -> Vec<u8> {
+        let words = [0, self.recv_buffer, 0, self.send_buffer, 0, 0, 0, 0, 0];
+        words.map(u32::to_ne_bytes).concat()
     }
 
     /// What the connection was not told yet.
-    fn untold(&mut self) -> impl Iterator<Item = TcpOption> + use<> {
+    fn untold(&mut self, v4: bool) -> impl Iterator<Item = TcpOption> + use<> {
+        let (class, hops) = if v4 { (self.class, self.hops) } else { (self.class_v6, self.hops_v6) };
         let untold = self.set & !self.told;
         self.told = self.set;
         let seconds = |s: u32| Duration::from_secs(s.into());
@@ -203,10 +261,15 @@ impl Options {
             (Told::KeepInterval, TcpOption::KeepInterval(seconds(self.keep_interval_s.into()))),
             (Told::KeepCount, TcpOption::KeepCount(self.keep_count)),
             (Told::UserTimeout, TcpOption::UserTimeout(Duration::from_millis(self.user_timeout_ms.into()))),
-            (Told::Linger2, TcpOption::Linger2(seconds(self.linger2_s))),
+            // Not to wait at all is to wait as short as possible.
+            (Told::Linger2, TcpOption::Linger2(seconds(self.linger2_s.max(1).unsigned_abs()))),
             (Told::MaxSegment, TcpOption::MaxSegment(self.max_segment)),
             (Told::RecvBuffer, TcpOption::RecvBuffer(self.window_bytes())),
             (Told::SendBuffer, TcpOption::SendBuffer(self.send_buffer)),
+            (Told::Congestion, TcpOption::Congestion(self.congestion.unwrap_or_default())),
+            (Told::Class, TcpOption::Tos(class)),
+            (Told::HopLimit, TcpOption::HopLimit(u8::try_from(hops).ok().filter(|hops| *hops > 0))),
+            (Told::SynCount, TcpOption::SynRetries(self.syn_count)),
         ];
         all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
     }
@@ -301,8 +364,8 @@ impl Ops {
                 let on = int(value)? != 0;
                 options.linger = on.then(|| Duration::from_secs(u64::from(seconds.max(0).unsigned_abs())));
             }
-            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => options.recv_timeout = timeout(value)?,
-            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => options.send_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => options.recv_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => options.send_timeout = timeout(value)?,
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
                 let bytes = int(value)?;
                 // A negative one is as much as there can be, and none is one.
@@ -310,11 +373,19 @@ impl Ops {
                 options.recv_low_water = bytes.clamp(1, options.recv_buffer / 2);
             }
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
-                options.recv_buffer = doubled(int(value)?, RCVBUF_MIN);
+                options.recv_buffer = doubled(int(value)?, RCVBUF_MIN, BUFFER_MAX);
+                options.note(Told::RecvBuffer);
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => {
+                options.recv_buffer = doubled(int(value)?.max(0), RCVBUF_MIN, FORCED_MAX);
                 options.note(Told::RecvBuffer);
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
-                options.send_buffer = doubled(int(value)?, SNDBUF_MIN);
+                options.send_buffer = doubled(int(value)?, SNDBUF_MIN, BUFFER_MAX);
+                options.note(Told::SendBuffer);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => {
+                options.send_buffer = doubled(int(value)?.max(0), SNDBUF_MIN, FORCED_MAX);
                 options.note(Told::SendBuffer);
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
@@ -334,15 +405,48 @@ impl Ops {
                 options.note(Told::UserTimeout);
             }
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
-                options.linger2_s = within(value, 0..=120)?.unsigned_abs();
+                options.linger2_s = match int(value)? {
+                    0 => LINGER2_DEFAULT,
+                    seconds if seconds < 0 => -1,
+                    seconds => seconds.min(LINGER2_MAX),
+                };
                 options.note(Told::Linger2);
             }
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
-                options.max_segment = within(value, 88..=32_767)? as u16;
-                options.note(Told::MaxSegment);
+                options.max_segment = match int(value)? {
+                    0 => 0,
+                    _ => within(value, 88..=32_767)? as u16,
+                };
+                if options.max_segment > 0 {
+                    options.note(Told::MaxSegment);
+                }
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                options.syn_count = within(value, 1..=127)? as u8;
+                options.note(Told::SynCount);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
+                options.defer_accept_s = defer::seconds(int(value)?);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                options.congestion = Some(congestion(value)?);
+                options.note(Told::Congestion);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_ULP) => {
+                // Each would be a module of the kernel's.
+                return Err(if value.is_empty() { Errno::INVAL } else { Errno::NOENT });
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_class(level, value)?,
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
+                options.set_class(level, value)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) => options.set_hops(level, value)?,
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
+                options.set_hops(level, value)?;
             }
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
                 let on = int(value)? != 0;
+                options.quick_ack = on;
                 if let Shape::Stream(stream) = shape {
                     let result = lane.tell(stream.conn, TcpOption::QuickAck(on));
                     lane.client.flush();
@@ -355,7 +459,13 @@ impl Ops {
                 }
                 flag(Flag::V6Only, None)?;
             }
-            _ => return Err(Errno::NOPROTOOPT),
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) if matches!(shape, Shape::Stream(_)) => {
+                return Err(Errno::INVAL);
+            }
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
+                return self.bind_to_device(lane, (fd, file), name, value);
+            }
+            _ => options.set_word(family, level, name, value)?,
         }
         if matches!(shape, Shape::Fresh { .. }) {
             let as_set = &mut lane.files.socket(file)?.options.as_set;
@@ -412,26 +522,53 @@ impl Ops {
                 let on = c_int::from(options.linger.is_some());
                 OptionValue([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
             }
-            (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => time(options.recv_timeout),
-            (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => time(options.send_timeout),
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(options.recv_timeout),
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(options.send_timeout),
             (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => number(options.recv_low_water),
-            (libc::SOL_SOCKET, libc::SO_SNDLOWAT) => OptionValue::int(1),
             (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.recv_buffer),
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.send_buffer),
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(options.keep_idle_s.into()),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => number(options.keep_interval_s.into()),
             (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => number(options.keep_count.into()),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number(options.user_timeout_ms),
-            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => number(options.linger2_s),
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => OptionValue::int(options.linger2_s),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => number(options.syn_count.into()),
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => number(options.defer_accept_s),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                congestion_name(options.congestion.unwrap_or_default())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue(Vec::new()),
+            (libc::IPPROTO_IP, libc::IP_TOS) => number(options.class.into()),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
+                number(options.class_v6.into())
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) => number(hops(options.hops)),
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
+                number(hops(options.hops_v6))
+            }
+            (libc::IPPROTO_IP, libc::IP_MTU) => number(lane.path_mtu(file)?),
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(lane.path_mtu(file)?),
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue(Vec::new()),
+            (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
+            // `struct ucred` of nobody.
+            (libc::SOL_SOCKET, libc::SO_PEERCRED) => OptionValue([0, -1, -1].map(i32::to_ne_bytes).concat()),
+            (libc::SOL_SOCKET, libc::SO_PEERNAME) => {
+                drop(lane);
+                return self.getpeername(fd).map(|name| OptionValue(name.bytes().to_vec()));
+            }
+            (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue(options.memory()),
+            (libc::SOL_SOCKET, libc::SO_COOKIE) => OptionValue(lane.cookie(file).to_ne_bytes().to_vec()),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match lane.info(file) {
                 Some(info) => number(info.snd_mss),
-                None => number(u32::from(options.max_segment).max(MSS_DEFAULT)),
+                None if options.max_segment > 0 => number(options.max_segment.into()),
+                None => number(MSS_DEFAULT),
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let listens = matches!(shape, Shape::Listening(_));
                 OptionValue(tcp_info::bytes(lane.info(file).as_deref(), listens))
             }
-            _ => return Err(Errno::NOPROTOOPT),
+            _ => options.get_word(family, level, name)?,
         })
     }
 }
@@ -440,10 +577,57 @@ impl Ops {
 const MSS_DEFAULT: u32 = 536;
 
 /// Buffers are as large as asked for, and as much again for what the kernel needs itself: programs rely on reading back twice the value.
-fn doubled(asked: c_int, least: u32) -> u32 {
+fn doubled(asked: c_int, least: u32, most: u32) -> u32 {
     // Negative values are compared without their sign, so they are as large as possible.
-    let asked = u32::try_from(asked).unwrap_or(u32::MAX).min(BUFFER_MAX);
+    let asked = u32::try_from(asked).unwrap_or(u32::MAX).min(most);
     (asked * 2).max(least)
+}
+
+fn hops(hops: i16) -> u32 {
+    u32::try_from(hops).unwrap_or(HOPS_DEFAULT)
+}
+
+/// Bytes of a name of an algorithm (`TCP_CA_NAME_MAX`).
+const CONGESTION_NAME_BYTES: usize = 16;
+
+fn congestion(value: &[u8]) -> Result<CongestionControl, Errno> {
+    if value.is_empty() {
+        return Err(Errno::INVAL);
+    }
+    let name = value.get(..CONGESTION_NAME_BYTES - 1).unwrap_or(value);
+    match name.split(|byte| *byte == 0).next().unwrap_or_default() {
+        b"cubic" => Ok(CongestionControl::Cubic),
+        b"reno" => Ok(CongestionControl::NewReno),
+        _ => Err(Errno::NOENT),
+    }
+}
+
+fn congestion_name(kind: CongestionControl) -> OptionValue {
+    let mut name = match kind {
+        CongestionControl::Cubic => b"cubic".to_vec(),
+        CongestionControl::NewReno => b"reno".to_vec(),
+    };
+    name.resize(CONGESTION_NAME_BYTES, 0);
+    OptionValue(name)
+}
+
+/// `TCP_DEFER_ACCEPT` is kept as a number of SYN+ACKs, so times read back as what these take.
+mod defer {
+    /// Time until the second SYN+ACK, and between two of them at the most, in seconds.
+    const FIRST_S: u32 = 1;
+    const MOST_S: u32 = 120;
+
+    /// What a number of seconds becomes (`secs_to_retrans`, `retrans_to_secs`).
+    pub fn seconds(asked: i32) -> u32 {
+        let Some(asked) = u32::try_from(asked).ok().filter(|asked| *asked > 0) else { return 0 };
+        let (mut time, mut period, mut count) = (FIRST_S, FIRST_S, 1);
+        while asked > period && count < 255 {
+            count += 1;
+            time = (time * 2).min(MOST_S);
+            period += time;
+        }
+        period
+    }
 }
 
 fn refusal(error: OptionError) -> Errno {
@@ -453,13 +637,63 @@ fn refusal(error: OptionError) -> Errno {
     }
 }
 
+impl Ops {
+    /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Devices that a program can name are the kernel's, and so is a socket that is bound to one.
+    fn bind_to_device(
+        &self,
+        mut lane: MutexGuard<'_, Lane>,
+        (fd, file): (RawFd, FileId),
+        name: c_int,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        let none = match name {
+            BINDTOIFINDEX => match int(value)? {
+                index if index < 0 => return Err(Errno::INVAL),
+                index => index == 0,
+            },
+            _ => value.first().is_none_or(|byte| *byte == 0),
+        };
+        if none {
+            return Ok(());
+        }
+        let fresh = matches!(lane.files.socket(file)?.shape, Shape::Fresh { bound: None });
+        if !fresh || !self.config.kernel_listen {
+            return Err(Errno::NODEV);
+        }
+        kernel::try_option(lane.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
+        self.hand_to_kernel(&mut lane, fd, file)?;
+        drop(lane);
+        raw::setsockopt(fd, libc::SOL_SOCKET, name, value)
+    }
+}
+
 impl Lane {
+    /// `IP_MTU`, of what is connected.
+    fn path_mtu(&mut self, file: FileId) -> Result<u32, Errno> {
+        self.info(file).map(|info| info.pmtu).ok_or(Errno::NOTCONN)
+    }
+
+    /// A number that no other socket of the process has or had.
+    fn cookie(&mut self, file: FileId) -> u64 {
+        let next = self.next_cookie;
+        let Ok(socket) = self.files.socket(file) else { return 0 };
+        if socket.cookie == 0 {
+            socket.cookie = next;
+            self.next_cookie += 1;
+        }
+        self.files.socket(file).map_or(0, |socket| socket.cookie)
+    }
+
     /// Tells the connection of a socket, if it has one, what it does not know yet.
     pub fn apply_options(&mut self, file: FileId) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let Shape::Stream(stream) = socket.shape else { return Ok(()) };
+        if !socket.options.has_untold() {
+            return Ok(());
+        }
+        let v4 = self.client.ends(stream.conn).is_ok_and(|[local, _]| local.is_ipv4());
         let mut told = false;
-        for option in socket.options.untold() {
+        for option in self.files.socket(file)?.options.untold(v4) {
             self.tell(stream.conn, option)?;
             told = true;
         }

@@ -37,8 +37,11 @@ impl Lane {
 
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((stream, status)) = self.status(file) else { return POLLHUP };
+        // More than the channel holds would never be there.
+        let most = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
-        let (low_water, shut) = (socket.options.recv_low_water(), socket.shut);
+        let (low_water, shut) = (socket.options.recv_low_water().min(most), socket.shut);
+        let not_sent = socket.options.not_sent_low_water();
         let ended = status.ended.is_some();
         let no_more_in = status.peer_closed || ended || shut.read;
         let no_more_out = ended || shut.write;
@@ -56,6 +59,7 @@ impl Lane {
             // Half as much room as what waits (`sk_stream_is_writeable`).
             let waiting = self.client.buffer_bytes() - status.room;
             let enough = (waiting / 2).max(1);
+            let enough = if waiting >= not_sent { self.client.buffer_bytes() - not_sent + 1 } else { enough };
             let room = no_more_out || status.room >= enough;
             if room || self.client.await_room(stream.conn, enough) == Ok(true) {
                 ready |= WRITABLE;

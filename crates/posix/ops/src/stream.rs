@@ -39,6 +39,7 @@ impl Ops {
         {
             return Ok(0);
         }
+        let offset = socket.options.peek_offset().filter(|_| flags & libc::MSG_PEEK != 0);
         if !matches!(socket.shape, Shape::Stream(_)) {
             return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
         }
@@ -50,12 +51,19 @@ impl Ops {
             return lane.recv_urgent(file, buffers, flags & libc::MSG_PEEK != 0);
         }
         let total: usize = buffers.iter().map(|b| b.len()).sum();
-        let enough = if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total) }.max(1);
+        let most = lane.client.buffer_bytes();
+        let enough =
+            if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total).min(most) }.max(1);
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
-        let (_lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
-            lane.recv_step(file, buffers, total, flags, &done, enough)
-        });
+        let reading = Reading { total, enough, flags, offset: offset.unwrap_or(0), done: &done };
+        let (mut lane, result) =
+            self.until(lane, &[file], &mut [], &wait, |lane, _| lane.recv_step(file, buffers, &reading));
+        if done.get() > 0
+            && let Ok(socket) = lane.files.socket(file)
+        {
+            socket.options.move_peek_offset(flags & libc::MSG_PEEK != 0, done.get());
+        }
         match result {
             Err(Errno::AGAIN | Errno::INTR) if done.get() > 0 => Ok(done.get()),
             // A call that has room for nothing waits once, and is content with whatever came (`tcp_recvmsg_locked`).
@@ -149,18 +157,29 @@ impl Ops {
     }
 }
 
+/// What a call that receives is about.
+struct Reading<'a> {
+    /// Bytes that there is room for.
+    total: usize,
+    /// Bytes with which it is content.
+    enough: usize,
+    flags: c_int,
+    /// Bytes that a look passes over (`SO_PEEK_OFF`).
+    offset: usize,
+    /// Bytes that were copied, or taken.
+    done: &'a Cell<usize>,
+}
+
 impl Lane {
     /// Copies what there is; says how much was copied in all when that is enough, or all there will ever be.
     fn recv_step(
         &mut self,
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
-        total: usize,
-        flags: c_int,
-        done: &Cell<usize>,
-        enough: usize,
+        reading: &Reading<'_>,
     ) -> Result<usize, Errno> {
         let shut = self.files.socket(file)?.shut;
+        let &Reading { total, enough, flags, offset, done } = reading;
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
         if done.get() == 0 && self.files.socket(file)?.options.recv_low_water() > 1 {
             // Whether what came was enough to wake anybody is not to be judged by what is left.
@@ -170,10 +189,12 @@ impl Lane {
         if peek {
             done.set(0);
         }
-        let count = status.readable.min(total - done.get());
+        let readable = status.readable.saturating_sub(offset);
+        let count = readable.min(total - done.get());
         if count > 0 {
             let more = match (discard, peek) {
-                (false, _) => copy_in(&mut self.client, stream.conn, buffers, done.get(), peek),
+                (false, true) => peek_in(&self.client, stream.conn, buffers, offset),
+                (false, false) => copy_in(&mut self.client, stream.conn, buffers, done.get()),
                 (true, true) => count,
                 (true, false) => drop_bytes(&mut self.client, stream.conn, count),
             };
@@ -277,7 +298,6 @@ fn copy_in(
     conn: Conn,
     buffers: &mut [IoSliceMut<'_>],
     at: usize,
-    peek: bool,
 ) -> usize {
     let (mut skip, mut copied) = (at, 0);
     for buffer in buffers {
@@ -287,19 +307,32 @@ fn copy_in(
         }
         let place = &mut buffer[skip..];
         skip = 0;
-        let behind = if peek { copied } else { 0 };
-        let count = client.peek(conn, behind, place).unwrap_or(0);
-        if !peek {
-            // The handle was good a moment ago.
-            let _ = client.consume(conn, count);
-        }
+        let count = client.peek(conn, 0, place).unwrap_or(0);
+        // The handle was good a moment ago.
+        let _ = client.consume(conn, count);
         copied += count;
         if count < place.len() {
             break;
         }
     }
-    if !peek {
-        client.flush();
+    client.flush();
+    copied
+}
+
+/// Copies from byte `from` of what waits on, and takes nothing.
+fn peek_in(
+    client: &ginnel::channel::Client,
+    conn: Conn,
+    buffers: &mut [IoSliceMut<'_>],
+    from: usize,
+) -> usize {
+    let mut copied = 0;
+    for buffer in buffers {
+        let count = client.peek(conn, from + copied, buffer).unwrap_or(0);
+        copied += count;
+        if count < buffer.len() {
+            break;
+        }
     }
     copied
 }

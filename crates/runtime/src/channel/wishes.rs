@@ -7,9 +7,13 @@ use super::region::SocketWords;
 use super::sync::Ordering;
 use core::time::Duration;
 use ginnel_stack::options::TcpOption;
+use ginnel_stack::tcp::config::CongestionControl;
 
 /// Kinds of options, a bit each.
-pub(super) const KINDS: usize = 15;
+pub(super) const KINDS: usize = 19;
+
+/// No hop limit of its own.
+const NO_LIMIT: u32 = u32::MAX;
 
 /// The kind of an option, and its value as a word. Times beyond a word are as long as a word can say.
 fn word(option: TcpOption) -> (usize, u32) {
@@ -31,6 +35,10 @@ fn word(option: TcpOption) -> (usize, u32) {
         TcpOption::RecvBuffer(bytes) => (12, bytes),
         TcpOption::SendBuffer(bytes) => (13, bytes),
         TcpOption::MaxSegment(bytes) => (14, bytes.into()),
+        TcpOption::Congestion(kind) => (15, (kind == CongestionControl::NewReno).into()),
+        TcpOption::Tos(tos) => (16, tos.into()),
+        TcpOption::SynRetries(count) => (18, count.into()),
+        TcpOption::HopLimit(hops) => (17, hops.map_or(NO_LIMIT, u32::from)),
     }
 }
 
@@ -53,6 +61,11 @@ fn option(kind: usize, word: u32) -> Option<TcpOption> {
         12 => TcpOption::RecvBuffer(word),
         13 => TcpOption::SendBuffer(word),
         14 => TcpOption::MaxSegment(u16::try_from(word).unwrap_or(u16::MAX)),
+        15 if on => TcpOption::Congestion(CongestionControl::NewReno),
+        15 => TcpOption::Congestion(CongestionControl::Cubic),
+        16 => TcpOption::Tos(u8::try_from(word).unwrap_or(u8::MAX)),
+        18 => TcpOption::SynRetries(u8::try_from(word).unwrap_or(u8::MAX)),
+        17 => TcpOption::HopLimit(u8::try_from(word).ok()),
         _ => return None,
     })
 }
@@ -121,6 +134,10 @@ mod tests {
         TcpOption::RecvBuffer(1 << 20),
         TcpOption::SendBuffer(4096),
         TcpOption::MaxSegment(1000),
+        TcpOption::Congestion(CongestionControl::NewReno),
+        TcpOption::Tos(0x20),
+        TcpOption::HopLimit(Some(7)),
+        TcpOption::SynRetries(3),
     ];
 
     #[test]

@@ -5,7 +5,7 @@ use core::ops::RangeInclusive;
 use serde::Deserialize;
 
 /// Which algorithm governs the congestion window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Ord, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CongestionControl {
     /// RFC 9438, with HyStart++ (RFC 9406).

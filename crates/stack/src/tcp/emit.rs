@@ -2,6 +2,7 @@
 
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
+use super::profile::ProfileId;
 use crate::ip::{IpHeader, Lengths, Network, Summing, TcpV4, TxError};
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
@@ -128,6 +129,7 @@ impl Tcp {
         options: &[u32],
     ) -> Result<bool, TxError> {
         let c = &self.conns[idx];
+        let (tos, ttl) = self.service(c);
         let lengths = Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
         let Some(packet) = net.begin_tcp_v4(self.now, &c.hop, lengths)? else { return Ok(false) };
         let mut sum = Sum::ZERO;
@@ -139,8 +141,8 @@ impl Tcp {
         let headers = TcpV4 {
             src: c.local_ip,
             dst: c.remote_ip,
-            tos: if segment.ect { ECT0 } else { 0 },
-            ttl: self.config.hop_limit,
+            tos: tos | if segment.ect { ECT0 } else { 0 },
+            ttl,
             ports: u32::from(c.local_port) << 16 | u32::from(c.remote_port),
             seq: segment.seq.0,
             ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt.0 } else { 0 },
@@ -152,6 +154,17 @@ impl Tcp {
         net.commit_tcp_v4(sealed);
         self.stats.segments_out += segment.wire_segments();
         Ok(true)
+    }
+
+    /// Type of service and hop limit of what a connection sends.
+    #[inline(always)]
+    fn service(&self, c: &Tcb) -> (u8, u8) {
+        if c.profile == ProfileId::DEFAULT {
+            // Most connections: not even their profile is looked at.
+            return (0, self.config.hop_limit);
+        }
+        let profile = self.profiles.get(c.profile);
+        (profile.tos, profile.hop_limit)
     }
 
     /// Builds any segment.
@@ -236,12 +249,13 @@ impl Tcp {
             (header_len, self.busy[c.busy].send.fill(&self.chunks, &self.sources, offset, payload, summing))
         };
         let key = self.key(idx);
+        let (tos, hop_limit) = self.service(c);
         let header = IpHeader {
             src: key.local.ip(),
             dst: key.remote.ip(),
             protocol: protocol::TCP,
-            tos: if segment.ect { ECT0 } else { 0 },
-            hop_limit: self.config.hop_limit,
+            tos: tos | if segment.ect { ECT0 } else { 0 },
+            hop_limit,
             dont_fragment: !c.has(Flags::MTU_LOCKED),
         };
         net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;

@@ -205,7 +205,7 @@ impl Tcp {
         let busy = self.busy.alloc(idx);
         c.busy = busy;
         let b = &mut self.busy[busy];
-        b.congestion.choose(self.config.congestion_control);
+        b.congestion.choose(self.profiles.get(c.profile).congestion);
         b.usage_end = c.snd_nxt;
         b.recovery.high_seq = c.snd_una;
         b.window_max = c.snd_wnd;

@@ -1,7 +1,7 @@
 //! Socket options that few connections set differently from the rest. A connection holds two bytes that name its profile; equal
 //! profiles are one entry.
 
-use super::config::TcpConfig;
+use super::config::{CongestionControl, TcpConfig};
 use crate::options::SocketOptions;
 use std::collections::BTreeMap;
 
@@ -27,6 +27,12 @@ pub(crate) struct Profile {
     /// 0 if none was set.
     pub user_timeout_ms: u32,
     pub fin_timeout_seconds: u16,
+    pub congestion: CongestionControl,
+    /// Without the bits of ECN.
+    pub tos: u8,
+    pub hop_limit: u8,
+    /// Of SYNs that open a connection.
+    pub syn_retries: u8,
 }
 
 impl Profile {
@@ -40,6 +46,10 @@ impl Profile {
             keep_count: config.keepalive_probes,
             user_timeout_ms: 0,
             fin_timeout_seconds: config.fin_timeout_seconds as u16,
+            congestion: config.congestion_control,
+            tos: 0,
+            hop_limit: config.hop_limit,
+            syn_retries: config.syn_retries,
         }
     }
 

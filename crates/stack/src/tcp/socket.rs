@@ -401,6 +401,10 @@ impl Tcp {
             TcpOption::RecvBuffer(bytes) => p.recv_buffer_bytes = bytes,
             TcpOption::SendBuffer(bytes) => p.send_buffer_bytes = bytes,
             TcpOption::MaxSegment(bytes) => p.mss = bytes,
+            TcpOption::Congestion(kind) => p.congestion = kind,
+            TcpOption::SynRetries(count) => p.syn_retries = count,
+            TcpOption::Tos(tos) => p.tos = tos,
+            TcpOption::HopLimit(hops) => p.hop_limit = hops.unwrap_or(self.config.hop_limit),
             _ => return Err(OptionError::Invalid),
         }
         let id = self.profiles.intern(p).ok_or(OptionError::TooMany)?;
@@ -411,6 +415,7 @@ impl Tcp {
         }
         self.profiles.release(old);
         if let Some((c, b)) = self.both(idx) {
+            b.congestion.choose(p.congestion);
             b.sent.resegment(c.mss());
         }
         Ok(())

@@ -297,7 +297,7 @@ impl Tcp {
     /// False if the connection is gone.
     fn on_syn_timeout(&mut self, idx: u32) -> bool {
         let limit = if self.conns[idx].state == State::SynSent || self.conns[idx].has(Flags::ACTIVE) {
-            self.config.syn_retries
+            self.profile(idx).syn_retries
         } else {
             self.config.synack_retries
         };

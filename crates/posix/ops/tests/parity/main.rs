@@ -6,6 +6,7 @@ mod halves;
 mod kernel;
 mod pipes;
 mod placeholders;
+mod options;
 mod signals;
 mod stack;
 mod streams;

@@ -1,0 +1,506 @@
+//! All options that Linux 6.18 has for sockets of TCP, and what becomes of each here. `docs/posix.md` prints it, and a test compares each row with the kernel.
+
+use crate::sockaddr::Family;
+use core::ffi::c_int;
+use core::ops::RangeInclusive;
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use rustix::io::Errno;
+
+/// One option.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// `SOL_SOCKET`, `IPPROTO_…`.
+    pub level: c_int,
+    /// Its number.
+    pub name: c_int,
+    /// What Linux calls it.
+    pub text: &'static str,
+    /// What becomes of it.
+    pub kind: Kind,
+    /// How it differs from Linux; empty if it does not.
+    pub note: &'static str,
+}
+
+/// What becomes of an option.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// It has its own place in `options.rs`.
+    Own,
+    /// A number that is kept.
+    Number {
+        /// How its bytes are read.
+        reads: Reads,
+        /// Which values it takes.
+        takes: Takes,
+        /// What it is at first.
+        first: c_int,
+    },
+    /// It can be asked for only, or not even that; to set it is this error.
+    Fixed {
+        /// How its bytes would be read.
+        reads: Reads,
+        /// What `getsockopt` says.
+        get: Result<c_int, Errno>,
+        /// What `setsockopt` says.
+        set: Result<(), Errno>,
+    },
+    /// `ENOPROTOOPT` to both.
+    Refused,
+}
+
+/// How the bytes of a number are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reads {
+    /// Four bytes; fewer are `EINVAL`.
+    Four,
+    /// Four bytes, or one if there are fewer, or none, which is 0 (`do_ip_setsockopt`).
+    Byte,
+    /// The same, but none is `EINVAL`.
+    SomeByte,
+    /// Four bytes; fewer are 0 (`do_ipv6_setsockopt`).
+    FourOrZero,
+    /// Not at all.
+    Nothing,
+}
+
+/// Which values a number takes.
+#[derive(Clone, Debug, Copy, PartialEq, Eq)]
+pub enum Takes {
+    /// All; it is 0 or 1.
+    Flag,
+    /// A flag that cannot be taken back.
+    Latch,
+    /// All.
+    Any,
+    /// Those from the first to the second.
+    Within(c_int, c_int),
+    /// The same, and -1, which is the first value again.
+    OrDefault(c_int, c_int),
+    /// The same without the bits of ECN, which are TCP's own.
+    Class(c_int, c_int),
+    /// Those that are not negative, up to this one at the most.
+    UpTo(c_int),
+    /// None but 0, which changes nothing.
+    Zero(Errno),
+}
+
+impl Reads {
+    /// The number.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub fn read(self, value: &[u8]) -> Result<c_int, Errno> {
+        let four = value.get(..4).map(|b| c_int::from_ne_bytes(b.try_into().expect("four bytes")));
+        match (self, four, value.first()) {
+            (Self::Nothing, ..) => Ok(0),
+            (_, Some(number), _) => Ok(number),
+            (Self::Four, None, _) | (Self::SomeByte, None, None) => Err(Errno::INVAL),
+            (Self::Byte | Self::SomeByte, None, Some(byte)) => Ok((*byte).into()),
+            (Self::Byte, None, None) | (Self::FourOrZero, None, _) => Ok(0),
+        }
+    }
+}
+
+impl Takes {
+    /// What a number becomes that was `old`.
+    ///
+    /// # Errors
+    /// What the kernel says of values that it does not take.
+    pub fn take(self, value: c_int, old: c_int, first: c_int) -> Result<c_int, Errno> {
+        let within =
+            |range: RangeInclusive<c_int>| if range.contains(&value) { Ok(value) } else { Err(Errno::INVAL) };
+        match self {
+            Self::Flag => Ok((value != 0).into()),
+            Self::Latch if value == 0 && old != 0 => Err(Errno::PERM),
+            Self::Latch => Ok((value != 0).into()),
+            Self::Any => Ok(value),
+            Self::Within(least, most) => within(least..=most),
+            Self::OrDefault(..) if value == -1 => Ok(first),
+            Self::OrDefault(least, most) => within(least..=most),
+            Self::Class(..) if value == -1 => Ok(0),
+            Self::Class(least, most) => Ok(within(least..=most)? & 0xfc),
+            Self::UpTo(most) => Ok(within(0..=c_int::MAX)?.min(most)),
+            Self::Zero(_) if value == 0 => Ok(old),
+            Self::Zero(error) => Err(error),
+        }
+    }
+}
+
+const fn row(level: c_int, name: c_int, text: &'static str, kind: Kind, note: &'static str) -> Row {
+    Row { level, name, text, kind, note }
+}
+
+const fn own(level: c_int, name: c_int, text: &'static str) -> Row {
+    row(level, name, text, Kind::Own, "")
+}
+
+const fn own_but(level: c_int, name: c_int, text: &'static str, note: &'static str) -> Row {
+    row(level, name, text, Kind::Own, note)
+}
+
+const fn number(
+    level: c_int,
+    name: c_int,
+    text: &'static str,
+    reads: Reads,
+    takes: Takes,
+    first: c_int,
+) -> Row {
+    row(level, name, text, Kind::Number { reads, takes, first }, "")
+}
+
+/// One that is taken and has no effect.
+const fn kept(
+    level: c_int,
+    name: c_int,
+    text: &'static str,
+    kind: (Reads, Takes, c_int),
+    why: &'static str,
+) -> Row {
+    let (reads, takes, first) = kind;
+    row(level, name, text, Kind::Number { reads, takes, first }, why)
+}
+
+const fn fixed(
+    level: c_int,
+    name: c_int,
+    text: &'static str,
+    reads: Reads,
+    get: Result<c_int, Errno>,
+    set: Errno,
+) -> Row {
+    row(level, name, text, Kind::Fixed { reads, get, set: Err(set) }, "")
+}
+
+/// One of which every value is taken, and does nothing.
+const fn taken(name: c_int, text: &'static str, get: Result<c_int, Errno>) -> Row {
+    row(SOL, name, text, Kind::Fixed { reads: Reads::Four, get, set: Ok(()) }, "")
+}
+
+const fn refused(level: c_int, name: c_int, text: &'static str, why: &'static str) -> Row {
+    row(level, name, text, Kind::Refused, why)
+}
+
+const NONE: Errno = Errno::NOPROTOOPT;
+const FLAG: (Reads, Takes, c_int) = (Reads::Four, Takes::Flag, 0);
+const IP_FLAG: (Reads, Takes, c_int) = (Reads::Byte, Takes::Flag, 0);
+const NO_EFFECT_ON_TCP: &str = "";
+const NO_FILTERS: &str = "programs of BPF do not run in the stack";
+const NOT_YET: &str = "not built yet";
+const KERNELS_TABLES: &str = "kept, without effect: what it selects are the kernel's tables";
+const SOL: c_int = SOL_SOCKET;
+const IP: c_int = IPPROTO_IP;
+const V6: c_int = IPPROTO_IPV6;
+const TCP: c_int = IPPROTO_TCP;
+
+/// All rows, by level and number.
+pub const OPTIONS: &[Row] = &[
+    kept(SOL, 1, "SO_DEBUG", FLAG, NO_EFFECT_ON_TCP),
+    own(SOL, 2, "SO_REUSEADDR"),
+    own(SOL, 3, "SO_TYPE"),
+    own(SOL, 4, "SO_ERROR"),
+    refused(SOL, 5, "SO_DONTROUTE", NOT_YET),
+    own(SOL, 6, "SO_BROADCAST"),
+    own_but(SOL, 7, "SO_SNDBUF", "at most 212,992 bytes, Linux's default, whatever `net.core.wmem_max` says"),
+    own_but(SOL, 8, "SO_RCVBUF", "at most 212,992 bytes, Linux's default, whatever `net.core.rmem_max` says"),
+    own(SOL, 9, "SO_KEEPALIVE"),
+    own(SOL, 10, "SO_OOBINLINE"),
+    kept(SOL, 11, "SO_NO_CHECK", FLAG, NO_EFFECT_ON_TCP),
+    kept(
+        SOL,
+        12,
+        "SO_PRIORITY",
+        (Reads::Four, Takes::Any, 0),
+        "kept, without effect: devices of the stack have one queue for all",
+    ),
+    own_but(SOL, 13, "SO_LINGER", "a time that is set and not on reads back as 0"),
+    taken(14, "SO_BSDCOMPAT", Ok(0)),
+    own(SOL, 15, "SO_REUSEPORT"),
+    fixed(SOL, 16, "SO_PASSCRED", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    own(SOL, 17, "SO_PEERCRED"),
+    own_but(SOL, 18, "SO_RCVLOWAT", "at most half of `SO_RCVBUF`, and no more than the channel holds"),
+    fixed(SOL, 19, "SO_SNDLOWAT", Reads::Four, Ok(1), NONE),
+    own(SOL, 20, "SO_RCVTIMEO"),
+    own(SOL, 21, "SO_SNDTIMEO"),
+    own_but(
+        SOL,
+        25,
+        "SO_BINDTODEVICE",
+        "a device of the kernel's makes the socket the kernel's; those of the stack have no names here (`ENODEV`)",
+    ),
+    refused(SOL, 26, "SO_ATTACH_FILTER", NO_FILTERS),
+    fixed(SOL, 27, "SO_DETACH_FILTER", Reads::Four, Err(NONE), Errno::NOENT),
+    own(SOL, 28, "SO_PEERNAME"),
+    refused(SOL, 29, "SO_TIMESTAMP", NOT_YET),
+    own(SOL, 30, "SO_ACCEPTCONN"),
+    fixed(SOL, 31, "SO_PEERSEC", Reads::Four, Err(NONE), NONE),
+    own_but(SOL, 32, "SO_SNDBUFFORCE", "at most 1 GiB"),
+    own_but(SOL, 33, "SO_RCVBUFFORCE", "at most 1 GiB"),
+    fixed(SOL, 34, "SO_PASSSEC", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    refused(SOL, 35, "SO_TIMESTAMPNS", NOT_YET),
+    kept(SOL, 36, "SO_MARK", (Reads::Four, Takes::Any, 0), KERNELS_TABLES),
+    refused(SOL, 37, "SO_TIMESTAMPING", NOT_YET),
+    own(SOL, 38, "SO_PROTOCOL"),
+    own(SOL, 39, "SO_DOMAIN"),
+    kept(SOL, 40, "SO_RXQ_OVFL", FLAG, NO_EFFECT_ON_TCP),
+    kept(SOL, 41, "SO_WIFI_STATUS", FLAG, NO_EFFECT_ON_TCP),
+    number(SOL, 42, "SO_PEEK_OFF", Reads::Four, Takes::Any, -1),
+    kept(SOL, 43, "SO_NOFCS", FLAG, NO_EFFECT_ON_TCP),
+    number(SOL, 44, "SO_LOCK_FILTER", Reads::Four, Takes::Latch, 0),
+    kept(SOL, 45, "SO_SELECT_ERR_QUEUE", FLAG, NO_EFFECT_ON_TCP),
+    kept(
+        SOL,
+        46,
+        "SO_BUSY_POLL",
+        (Reads::Four, Takes::Within(0, c_int::MAX), 0),
+        "kept, without effect: `ginnel run --spin` is the stack's",
+    ),
+    refused(SOL, 47, "SO_MAX_PACING_RATE", "the stack does not pace"),
+    fixed(SOL, 48, "SO_BPF_EXTENSIONS", Reads::Four, Ok(64), NONE),
+    kept(
+        SOL,
+        49,
+        "SO_INCOMING_CPU",
+        (Reads::Four, Takes::Any, -1),
+        "kept, without effect: a shard has one core",
+    ),
+    refused(SOL, 50, "SO_ATTACH_BPF", NO_FILTERS),
+    refused(SOL, 51, "SO_ATTACH_REUSEPORT_CBPF", NO_FILTERS),
+    refused(SOL, 52, "SO_ATTACH_REUSEPORT_EBPF", NO_FILTERS),
+    taken(53, "SO_CNX_ADVICE", Err(NONE)),
+    own_but(
+        SOL,
+        55,
+        "SO_MEMINFO",
+        "buffers as `SO_RCVBUF` and `SO_SNDBUF` say them, and 0 for what the kernel would have allocated",
+    ),
+    fixed(SOL, 56, "SO_INCOMING_NAPI_ID", Reads::Four, Ok(0), NONE),
+    own_but(SOL, 57, "SO_COOKIE", "unique in the process"),
+    fixed(SOL, 59, "SO_PEERGROUPS", Reads::Four, Err(Errno::NODATA), NONE),
+    refused(SOL, 60, "SO_ZEROCOPY", "what is sent is copied, and programs copy without it"),
+    refused(SOL, 61, "SO_TXTIME", "the stack does not pace"),
+    own_but(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
+    refused(SOL, 63, "SO_TIMESTAMP_NEW", NOT_YET),
+    refused(SOL, 64, "SO_TIMESTAMPNS_NEW", NOT_YET),
+    refused(SOL, 65, "SO_TIMESTAMPING_NEW", NOT_YET),
+    own(SOL, 66, "SO_RCVTIMEO_NEW"),
+    own(SOL, 67, "SO_SNDTIMEO_NEW"),
+    refused(SOL, 68, "SO_DETACH_REUSEPORT_BPF", NO_FILTERS),
+    kept(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
+    taken(70, "SO_BUSY_POLL_BUDGET", Err(NONE)).but("any value is taken"),
+    refused(SOL, 71, "SO_NETNS_COOKIE", "the stack is in no namespace of the kernel's"),
+    refused(SOL, 72, "SO_BUF_LOCK", NOT_YET),
+    refused(SOL, 73, "SO_RESERVE_MEM", "memory of the stack is reserved by its configuration"),
+    kept(
+        SOL,
+        74,
+        "SO_TXREHASH",
+        (Reads::Four, Takes::OrDefault(0, 1), 1),
+        "kept, without effect: flows have no hash that a router sees",
+    ),
+    kept(SOL, 75, "SO_RCVMARK", FLAG, NO_EFFECT_ON_TCP),
+    fixed(SOL, 76, "SO_PASSPIDFD", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    fixed(SOL, 77, "SO_PEERPIDFD", Reads::Four, Err(Errno::NODATA), NONE),
+    refused(SOL, 80, "SO_DEVMEM_DONTNEED", "there is no memory of devices"),
+    kept(SOL, 82, "SO_RCVPRIORITY", FLAG, NO_EFFECT_ON_TCP),
+    fixed(SOL, 83, "SO_PASSRIGHTS", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
+    own_but(IP, 1, "IP_TOS", "not on SYN and SYN+ACK"),
+    own_but(IP, 2, "IP_TTL", "not on SYN and SYN+ACK"),
+    fixed(IP, 3, "IP_HDRINCL", Reads::Nothing, Ok(0), NONE),
+    refused(IP, 4, "IP_OPTIONS", "the stack sends no options of IP"),
+    fixed(IP, 5, "IP_ROUTER_ALERT", Reads::Nothing, Ok(0), Errno::INVAL),
+    kept(IP, 6, "IP_RECVOPTS", IP_FLAG, NO_EFFECT_ON_TCP),
+    kept(IP, 7, "IP_RETOPTS", IP_FLAG, NO_EFFECT_ON_TCP),
+    kept(IP, 8, "IP_PKTINFO", IP_FLAG, NO_EFFECT_ON_TCP),
+    refused(IP, 9, "IP_PKTOPTIONS", NOT_YET),
+    kept(
+        IP,
+        10,
+        "IP_MTU_DISCOVER",
+        (Reads::Byte, Takes::Within(0, 5), 1),
+        "kept, without effect: `tcp.mtu_probing` and ICMP find the path's",
+    ),
+    kept(IP, 11, "IP_RECVERR", IP_FLAG, "kept, without effect on TCP: soft errors stay soft"),
+    kept(IP, 12, "IP_RECVTTL", IP_FLAG, NO_EFFECT_ON_TCP),
+    kept(IP, 13, "IP_RECVTOS", IP_FLAG, NO_EFFECT_ON_TCP),
+    own(IP, 14, "IP_MTU"),
+    refused(IP, 15, "IP_FREEBIND", "addresses are the stack's, or nobody's"),
+    refused(IP, 16, "IP_IPSEC_POLICY", "the stack has no IPsec"),
+    refused(IP, 17, "IP_XFRM_POLICY", "the stack has no IPsec"),
+    kept(IP, 18, "IP_PASSSEC", IP_FLAG, NO_EFFECT_ON_TCP),
+    refused(IP, 19, "IP_TRANSPARENT", "addresses are the stack's, or nobody's"),
+    kept(IP, 20, "IP_RECVORIGDSTADDR", IP_FLAG, NO_EFFECT_ON_TCP),
+    refused(IP, 21, "IP_MINTTL", NOT_YET),
+    fixed(IP, 22, "IP_NODEFRAG", Reads::Nothing, Ok(0), NONE),
+    kept(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
+    kept(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` chooses a port all the same"),
+    fixed(IP, 25, "IP_RECVFRAGSIZE", Reads::Nothing, Ok(0), Errno::INVAL),
+    refused(IP, 26, "IP_RECVERR_RFC4884", NOT_YET),
+    fixed(IP, 32, "IP_MULTICAST_IF", Reads::Nothing, Ok(0), Errno::INVAL),
+    fixed(IP, 33, "IP_MULTICAST_TTL", Reads::Nothing, Ok(1), Errno::INVAL),
+    kept(IP, 34, "IP_MULTICAST_LOOP", (Reads::SomeByte, Takes::Flag, 1), NO_EFFECT_ON_TCP),
+    fixed(IP, 35, "IP_ADD_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::PROTO),
+    fixed(IP, 36, "IP_DROP_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::PROTO),
+    fixed(IP, 37, "IP_UNBLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 38, "IP_BLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 39, "IP_ADD_SOURCE_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 40, "IP_DROP_SOURCE_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 41, "IP_MSFILTER", Reads::Nothing, Err(Errno::INVAL), Errno::INVAL),
+    fixed(IP, 42, "MCAST_JOIN_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 43, "MCAST_BLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 44, "MCAST_UNBLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 45, "MCAST_LEAVE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 46, "MCAST_JOIN_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 47, "MCAST_LEAVE_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(IP, 48, "MCAST_MSFILTER", Reads::Nothing, Err(Errno::INVAL), Errno::INVAL),
+    refused(IP, 49, "IP_MULTICAST_ALL", "there are no groups for TCP"),
+    refused(IP, 50, "IP_UNICAST_IF", "devices of the stack have no numbers here"),
+    refused(IP, 51, "IP_LOCAL_PORT_RANGE", NOT_YET),
+    fixed(IP, 52, "IP_PROTOCOL", Reads::Nothing, Ok(0), NONE),
+    refused(IP, 64, "IPT_SO_SET_REPLACE", "the stack has no netfilter"),
+    refused(IP, 65, "IPT_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
+    refused(IP, 66, "IPT_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
+    refused(IP, 67, "IPT_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
+    fixed(IP, 80, "SO_ORIGINAL_DST", Reads::Nothing, Err(Errno::NOENT), NONE),
+    refused(V6, 1, "IPV6_ADDRFORM", NOT_YET),
+    kept(V6, 2, "IPV6_2292PKTINFO", FLAG, NO_EFFECT_ON_TCP),
+    kept(V6, 3, "IPV6_2292HOPOPTS", FLAG, NO_EFFECT_ON_TCP),
+    kept(V6, 4, "IPV6_2292DSTOPTS", FLAG, NO_EFFECT_ON_TCP),
+    kept(V6, 5, "IPV6_2292RTHDR", FLAG, NO_EFFECT_ON_TCP),
+    refused(V6, 6, "IPV6_2292PKTOPTIONS", NOT_YET),
+    kept(V6, 8, "IPV6_2292HOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
+    kept(V6, 11, "IPV6_FLOWINFO", FLAG, NO_EFFECT_ON_TCP),
+    own_but(V6, 16, "IPV6_UNICAST_HOPS", "not on SYN and SYN+ACK"),
+    fixed(V6, 17, "IPV6_MULTICAST_IF", Reads::Nothing, Ok(0), NONE),
+    fixed(V6, 18, "IPV6_MULTICAST_HOPS", Reads::Nothing, Ok(1), NONE),
+    kept(V6, 19, "IPV6_MULTICAST_LOOP", (Reads::Four, Takes::Within(0, 1), 1), NO_EFFECT_ON_TCP),
+    fixed(V6, 20, "IPV6_ADD_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 21, "IPV6_DROP_MEMBERSHIP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 22, "IPV6_ROUTER_ALERT", Reads::Four, Ok(0), NONE),
+    kept(
+        V6,
+        23,
+        "IPV6_MTU_DISCOVER",
+        (Reads::Four, Takes::Within(0, 5), 1),
+        "kept, without effect: `tcp.mtu_probing` and ICMP find the path's",
+    ),
+    own_but(V6, 24, "IPV6_MTU", "can be asked for only"),
+    kept(V6, 25, "IPV6_RECVERR", FLAG, "kept, without effect on TCP: soft errors stay soft"),
+    own(V6, 26, "IPV6_V6ONLY"),
+    fixed(V6, 27, "IPV6_JOIN_ANYCAST", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 28, "IPV6_LEAVE_ANYCAST", Reads::Nothing, Err(NONE), Errno::INVAL),
+    kept(V6, 29, "IPV6_MULTICAST_ALL", (Reads::Four, Takes::Flag, 1), NO_EFFECT_ON_TCP),
+    kept(V6, 30, "IPV6_ROUTER_ALERT_ISOLATE", FLAG, NO_EFFECT_ON_TCP),
+    kept(
+        V6,
+        31,
+        "IPV6_RECVERR_RFC4884",
+        (Reads::Four, Takes::Within(0, 1), 0),
+        "kept, without effect on TCP",
+    ),
+    refused(V6, 32, "IPV6_FLOWLABEL_MGR", "the stack chooses flow labels"),
+    kept(V6, 33, "IPV6_FLOWINFO_SEND", FLAG, "kept, without effect: the stack chooses flow labels"),
+    refused(V6, 34, "IPV6_IPSEC_POLICY", "the stack has no IPsec"),
+    refused(V6, 35, "IPV6_XFRM_POLICY", "the stack has no IPsec"),
+    fixed(V6, 42, "MCAST_JOIN_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 43, "MCAST_BLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 44, "MCAST_UNBLOCK_SOURCE", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 45, "MCAST_LEAVE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 46, "MCAST_JOIN_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    fixed(V6, 47, "MCAST_LEAVE_SOURCE_GROUP", Reads::Nothing, Err(NONE), Errno::INVAL),
+    refused(V6, 48, "MCAST_MSFILTER", "there are no groups for TCP"),
+    kept(V6, 49, "IPV6_RECVPKTINFO", FLAG, NO_EFFECT_ON_TCP),
+    fixed(V6, 50, "IPV6_PKTINFO", Reads::Nothing, Err(NONE), Errno::INVAL).but("cannot be set"),
+    kept(V6, 51, "IPV6_RECVHOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
+    kept(V6, 53, "IPV6_RECVHOPOPTS", FLAG, NO_EFFECT_ON_TCP),
+    refused(V6, 54, "IPV6_HOPOPTS", "the stack sends no extension headers for programs"),
+    refused(V6, 55, "IPV6_RTHDRDSTOPTS", "the stack sends no extension headers for programs"),
+    kept(V6, 56, "IPV6_RECVRTHDR", FLAG, NO_EFFECT_ON_TCP),
+    refused(V6, 57, "IPV6_RTHDR", "the stack sends no extension headers for programs"),
+    kept(V6, 58, "IPV6_RECVDSTOPTS", FLAG, NO_EFFECT_ON_TCP),
+    refused(V6, 59, "IPV6_DSTOPTS", "the stack sends no extension headers for programs"),
+    kept(V6, 60, "IPV6_RECVPATHMTU", FLAG, NO_EFFECT_ON_TCP),
+    refused(V6, 61, "IPV6_PATHMTU", NOT_YET),
+    kept(V6, 62, "IPV6_DONTFRAG", (Reads::FourOrZero, Takes::Flag, 0), NO_EFFECT_ON_TCP),
+    refused(V6, 64, "IP6T_SO_SET_REPLACE", "the stack has no netfilter"),
+    refused(V6, 65, "IP6T_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
+    kept(V6, 66, "IPV6_RECVTCLASS", FLAG, NO_EFFECT_ON_TCP),
+    own_but(V6, 67, "IPV6_TCLASS", "not on SYN and SYN+ACK"),
+    refused(V6, 68, "IP6T_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
+    refused(V6, 69, "IP6T_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
+    kept(
+        V6,
+        70,
+        "IPV6_AUTOFLOWLABEL",
+        (Reads::FourOrZero, Takes::Flag, 1),
+        "kept, without effect: the stack chooses flow labels",
+    ),
+    refused(V6, 72, "IPV6_ADDR_PREFERENCES", NOT_YET),
+    refused(V6, 73, "IPV6_MINHOPCOUNT", NOT_YET),
+    kept(V6, 74, "IPV6_ORIGDSTADDR", FLAG, NO_EFFECT_ON_TCP),
+    refused(V6, 75, "IPV6_TRANSPARENT", "addresses are the stack's, or nobody's"),
+    refused(V6, 76, "IPV6_UNICAST_IF", "devices of the stack have no numbers here"),
+    kept(V6, 77, "IPV6_RECVFRAGSIZE", (Reads::FourOrZero, Takes::Flag, 0), NO_EFFECT_ON_TCP),
+    refused(V6, 78, "IPV6_FREEBIND", "addresses are the stack's, or nobody's"),
+    fixed(V6, 80, "IP6T_SO_ORIGINAL_DST", Reads::Nothing, Err(Errno::NOENT), NONE),
+    own(TCP, 1, "TCP_NODELAY"),
+    own(TCP, 2, "TCP_MAXSEG"),
+    own(TCP, 3, "TCP_CORK"),
+    own(TCP, 4, "TCP_KEEPIDLE"),
+    own(TCP, 5, "TCP_KEEPINTVL"),
+    own(TCP, 6, "TCP_KEEPCNT"),
+    own(TCP, 7, "TCP_SYNCNT"),
+    own(TCP, 8, "TCP_LINGER2"),
+    own(TCP, 9, "TCP_DEFER_ACCEPT"),
+    refused(TCP, 10, "TCP_WINDOW_CLAMP", NOT_YET),
+    own_but(TCP, 11, "TCP_INFO", "fields that the stack does not count are 0"),
+    own_but(TCP, 12, "TCP_QUICKACK", "reads back as it was set"),
+    own_but(TCP, 13, "TCP_CONGESTION", "`cubic` and `reno`; at first what the stack is configured to"),
+    refused(TCP, 14, "TCP_MD5SIG", "segments are not signed"),
+    kept(TCP, 16, "TCP_THIN_LINEAR_TIMEOUTS", (Reads::Four, Takes::Within(0, 1), 0), "kept, without effect"),
+    number(TCP, 17, "TCP_THIN_DUPACK", Reads::Four, Takes::Within(0, 1), 0)
+        .but("kept, without effect on Linux, too, where it reads back as 0"),
+    own(TCP, 18, "TCP_USER_TIMEOUT"),
+    refused(TCP, 19, "TCP_REPAIR", NOT_YET),
+    refused(TCP, 20, "TCP_REPAIR_QUEUE", NOT_YET),
+    refused(TCP, 21, "TCP_QUEUE_SEQ", NOT_YET),
+    refused(TCP, 22, "TCP_REPAIR_OPTIONS", NOT_YET),
+    kept(
+        TCP,
+        23,
+        "TCP_FASTOPEN",
+        (Reads::Four, Takes::UpTo(4096), 0),
+        "as on Linux with `net.ipv4.tcp_fastopen` off for servers: kept, and SYNs carry no data",
+    ),
+    refused(TCP, 24, "TCP_TIMESTAMP", NOT_YET),
+    number(TCP, 25, "TCP_NOTSENT_LOWAT", Reads::Four, Takes::Any, 0)
+        .but("what waits between program and stack counts"),
+    refused(TCP, 26, "TCP_CC_INFO", NOT_YET),
+    refused(TCP, 27, "TCP_SAVE_SYN", NOT_YET),
+    refused(TCP, 28, "TCP_SAVED_SYN", NOT_YET),
+    refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
+    refused(TCP, 30, "TCP_FASTOPEN_CONNECT", "SYNs carry no data"),
+    own_but(TCP, 31, "TCP_ULP", "as on Linux without modules for it"),
+    refused(TCP, 32, "TCP_MD5SIG_EXT", "segments are not signed"),
+    refused(TCP, 33, "TCP_FASTOPEN_KEY", "SYNs carry no data"),
+    refused(TCP, 34, "TCP_FASTOPEN_NO_COOKIE", "SYNs carry no data"),
+    refused(TCP, 35, "TCP_ZEROCOPY_RECEIVE", "what is received is copied, and programs copy without it"),
+    refused(TCP, 36, "TCP_INQ", NOT_YET),
+    refused(TCP, 37, "TCP_TX_DELAY", NOT_YET),
+    fixed(TCP, 43, "TCP_IS_MPTCP", Reads::Four, Ok(0), NONE),
+    refused(TCP, 44, "TCP_RTO_MAX_MS", NOT_YET),
+    refused(TCP, 45, "TCP_RTO_MIN_US", NOT_YET),
+    refused(TCP, 46, "TCP_DELACK_MAX_US", NOT_YET),
+];
+
+impl Row {
+    /// The row differs from Linux in this.
+    const fn but(self, note: &'static str) -> Self {
+        Self { note, ..self }
+    }
+}
+
+/// The row of an option that a socket of this family has.
+pub fn find(family: Family, level: c_int, name: c_int) -> Option<&'static Row> {
+    OPTIONS.iter().find(|row| row.level == level && row.name == name && (family == Family::V6 || level != V6))
+}

@@ -1,0 +1,122 @@
+//! Options that are numbers, kept for each socket that was told one.
+
+use super::table::{self, Kind, Reads, Row, Takes};
+use super::{OptionValue, Options, Told};
+use crate::sockaddr::Family;
+use core::ffi::c_int;
+use rustix::io::Errno;
+use std::sync::Arc;
+
+/// Values that differ from the first ones, by the row of the table. Sockets of one listener share them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Words(Option<Arc<Vec<(&'static str, c_int)>>>);
+
+impl Words {
+    /// The value of an option, if it was set.
+    pub fn get(&self, text: &'static str) -> Option<c_int> {
+        self.0.as_ref()?.iter().find(|(of, _)| *of == text).map(|(_, value)| *value)
+    }
+
+    pub fn set(&mut self, text: &'static str, value: c_int) {
+        let words = Arc::make_mut(self.0.get_or_insert_default());
+        match words.iter_mut().find(|(of, _)| *of == text) {
+            Some((_, old)) => *old = value,
+            None => words.push((text, value)),
+        }
+    }
+}
+
+impl Options {
+    fn number(&self, row: &Row, first: c_int) -> c_int {
+        self.words.get(row.text).unwrap_or(first)
+    }
+
+    /// Sets an option that has no place of its own.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` for those that are refused or do not exist, and the kernel's for values that are not taken.
+    pub(super) fn set_word(
+        &mut self,
+        family: Family,
+        level: c_int,
+        name: c_int,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        // These look at the length before they look at the option.
+        let early = level == libc::SOL_SOCKET || level == libc::IPPROTO_TCP;
+        let unknown = if early && value.len() < 4 { Errno::INVAL } else { Errno::NOPROTOOPT };
+        let row = table::find(family, level, name).ok_or(unknown)?;
+        match row.kind {
+            Kind::Own => Err(unknown),
+            Kind::Refused => Err(Errno::NOPROTOOPT),
+            Kind::Fixed { reads, set, .. } => reads.read(value).and(set),
+            Kind::Number { reads, takes, first } => {
+                let value = takes.take(reads.read(value)?, self.number(row, first), first)?;
+                // It has no effect there either.
+                let value = if row.text == "TCP_THIN_DUPACK" { 0 } else { value };
+                self.words.set(row.text, value);
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks for such an option.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT`, and what the kernel says of those that cannot be asked for.
+    pub(super) fn get_word(&self, family: Family, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
+        let Some(row) = table::find(family, level, name) else {
+            // Options of IPv6 are another protocol's to sockets of IPv4 (`ip_getsockopt`).
+            let foreign = level == libc::IPPROTO_IPV6 && family == Family::V4;
+            return Err(if foreign { Errno::OPNOTSUPP } else { Errno::NOPROTOOPT });
+        };
+        match row.kind {
+            Kind::Own | Kind::Refused => Err(Errno::NOPROTOOPT),
+            Kind::Fixed { get, .. } => get.map(OptionValue::int),
+            Kind::Number { first, .. } => Ok(OptionValue::int(self.number(row, first))),
+        }
+    }
+
+    /// Where `MSG_PEEK` reads, if it does not from the beginning (`SO_PEEK_OFF`).
+    pub fn peek_offset(&self) -> Option<usize> {
+        self.words.get("SO_PEEK_OFF").and_then(|offset| usize::try_from(offset).ok())
+    }
+
+    /// So much was peeked at, or taken (`sk_peek_offset_fwd`, `sk_peek_offset_bwd`).
+    pub fn move_peek_offset(&mut self, forward: bool, bytes: usize) {
+        if let Some(offset) = self.peek_offset() {
+            let moved = if forward { offset.saturating_add(bytes) } else { offset.saturating_sub(bytes) };
+            self.words.set("SO_PEEK_OFF", c_int::try_from(moved).unwrap_or(c_int::MAX));
+        }
+    }
+
+    /// How many bytes may wait to be sent while the socket still is writable (`TCP_NOTSENT_LOWAT`).
+    pub fn not_sent_low_water(&self) -> usize {
+        match self.words.get("TCP_NOTSENT_LOWAT") {
+            None | Some(0) => usize::MAX,
+            Some(bytes) => bytes.cast_unsigned() as usize,
+        }
+    }
+
+    /// The type of service, or traffic class; of an IPv6 socket each family has its own.
+    pub(super) fn set_class(&mut self, level: c_int, value: &[u8]) -> Result<(), Errno> {
+        if level == libc::IPPROTO_IP {
+            self.class = Reads::Byte.read(value)? as u8 & 0xfc;
+        } else {
+            self.class_v6 = Takes::Class(0, 255).take(Reads::Four.read(value)?, 0, 0)? as u8;
+        }
+        self.note(Told::Class);
+        Ok(())
+    }
+
+    /// Time to live, or hop limit, likewise; -1 is the stack's.
+    pub(super) fn set_hops(&mut self, level: c_int, value: &[u8]) -> Result<(), Errno> {
+        if level == libc::IPPROTO_IP {
+            self.hops = Takes::OrDefault(1, 255).take(Reads::Byte.read(value)?, 0, -1)? as i16;
+        } else {
+            self.hops_v6 = Takes::OrDefault(0, 255).take(Reads::Four.read(value)?, 0, -1)? as i16;
+        }
+        self.note(Told::HopLimit);
+        Ok(())
+    }
+}

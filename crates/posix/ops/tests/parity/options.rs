@@ -1,0 +1,160 @@
+//! Every number that an option could have, at each level: what it is, what it takes, and what it is then.
+
+use crate::kernel::Kernel;
+use crate::stack::Stacks;
+use crate::sys::{Sys, World, port};
+use core::ffi::c_int;
+use ginnel_posix_ops::table::{self, Kind, Row};
+use libc::{AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, MSG_PEEK, SOCK_STREAM, SOL_SOCKET};
+
+const LEVELS: [c_int; 4] = [SOL_SOCKET, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP];
+
+/// Numbers that are looked at; above them stand those of netfilter's modules, where one is loaded.
+fn names(level: c_int) -> core::ops::RangeInclusive<c_int> {
+    0..=if level == SOL_SOCKET { 90 } else { 80 }
+}
+
+/// What is done with an option of a new socket, a line for each step.
+fn transcript(sys: &dyn Sys, domain: c_int, level: c_int, name: c_int) -> Vec<String> {
+    let fd = sys.socket(domain, SOCK_STREAM).unwrap();
+    let get = || match sys.getsockopt(fd, level, name) {
+        Ok(value) if value.len() == 4 => i32::from_ne_bytes(value.try_into().unwrap()).to_string(),
+        Ok(value) => format!("{value:?}"),
+        Err(error) => format!("error {}", error.raw_os_error()),
+    };
+    let set = |value: &[u8]| {
+        let how = match sys.setsockopt(fd, level, name, value) {
+            Ok(()) => "taken".into(),
+            Err(error) => format!("error {}", error.raw_os_error()),
+        };
+        format!("{value:?}: {how}, is {}", get())
+    };
+    let mut lines = vec![format!("is {}", get())];
+    let values = [1i32, 0, 2, -1, 3, 100, 300, 40_000, 70_000, i32::MIN, i32::MAX];
+    lines.extend(values.map(|value| set(&value.to_ne_bytes())));
+    for value in [&[][..], &[1], &[1, 0, 0], &[1; 8], &[0; 16]] {
+        lines.push(set(value));
+    }
+    sys.close(fd).unwrap();
+    lines
+}
+
+/// The table says how it differs: `ENOPROTOOPT` to all, or in its own way, which other cases look at.
+fn may_differ(row: &Row) -> bool {
+    matches!(row.kind, Kind::Refused | Kind::Own | Kind::Fixed { .. }) && !row.note.is_empty()
+}
+
+#[test]
+fn every_option_is_what_it_is_on_linux_or_differs_as_the_table_says() {
+    let stacks = Stacks::start();
+    let mut wrong = Vec::new();
+    for (domain, family) in [(AF_INET, "IPv4"), (AF_INET6, "IPv6")] {
+        for level in LEVELS {
+            for name in names(level) {
+                let row = table::OPTIONS.iter().find(|row| row.level == level && row.name == name);
+                let row = row.filter(|_| domain == AF_INET6 || level != IPPROTO_IPV6);
+                let on_stack = transcript(stacks.a(), domain, level, name);
+                if let Some(Row { kind: Kind::Refused, text, note, .. }) = row {
+                    assert!(!note.is_empty(), "{text} is refused, and nobody says why");
+                    let refused = |line: &String| line.contains("error 92");
+                    assert!(on_stack.iter().all(refused), "{text}: {on_stack:#?}");
+                }
+                if row.is_some_and(may_differ) {
+                    continue;
+                }
+                let on_kernel = transcript(&Kernel, domain, level, name);
+                for (kernel, stack) in on_kernel.iter().zip(&on_stack) {
+                    if kernel != stack {
+                        let text = row.map_or("no option", |row| row.text);
+                        wrong.push(format!("{family} {level} {name} {text}: {kernel} — {stack}"));
+                    }
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "the kernel's first, the stack's behind it:\n{}", wrong.join("\n"));
+}
+
+/// Options of connections, and what their listener had.
+pub fn options_of_connections(w: &mut World<'_>) {
+    let (listener, at) = w.listener(0);
+    let word = |value: i32| value.to_ne_bytes();
+    let some = [
+        (SOL_SOCKET, libc::SO_PRIORITY, 3),
+        (SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+        (IPPROTO_IP, libc::IP_TOS, 0x2a),
+        (IPPROTO_IP, libc::IP_TTL, 33),
+        (IPPROTO_TCP, libc::TCP_NODELAY, 1),
+        (IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, 1 << 14),
+        (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 0),
+        (IPPROTO_TCP, libc::TCP_FASTOPEN, 16),
+        (IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
+        (IPPROTO_TCP, libc::TCP_SYNCNT, 3),
+    ];
+    for (level, name, value) in some {
+        w.say("listener", (level, name, w.a.setsockopt(listener, level, name, &word(value))));
+    }
+    w.a.setsockopt(listener, IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").unwrap();
+    let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
+    w.say("no path yet", w.b.getsockopt(b, IPPROTO_IP, libc::IP_MTU));
+    w.say("unknown", w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION, b"nonesuch"));
+    w.say("cubic", w.b.setsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION, b"cubic\0"));
+    w.b.connect(b, &w.at_a(at)).unwrap();
+    let a = w.a.accept4(listener, 0).unwrap();
+    for (level, name, _) in some {
+        if name == libc::TCP_FASTOPEN || name == libc::TCP_DEFER_ACCEPT {
+            continue;
+        }
+        w.say("accepted", (level, name, w.a.getsockopt(a, level, name)));
+    }
+    w.say("accepted", w.a.getsockopt(a, IPPROTO_TCP, libc::TCP_CONGESTION));
+    w.say("connected", w.b.getsockopt(b, IPPROTO_TCP, libc::TCP_CONGESTION));
+    w.say("a path", w.b.getsockopt(b, IPPROTO_IP, libc::IP_MTU).is_ok());
+    let own = w.b.getsockname(b).unwrap();
+    let cookies = [
+        w.a.getsockopt(a, SOL_SOCKET, libc::SO_COOKIE),
+        w.a.getsockopt(listener, SOL_SOCKET, libc::SO_COOKIE),
+    ];
+    w.say("cookies", cookies[0] != cookies[1]);
+    w.say("and stays", w.a.getsockopt(a, SOL_SOCKET, libc::SO_COOKIE) == cookies[0]);
+    w.say("port", port(&w.a.getpeername(a).unwrap()) == port(&own));
+    for (level, name, value) in some {
+        w.say("on the connection", (level, name, w.a.setsockopt(a, level, name, &word(value))));
+    }
+    w.say("and bytes", w.a.send(a, b"after all that", 0));
+    w.say("arrive", w.b.recv(b, 14, libc::MSG_WAITALL));
+}
+
+pub fn looking_ahead(w: &mut World<'_>) {
+    let (a, b) = w.connection();
+    let offset = |w: &World<'_>| w.a.getsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF);
+    w.say("at first", offset(w));
+    w.say("peek from 2 on", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &2i32.to_ne_bytes()));
+    w.b.send(b, b"0123456789", 0).unwrap();
+    w.wait(w.a, a, libc::POLLIN);
+    w.settle();
+    w.say("peek", w.a.recv(a, 3, MSG_PEEK));
+    w.say("moved", offset(w));
+    w.say("peek again", w.a.recv(a, 3, MSG_PEEK));
+    w.say("take", w.a.recv(a, 4, 0));
+    w.say("moved back", offset(w));
+    w.say("peek", w.a.recv(a, 100, MSG_PEEK));
+    w.say("behind all", w.a.recv(a, 100, MSG_PEEK | libc::MSG_DONTWAIT));
+    w.say("off", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PEEK_OFF, &(-1i32).to_ne_bytes()));
+    w.say("from the beginning", w.a.recv(a, 100, MSG_PEEK));
+}
+
+mod tests {
+    crate::cases! {
+        options_of_connections
+        looking_ahead
+    }
+}
+
+#[test]
+fn the_table_is_in_order_and_names_each_option_once() {
+    let order = |row: &Row| (LEVELS.iter().position(|level| *level == row.level).unwrap(), row.name);
+    for pair in table::OPTIONS.windows(2) {
+        assert!(order(&pair[0]) < order(&pair[1]), "{} {}", pair[0].text, pair[1].text);
+    }
+}
