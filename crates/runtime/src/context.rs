@@ -358,6 +358,11 @@ impl<'a> Context<'a> {
         self.core.stack.udp_reply(now, socket, to, data)
     }
 
+    /// Changes how a UDP socket behaves. What concerns binding has no effect any more.
+    pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
+        self.core.stack.udp_set_options(socket, options)
+    }
+
     /// Our end of a UDP socket.
     pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {
         self.core.stack.udp_local(socket)

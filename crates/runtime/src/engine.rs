@@ -71,6 +71,7 @@ both! {
     fn udp_connect(&mut self, now: Instant, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError>;
     fn udp_send_to(&mut self, now: Instant, socket: UdpHandle, to: Option<SocketAddr>, data: &[u8]) -> Result<(), UdpError>;
     fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError>;
+    fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError>;
     fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError>;
     fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError>;
     fn next_event(&mut self) -> Option<Event>;

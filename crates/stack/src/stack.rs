@@ -613,6 +613,14 @@ impl Stack {
         self.udp.local(socket)
     }
 
+    /// Changes how a UDP socket behaves. What concerns binding has no effect any more.
+    ///
+    /// # Errors
+    /// [`UdpError::Stale`].
+    pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
+        self.udp.set_options(socket, options)
+    }
+
     /// Closes a UDP socket.
     ///
     /// # Errors

@@ -37,7 +37,7 @@ impl Ops {
         } else {
             sockaddr::read(bytes, family)?
         };
-        let sharing = socket.options.sharing(family);
+        let (sharing, datagrams) = (socket.options.sharing(family), socket.datagrams);
         if !matches!(socket.shape, Shape::Fresh { bound: None }) {
             return Err(Errno::INVAL);
         }
@@ -46,6 +46,9 @@ impl Ops {
         }
         if is_privileged(address.port(), self.config.unprivileged_port_start) {
             return Err(Errno::ACCESS);
+        }
+        if datagrams {
+            return self.bind_datagrams(lane, (fd, file), address, bytes);
         }
         if !address.ip().is_unspecified() {
             let ours = (self.config.takes)(address.ip());
@@ -82,6 +85,9 @@ impl Ops {
         let mut lane = self.lock();
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
+        if socket.datagrams {
+            return self.connect_datagrams(lane, (fd, file), address);
+        }
         let (family, nonblocking) = (socket.family, socket.nonblocking);
         let patience = if nonblocking { Patience::None } else { socket.options.send_patience() };
         if sockaddr::family_of(address)? == libc::AF_UNSPEC as u16 {
@@ -100,7 +106,7 @@ impl Ops {
                 begun?;
                 true
             }
-            Shape::Listening(_) => return Err(Errno::ISCONN),
+            Shape::Listening(_) | Shape::Datagrams(_) => return Err(Errno::ISCONN),
             Shape::Stream(stream) if stream.disconnecting => return Err(Errno::INVAL),
             Shape::Stream(stream) if stream.connecting => false,
             Shape::Stream(_) => return Err(Errno::ISCONN),
@@ -140,6 +146,7 @@ impl Ops {
             _ => return Err(Errno::INVAL),
         };
         let result = match socket.shape {
+            Shape::Datagrams(_) => return lane.shutdown_datagrams(file, read, write),
             Shape::Listening(_) if !read => Ok(()),
             Shape::Listening(_) => {
                 lane.stop_listening(file);
@@ -215,7 +222,7 @@ impl Lane {
     /// `connect` to no address: the connection is reset, and the socket as good as new.
     fn disconnect(&mut self, file: FileId) -> Result<(), Errno> {
         match self.files.socket(file)?.shape {
-            Shape::Fresh { .. } => {}
+            Shape::Fresh { .. } | Shape::Datagrams(_) => {}
             Shape::Listening(_) => self.stop_listening(file),
             Shape::Stream(stream) => {
                 let _ = self.client.abort(stream.conn);
@@ -287,7 +294,7 @@ fn is_privileged(port: u16, unprivileged_start: u16) -> bool {
 }
 
 /// To connect to no address is to connect to oneself (`ip_route_connect`).
-fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> SocketAddr {
+pub(crate) fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> SocketAddr {
     match to.ip() {
         ip if !ip.is_unspecified() => to,
         _ if bound.is_some_and(|b| !b.ip().is_unspecified()) => {

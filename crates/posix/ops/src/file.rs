@@ -30,9 +30,13 @@ pub(crate) enum Kind {
     Epoll(Box<EpollSet>),
 }
 
-/// A socket of TCP.
+/// A socket of TCP or UDP.
 pub(crate) struct Socket {
     pub family: Family,
+    /// It is one of UDP.
+    pub datagrams: bool,
+    /// Destinations to which it has sent.
+    pub destinations: Vec<SocketAddr>,
     pub nonblocking: bool,
     pub options: Options,
     pub shut: Shut,
@@ -59,6 +63,24 @@ pub(crate) enum Shape {
     },
     Listening(Listening),
     Stream(Stream),
+    /// A UDP socket that has an address.
+    Datagrams(Dgram),
+}
+
+/// A UDP socket's side on the stack.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dgram {
+    /// Its number of the channel's, as that of a connection.
+    pub conn: Conn,
+    /// The program gave it its address.
+    pub bound: bool,
+    /// Its other end, if that is fixed.
+    pub connected: Option<SocketAddr>,
+    /// The kernel's socket behind this descriptor serves it, too.
+    pub kernel: Option<RawFd>,
+    /// `shutdown` of each direction.
+    pub shut_read: bool,
+    pub shut_write: bool,
 }
 
 /// An address that `bind` gave a socket.
@@ -95,6 +117,7 @@ impl Socket {
             Shape::Fresh { bound } => bound,
             Shape::Listening(listening) => Some(listening.bound),
             Shape::Stream(stream) => stream.bound,
+            Shape::Datagrams(_) => None,
         }
     }
 }

@@ -16,6 +16,11 @@ impl Ops {
         match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
             Shape::Fresh { .. } => Ok(0),
             Shape::Listening(_) => Err(Errno::INVAL),
+            // Bytes of the next datagram (`udp_ioctl`).
+            Shape::Datagrams(dgram) => {
+                let next = lane.client.udp_next_bytes(dgram.conn).unwrap_or(0);
+                Ok(i32::try_from(next).unwrap_or(i32::MAX))
+            }
             Shape::Stream(_) => {
                 let readable = lane.status(file).map_or(0, |(_, status)| status.readable);
                 Ok(i32::try_from(readable).unwrap_or(i32::MAX))
@@ -33,6 +38,10 @@ impl Ops {
         match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
             Shape::Fresh { .. } => Ok(0),
             Shape::Listening(_) => Err(Errno::INVAL),
+            Shape::Datagrams(dgram) => {
+                let room = lane.client.status(dgram.conn).map_or(0, |status| status.room);
+                Ok(i32::try_from(lane.client.buffer_bytes() - room).unwrap_or(i32::MAX))
+            }
             Shape::Stream(_) => {
                 let waiting =
                     lane.status(file).map_or(0, |(_, status)| lane.client.buffer_bytes() - status.room);

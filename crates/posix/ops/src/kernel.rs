@@ -21,7 +21,8 @@ impl Ops {
             Family::V6 => AddressFamily::INET6,
         };
         let flags = if socket.nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
-        let real = socket_with(family, SocketType::STREAM, flags | SocketFlags::CLOEXEC, None)?;
+        let kind = if socket.datagrams { SocketType::DGRAM } else { SocketType::STREAM };
+        let real = socket_with(family, kind, flags | SocketFlags::CLOEXEC, None)?;
         for (level, name, value) in socket.options.as_set() {
             raw::setsockopt(real.as_raw_fd(), *level, *name, value)?;
         }
@@ -38,10 +39,26 @@ impl Ops {
             return Err(Errno::NETUNREACH);
         }
         self.back_with_kernel(lane, fd, file)?;
+        self.let_go(lane, fd, file);
+        Ok(())
+    }
+
+    /// The kernel's half is all of a socket from now on.
+    pub(crate) fn leave_to_kernel(&self, lane: &mut Lane, fd: RawFd, file: FileId) -> Result<(), Errno> {
+        if lane.files.get(file).descriptors > 1 {
+            return Err(Errno::NETUNREACH);
+        }
+        if lane.files.socket(file)?.nonblocking {
+            never_wait(fd)?;
+        }
+        self.let_go(lane, fd, file);
+        Ok(())
+    }
+
+    fn let_go(&self, lane: &mut Lane, fd: RawFd, file: FileId) {
         self.fds.take(fd);
         lane.files.get(file).descriptors = 0;
         lane.forget(file);
-        Ok(())
     }
 }
 
@@ -85,13 +102,22 @@ impl Lane {
         match &self.files.get(file).kind {
             Kind::Epoll(_) => true,
             Kind::Free => false,
-            Kind::Socket(socket) => socket.bound().is_some_and(|bound| bound.kernel.is_some()),
+            Kind::Socket(socket) => match socket.shape {
+                Shape::Datagrams(dgram) => dgram.kernel.is_some(),
+                _ => socket.bound().is_some_and(|bound| bound.kernel.is_some()),
+            },
         }
     }
 
     /// The descriptor `from` is gone: the kernel's half, if it stood behind that, stands behind a copy.
     pub fn rename_kernel_half(&mut self, file: FileId, from: RawFd, copy: impl FnOnce() -> Option<RawFd>) {
         let Ok(socket) = self.files.socket(file) else { return };
+        if let Shape::Datagrams(dgram) = &mut socket.shape {
+            if dgram.kernel == Some(from) {
+                dgram.kernel = copy();
+            }
+            return;
+        }
         if socket.bound().is_none_or(|bound| bound.kernel != Some(from)) {
             return;
         }
@@ -107,7 +133,7 @@ impl Lane {
                     bound.kernel = copy;
                 }
             }
-            Shape::Fresh { bound: None } => {}
+            Shape::Fresh { bound: None } | Shape::Datagrams(_) => {}
         }
     }
 
@@ -115,6 +141,7 @@ impl Lane {
     pub fn kernel_half(&mut self, file: FileId) -> Option<RawFd> {
         match self.files.socket(file) {
             Ok(Socket { shape: Shape::Listening(listening), .. }) => listening.kernel,
+            Ok(Socket { shape: Shape::Datagrams(dgram), .. }) => dgram.kernel,
             _ => None,
         }
     }

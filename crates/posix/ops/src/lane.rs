@@ -5,6 +5,7 @@ use crate::fd_table::FileId;
 use crate::file::{Bound, Files, Kind, Shape, Socket, Stream};
 use crate::sleep::Sleepers;
 use crate::wake::{self, Watcher};
+use core::net::IpAddr;
 use ginnel::channel::{Client, ClientEvent, Status};
 use ginnel::door::Process;
 use ginnel::{CloseReason, Conn};
@@ -25,6 +26,8 @@ pub(crate) struct Lane {
     pub process: Option<Process>,
     /// The next of `SO_COOKIE`.
     pub next_cookie: u64,
+    /// Hosts that UDP sockets reach.
+    pub udp_ways: Vec<IpAddr>,
     /// By the number of the channel's socket: the description and one, or 0.
     by_socket: Vec<FileId>,
     /// By the number of the channel's listener, the same.
@@ -41,6 +44,7 @@ impl Lane {
             sleepers: Sleepers::default(),
             process: None,
             next_cookie: 1,
+            udp_ways: Vec::new(),
             by_socket: Vec::new(),
             by_listener: Vec::new(),
         })
@@ -80,7 +84,9 @@ impl Lane {
                         self.data_ready(file);
                     }
                 }
-                ClientEvent::Datagrams { conn } | ClientEvent::Urgent { conn } => {
+                // Something was said about a datagram.
+                ClientEvent::Datagrams { conn } => self.wake_conn(conn, STATE_CHANGE),
+                ClientEvent::Urgent { conn } => {
                     self.wake_conn(conn, DATA_READY);
                 }
                 ClientEvent::Writable { conn } => self.wake_conn(conn, WRITE_SPACE),
@@ -93,7 +99,12 @@ impl Lane {
 
     fn file_of(&mut self, conn: Conn) -> Option<FileId> {
         let file = found(&self.by_socket, conn.index())?;
-        self.files.stream(file).filter(|stream| stream.conn == conn).map(|_| file)
+        let current = match self.files.socket(file).ok()?.shape {
+            Shape::Stream(stream) => stream.conn == conn,
+            Shape::Datagrams(dgram) => dgram.conn == conn,
+            _ => false,
+        };
+        current.then_some(file)
     }
 
     fn wake_conn(&mut self, conn: Conn, key: i16) {
@@ -104,7 +115,12 @@ impl Lane {
 
     /// Wakes those who wait for bytes, if there are as many as it takes (`tcp_data_ready`).
     pub fn data_ready(&mut self, file: FileId) {
-        let low_water = self.files.socket(file).map_or(1, |socket| socket.options.recv_low_water());
+        let most = self.client.buffer_bytes();
+        // Datagrams are counted, not their bytes.
+        let low_water = match self.files.socket(file) {
+            Ok(socket) if !socket.datagrams => socket.options.recv_low_water().min(most),
+            _ => 1,
+        };
         // One is enough, also if it was read before anybody looked here: it came.
         if low_water <= 1
             || self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.peer_closed)
@@ -187,6 +203,7 @@ impl Lane {
                 let _ = self.client.unlisten(listening.number);
                 self.unreserve(Some(listening.bound));
             }
+            Shape::Datagrams(dgram) => self.release_datagrams(dgram.conn),
             Shape::Stream(stream) => {
                 self.unreserve(stream.bound);
                 self.unbind_conn(stream.conn);

@@ -19,6 +19,7 @@
 //! ```
 
 mod connect;
+mod datagram;
 mod descriptor;
 mod epoll;
 mod fd_table;
@@ -42,6 +43,7 @@ mod splice;
 mod stream;
 mod wake;
 
+pub use datagram::{Control, Received, Sending};
 pub use descriptor::Execing;
 pub use epoll::EpollEvent;
 pub use fork::Forking;

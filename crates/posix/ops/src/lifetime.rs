@@ -20,8 +20,10 @@ impl Ops {
     pub fn takes_socket(domain: c_int, kind: c_int, protocol: c_int) -> bool {
         let kind = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
         matches!(domain, libc::AF_INET | libc::AF_INET6)
-            && kind == libc::SOCK_STREAM
-            && matches!(protocol, 0 | libc::IPPROTO_TCP)
+            && matches!(
+                (kind, protocol),
+                (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) | (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP)
+            )
     }
 
     /// `socket`, for those that [`Ops::takes_socket`] admits.
@@ -33,10 +35,13 @@ impl Ops {
             return Err(Errno::AFNOSUPPORT);
         }
         let family = if domain == libc::AF_INET { Family::V4 } else { Family::V6 };
+        let datagrams = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
         let socket = Socket {
             family,
+            datagrams,
+            destinations: Vec::new(),
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
-            options: Options::new(family),
+            options: Options::new(family, datagrams),
             shut: Shut::default(),
             shape: Shape::Fresh { bound: None },
             past: None,

@@ -44,6 +44,8 @@ impl Ops {
                 }
                 return lane.client.set_backlog(number, backlog).map_err(|e| errno_of(&e));
             }
+            Shape::Datagrams(_) => return Err(Errno::OPNOTSUPP),
+            Shape::Fresh { .. } if socket.datagrams => return Err(Errno::OPNOTSUPP),
             Shape::Stream(_) => return Err(Errno::INVAL),
             Shape::Fresh { bound: None } => lane.reserve(file, any, sharing, None)?,
             Shape::Fresh { .. } => {}
@@ -79,6 +81,9 @@ impl Ops {
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         let patience = if socket.nonblocking { Patience::None } else { socket.options.recv_patience() };
+        if socket.datagrams {
+            return Err(Errno::OPNOTSUPP);
+        }
         if !matches!(socket.shape, Shape::Listening(_)) {
             return Err(Errno::INVAL);
         }
@@ -178,6 +183,8 @@ impl Lane {
         let listener = self.files.socket(file)?;
         Ok(Socket {
             family: listener.family,
+            datagrams: false,
+            destinations: Vec::new(),
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             options: listener.options.inherited(),
             shut: Shut::default(),

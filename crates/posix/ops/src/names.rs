@@ -19,6 +19,7 @@ impl Ops {
         let local = match socket.shape {
             Shape::Fresh { bound } => bound.map(|b| b.address()).or(socket.past),
             Shape::Listening(listening) => Some(listening.bound.address()),
+            Shape::Datagrams(dgram) => lane.local_of_datagrams(dgram, family),
             Shape::Stream(stream) => lane.client.ends(stream.conn).ok().map(|[local, _]| local),
         };
         Ok(sockaddr::write(local.unwrap_or(family.any()), family))
@@ -32,6 +33,9 @@ impl Ops {
         let mut lane = self.lock();
         let file = self.file(fd)?;
         let family = lane.files.socket(file)?.family;
+        if let Shape::Datagrams(dgram) = lane.files.socket(file)?.shape {
+            return dgram.connected.map(|peer| sockaddr::write(peer, family)).ok_or(Errno::NOTCONN);
+        }
         let (stream, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
         // Before and after there is none (`inet_getname`).
         if !status.connected || status.ended.is_some() {

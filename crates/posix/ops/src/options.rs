@@ -119,12 +119,15 @@ pub(crate) struct Options {
     defer_accept_s: u32,
     quick_ack: bool,
     words: Words,
+    /// What the engine knows of a UDP socket's.
+    pub told_datagrams: Option<ginnel::UdpOptions>,
     /// As the program set them, while it is open whether the socket will be the kernel's.
     as_set: Vec<(c_int, c_int, Box<[u8]>)>,
 }
 
 impl Options {
-    pub fn new(_family: Family) -> Self {
+    /// Of a new socket.
+    pub fn new(_family: Family, datagrams: bool) -> Self {
         Self {
             flags: 0,
             set: 0,
@@ -133,8 +136,8 @@ impl Options {
             recv_timeout: None,
             send_timeout: None,
             recv_low_water: 1,
-            recv_buffer: RCVBUF_DEFAULT,
-            send_buffer: SNDBUF_DEFAULT,
+            recv_buffer: if datagrams { BUFFER_MAX } else { RCVBUF_DEFAULT },
+            send_buffer: if datagrams { BUFFER_MAX } else { SNDBUF_DEFAULT },
             max_segment: 0,
             keep_idle_s: 7200,
             keep_interval_s: 75,
@@ -150,6 +153,7 @@ impl Options {
             defer_accept_s: 0,
             quick_ack: true,
             words: Words::default(),
+            told_datagrams: None,
             as_set: Vec::new(),
         }
     }
@@ -341,8 +345,11 @@ impl Ops {
             lane.pump();
         }
         let socket = lane.files.socket(file)?;
-        let (family, shape) = (socket.family, socket.shape);
+        let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
         let options = &mut socket.options;
+        if datagrams && level == libc::IPPROTO_TCP {
+            return Err(Errno::NOPROTOOPT);
+        }
         let mut flag = |flag: Flag, told: Option<Told>| {
             let on = int(value)? != 0;
             options.set_flag(flag, on);
@@ -472,6 +479,13 @@ impl Ops {
             as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
             as_set.push((level, name, value.into()));
         }
+        if let Shape::Datagrams(dgram) = shape {
+            if let Some(half) = dgram.kernel {
+                // What the kernel does not take it has no use for.
+                let _ = raw::setsockopt(half, level, name, value);
+            }
+            return lane.apply_datagram_options(file);
+        }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // As much may be there already (`tcp_set_rcvlowat`).
             if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.peer_closed) {
@@ -490,7 +504,10 @@ impl Ops {
         let file = self.file(fd)?;
         lane.status(file);
         let socket = lane.files.socket(file)?;
-        let (family, shape) = (socket.family, socket.shape);
+        let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
+        if datagrams && level == libc::IPPROTO_TCP {
+            return Err(Errno::NOPROTOOPT);
+        }
         let options = socket.options.clone();
         let flag = |flag| OptionValue::int(options.flag(flag).into());
         let time = |time: Option<Duration>| {
@@ -507,6 +524,8 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay),
             (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork),
             (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => flag(Flag::V6Only),
+            (libc::SOL_SOCKET, libc::SO_TYPE) if datagrams => OptionValue::int(libc::SOCK_DGRAM),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) if datagrams => OptionValue::int(libc::IPPROTO_UDP),
             (libc::SOL_SOCKET, libc::SO_TYPE) => OptionValue::int(libc::SOCK_STREAM),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => OptionValue::int(libc::IPPROTO_TCP),
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.number().into()),
@@ -514,7 +533,7 @@ impl Ops {
                 OptionValue::int(matches!(shape, Shape::Listening(_)).into())
             }
             (libc::SOL_SOCKET, libc::SO_ERROR) => {
-                let error = lane.take_error(file);
+                let error = lane.take_udp_error(file).or_else(|| lane.take_error(file));
                 OptionValue::int(error.map_or(0, Errno::raw_os_error))
             }
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
@@ -668,6 +687,18 @@ impl Ops {
 }
 
 impl Lane {
+    /// Tells the stack what a UDP socket was told, if it is the stack's concern.
+    fn apply_datagram_options(&mut self, file: FileId) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        let Shape::Datagrams(dgram) = socket.shape else { return Ok(()) };
+        let options = socket.options.of_datagrams(socket.family);
+        if socket.options.told_datagrams != Some(options) {
+            socket.options.told_datagrams = Some(options);
+            self.client.udp_set_options(dgram.conn, options).map_err(crate::datagram::errno_of)?;
+        }
+        Ok(())
+    }
+
     /// `IP_MTU`, of what is connected.
     fn path_mtu(&mut self, file: FileId) -> Result<u32, Errno> {
         self.info(file).map(|info| info.pmtu).ok_or(Errno::NOTCONN)

@@ -2,9 +2,10 @@
 #![allow(unsafe_code)] // system calls
 
 use core::ffi::{c_int, c_long};
-use libc::{pollfd, sigset_t, timespec};
+use libc::{msghdr, pollfd, sigset_t, timespec};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
 
 /// One system call.
 ///
@@ -92,6 +93,60 @@ pub(crate) fn getsockname(socket: RawFd, room: &mut [u8]) -> Result<usize, Errno
 /// The new descriptor, and the length of the peer's address.
 pub(crate) fn accept4(socket: RawFd, room: &mut [u8], flags: c_int) -> Result<(RawFd, usize), Errno> {
     with_address(libc::SYS_accept4, socket, room, flags).map(|(len, new)| (new as RawFd, len))
+}
+
+/// What `recvmsg` says besides the bytes.
+pub(crate) struct Got {
+    pub count: usize,
+    pub name_len: usize,
+    pub control_len: usize,
+    pub flags: c_int,
+}
+
+pub(crate) fn recvmsg(
+    socket: RawFd,
+    buffers: &mut [IoSliceMut<'_>],
+    name: &mut [u8],
+    control: &mut [u8],
+    flags: c_int,
+) -> Result<Got, Errno> {
+    // SAFETY: all zero is an empty message.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    message.msg_name = name.as_mut_ptr().cast();
+    message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
+    // `IoSliceMut` is laid out as `iovec` (its documentation).
+    message.msg_iov = buffers.as_mut_ptr().cast();
+    message.msg_iovlen = buffers.len() as _;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = control.len() as _;
+    let place = (&raw mut message).expose_provenance();
+    // SAFETY: the message, and all that it names, lives through the call and has as much room as told.
+    let count = unsafe { call(libc::SYS_recvmsg, [fd(socket), place, flags as usize, 0, 0]) }?;
+    let (name_len, control_len) = (message.msg_namelen as usize, message.msg_controllen as usize);
+    Ok(Got { count, name_len, control_len, flags: message.msg_flags })
+}
+
+pub(crate) fn sendmsg(
+    socket: RawFd,
+    buffers: &[IoSlice<'_>],
+    name: &[u8],
+    control: &[u8],
+    flags: c_int,
+) -> Result<usize, Errno> {
+    // SAFETY: all zero is an empty message.
+    let mut message: msghdr = unsafe { core::mem::zeroed() };
+    if !name.is_empty() {
+        message.msg_name = name.as_ptr().cast_mut().cast();
+        message.msg_namelen = u32::try_from(name.len()).unwrap_or(u32::MAX);
+    }
+    // `IoSlice` is laid out as `iovec` (its documentation).
+    message.msg_iov = buffers.as_ptr().cast_mut().cast();
+    message.msg_iovlen = buffers.len() as _;
+    message.msg_control = control.as_ptr().cast_mut().cast();
+    message.msg_controllen = control.len() as _;
+    let place = (&raw const message).expose_provenance();
+    // SAFETY: the message, and all that it names, lives through the call, and the kernel only reads it.
+    unsafe { call(libc::SYS_sendmsg, [fd(socket), place, flags as usize, 0, 0]) }
 }
 
 /// `ppoll`; no time-out is endless. How many are ready.

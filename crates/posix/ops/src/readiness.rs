@@ -1,7 +1,7 @@
 //! How things stand with a description, as `poll` says it (`tcp_poll`).
 
 use crate::fd_table::FileId;
-use crate::file::{Kind, Shape};
+use crate::file::{Dgram, Kind, Shape};
 use crate::lane::Lane;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
@@ -18,6 +18,8 @@ impl Lane {
                 if kernel || self.any_ready(set) { READABLE } else { 0 }
             }
             Kind::Socket(socket) => match socket.shape {
+                Shape::Fresh { .. } if socket.datagrams => WRITABLE,
+                Shape::Datagrams(dgram) => self.datagram_readiness(dgram),
                 // Linux says so of a socket that was never connected.
                 Shape::Fresh { .. } if socket.shut.read => WRITABLE | POLLHUP | READABLE | POLLRDHUP,
                 Shape::Fresh { .. } => WRITABLE | POLLHUP,
@@ -33,6 +35,29 @@ impl Lane {
                 Shape::Stream(_) => self.stream_readiness(file),
             },
         }
+    }
+
+    /// As `datagram_poll` says it.
+    fn datagram_readiness(&mut self, dgram: Dgram) -> i16 {
+        let Ok(status) = self.client.status(dgram.conn) else { return POLLERR };
+        let mut ready = 0;
+        if self.client.udp_error(dgram.conn, false).is_some() {
+            ready |= POLLERR;
+        }
+        if dgram.shut_read {
+            ready |= READABLE | POLLRDHUP;
+        }
+        if dgram.shut_read && dgram.shut_write {
+            ready |= POLLHUP;
+        }
+        if status.readable > 0 {
+            ready |= READABLE;
+        }
+        let enough = self.client.buffer_bytes() / 2;
+        if status.room >= enough || self.client.await_room(dgram.conn, enough) == Ok(true) {
+            ready |= WRITABLE;
+        }
+        ready
     }
 
     fn stream_readiness(&mut self, file: FileId) -> i16 {

@@ -1,5 +1,6 @@
 //! Bytes of a connection: the `send` and `recv` families, as `tcp_sendmsg` and `tcp_recvmsg` do them.
 
+use crate::datagram::Sending;
 use crate::fd_table::FileId;
 use crate::file::{Kind, Shape};
 use crate::lane::Lane;
@@ -32,6 +33,10 @@ impl Ops {
         let mut lane = self.lock();
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
+        if socket.datagrams {
+            drop(lane);
+            return self.recv_from(fd, buffers, flags, 0).map(|received| received.count);
+        }
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
         let low_water = socket.options.recv_low_water();
@@ -80,6 +85,10 @@ impl Ops {
         let mut lane = self.lock();
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
+        if socket.datagrams {
+            drop(lane);
+            return self.send_to(fd, buffers, &Sending { flags, ..Sending::default() });
+        }
         if flags & !SEND_FLAGS != 0 {
             return Err(Errno::OPNOTSUPP);
         }

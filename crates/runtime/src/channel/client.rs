@@ -7,6 +7,7 @@ mod readiness;
 mod streams;
 
 pub use super::hand::Status;
+pub use datagrams::Arrived;
 pub use streams::Streams;
 
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};

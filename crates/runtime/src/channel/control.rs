@@ -71,6 +71,12 @@ pub enum UdpRequest {
     Local(UdpHandle),
     /// Close it.
     Close(UdpHandle),
+    /// Open one whose datagrams go through the region.
+    Open(SocketAddr, UdpOptions),
+    /// Change how it behaves.
+    SetOptions(UdpHandle, UdpOptions),
+    /// The next datagram that did not fit into the region; whether it is taken.
+    Apart(UdpHandle, bool),
 }
 
 /// What the stack has counted.

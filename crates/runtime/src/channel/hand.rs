@@ -1,6 +1,7 @@
 //! What clients do with the bytes of a socket. Positions stand in the region, so that whoever holds the socket goes on where another stopped;
 //! who shares it with others does so under the lock.
 
+use super::datagram::{HEADER_BYTES, Header, error_of};
 use super::lock::{self, Guard};
 use super::region::{Direction, Region, SocketWords};
 use super::socket::{reason, request, state};
@@ -13,6 +14,8 @@ use core::time::Duration;
 use ginnel_stack::error::{OptionError, RecvError, SendError};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::TcpOption;
+use ginnel_stack::udp::UdpError;
+use std::io::{IoSlice, IoSliceMut};
 
 /// A holder that runs is done in microseconds; one that was stopped in the middle must not stop others.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -150,6 +153,85 @@ impl<'a> Hand<'a> {
             blocked.store(false, Release);
         }
         Ok(count)
+    }
+
+    /// The header of the datagram that is next, if all of it is there.
+    fn next_header(&self) -> Option<Header> {
+        let read = self.read_position();
+        let mut head = [0; HEADER_BYTES];
+        let there = self.incoming.peek(read, 0, &mut head) == Ok(HEADER_BYTES);
+        let header = Header::get(&head).filter(|_| there)?;
+        (self.incoming.readable(read).ok()? >= header.bytes()).then_some(header)
+    }
+
+    /// Bytes of the datagram that is next.
+    pub fn next_datagram_bytes(&self) -> Option<usize> {
+        self.next_header().map(|header| header.len as usize)
+    }
+
+    /// Copies the next datagram as far as there is room, and takes it if `take`. Whether the stack wants to hear of that. Nothing is taken of one that
+    /// is to be asked for.
+    pub fn recv_datagram(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        take: bool,
+    ) -> Result<Option<(Header, bool)>, RecvError> {
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        let Some(header) = self.next_header() else { return Ok(None) };
+        if header.apart {
+            return Ok(Some((header, false)));
+        }
+        let (read, mut skip, mut left) = (self.read_position(), HEADER_BYTES, header.len as usize);
+        for buffer in buffers {
+            let count = left.min(buffer.len());
+            let copied = self.incoming.peek(read, skip, &mut buffer[..count]).unwrap_or(0);
+            (skip, left) = (skip + copied, left - copied);
+            if left == 0 {
+                break;
+            }
+        }
+        let ring = take && self.take_off(header.bytes());
+        Ok(Some((header, ring)))
+    }
+
+    /// Takes the header of a datagram that was asked for. Whether the stack wants to hear of that.
+    pub fn take_header(&self) -> bool {
+        let Ok(_guard) = self.lock() else { return false };
+        self.take_off(HEADER_BYTES)
+    }
+
+    /// Writes a datagram; whether there was room. If there was not, the stack tells when there is.
+    pub fn send_datagram(
+        &self,
+        header: &Header,
+        buffers: &[IoSlice<'_>],
+        blocked: &AtomicBool,
+    ) -> Result<bool, SendError> {
+        let _guard = self.lock().map_err(|()| SendError::Full)?;
+        let mut written = self.words.positions(Direction::Outgoing).written();
+        let fits = |written| self.outgoing.room(written).unwrap_or(0) >= header.bytes();
+        if !fits(written) {
+            blocked.store(true, Release);
+            self.words.wants_space.store(1, Ordering::Relaxed);
+            // Pairs with the fence of the stack's, which looks for this after it made room.
+            fence(Ordering::SeqCst);
+            if !fits(written) {
+                return Ok(false);
+            }
+        }
+        let _ = self.outgoing.write(&mut written, &header.put());
+        for buffer in buffers {
+            let _ = self.outgoing.write(&mut written, buffer);
+        }
+        Ok(true)
+    }
+
+    /// What ICMP said about a datagram.
+    pub fn udp_error(&self, take: bool) -> Option<UdpError> {
+        let word = &self.words.udp_error;
+        // Most sockets have none: no need to write there.
+        let found = error_of(word.load(Ordering::Acquire))?;
+        if take { error_of(word.swap(0, Ordering::AcqRel)) } else { Some(found) }
     }
 
     /// The stack is to tell when there is room.

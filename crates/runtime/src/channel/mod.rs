@@ -13,6 +13,7 @@
 //! What is rare goes as a [`Request`](control::Request) through the shard's mailbox: to listen, to connect, to set options.
 
 mod bells;
+mod datagram;
 mod hand;
 mod lock;
 mod stream;
@@ -30,7 +31,7 @@ mod stats;
 pub(crate) mod tests;
 mod wishes;
 
-pub use client::{Client, ClientEvent, ClientParts, Status, Streams};
+pub use client::{Arrived, Client, ClientEvent, ClientParts, Status, Streams};
 pub use control::{Reserved, Sharing, Thing};
 pub use server::ChannelServer;
 pub use stats::ChannelStats;

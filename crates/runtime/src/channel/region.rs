@@ -76,6 +76,8 @@ pub(super) struct SocketWords {
     pub acked: AtomicU64,
     /// How often urgent data were announced, or datagrams came.
     pub notices: AtomicU32,
+    /// What ICMP said about a datagram, once (see [`super::datagram`]). Taken by clients.
+    pub udp_error: AtomicU32,
     /// Port and address of both ends: ours, the peer's. IPv4 addresses are mapped ones (RFC 4291 §2.5.5.2).
     ends: [[AtomicU32; 5]; 2],
     // Written by clients.
@@ -357,6 +359,7 @@ impl SocketWords {
         self.lock.store(0, Ordering::Relaxed);
         self.acked.store(0, Ordering::Relaxed);
         self.notices.store(0, Ordering::Relaxed);
+        self.udp_error.store(0, Ordering::Relaxed);
         self.incoming.clear();
         self.outgoing.clear();
         self.generation.store(generation, Ordering::Relaxed);

@@ -504,6 +504,10 @@ impl Remote {
         }
     }
 
+    pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
+        self.udp_done(UdpRequest::SetOptions(socket, options))
+    }
+
     pub fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError> {
         match self.udp(UdpRequest::Local(socket))? {
             Reply::UdpLocal(result) => result,

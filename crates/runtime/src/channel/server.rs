@@ -6,6 +6,7 @@ mod datagrams;
 mod domain;
 mod holders;
 mod ports;
+mod posts;
 mod requests;
 mod served;
 mod wake;

@@ -87,7 +87,8 @@ impl Code for UdpHandle {
 
 choice!(UdpRequest {
     0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
-    4 => Recv(socket), 5 => Local(socket), 6 => Close(socket),
+    4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
+    9 => Apart(socket, take),
 });
 
 // `Detach` is the hang-up of a connection to the door, and counters are asked for in other ways.

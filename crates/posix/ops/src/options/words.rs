@@ -1,9 +1,10 @@
 //! Options that are numbers, kept for each socket that was told one.
 
 use super::table::{self, Kind, Reads, Row, Takes};
-use super::{OptionValue, Options, Told};
+use super::{Flag, OptionValue, Options, Told};
 use crate::sockaddr::Family;
 use core::ffi::c_int;
+use ginnel::UdpOptions;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -74,6 +75,28 @@ impl Options {
             Kind::Own | Kind::Refused => Err(Errno::NOPROTOOPT),
             Kind::Fixed { get, .. } => get.map(OptionValue::int),
             Kind::Number { first, .. } => Ok(OptionValue::int(self.number(row, first))),
+        }
+    }
+
+    /// Whether an option of the table is set.
+    pub fn is_on(&self, text: &'static str) -> bool {
+        self.words.get(text).is_some_and(|value| value != 0)
+    }
+
+    /// What the engine is told of a UDP socket.
+    pub fn of_datagrams(&self, family: Family) -> UdpOptions {
+        let (class, hops) = match family {
+            Family::V4 => (self.class, self.hops),
+            Family::V6 => (self.class_v6, self.hops_v6),
+        };
+        UdpOptions {
+            reuse_address: self.flag(Flag::ReuseAddress),
+            reuse_port: self.flag(Flag::ReusePort),
+            broadcast: self.flag(Flag::Broadcast),
+            only_v6: family == Family::V6 && self.is_v6_only(),
+            receive_bytes: None,
+            hop_limit: u8::try_from(hops).ok(),
+            tos: class,
         }
     }
 

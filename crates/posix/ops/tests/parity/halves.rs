@@ -83,3 +83,60 @@ fn sockets_to_others_become_the_kernels() {
     Kernel.send(fd, b"x", 0).unwrap();
     assert_eq!(Kernel.recv(accepted, 1, 0).unwrap(), b"x");
 }
+
+fn udp(on: &dyn Sys) -> Fd {
+    on.socket(AF_INET, libc::SOCK_DGRAM).unwrap()
+}
+
+#[test]
+fn datagrams_come_by_the_stack_and_by_the_kernel_and_go_back_as_they_came() {
+    let stacks = Stacks::with(config);
+    let fd = udp(stacks.a());
+    stacks.a().bind(fd, &at("0.0.0.0", 0)).unwrap();
+    let bound = port(&stacks.a().getsockname(fd).unwrap());
+    let set = stacks.a().epoll_create().unwrap();
+    stacks.a().epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32, 1).unwrap();
+    let (by_kernel, by_stack) = (udp(&Kernel), udp(stacks.b()));
+    for (from, ip) in [(&Kernel as &dyn Sys, "127.0.0.1"), (stacks.b(), "10.0.0.1")] {
+        let theirs = if ip == "127.0.0.1" { by_kernel } else { by_stack };
+        from.send_to(theirs, ip.as_bytes(), Some(&at(ip, bound)), &[], 0).unwrap();
+        let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+        assert_eq!(stacks.a().poll(&mut fds, 10_000), Ok(1), "{ip}");
+        let got = stacks.a().recv_from(fd, 100, 0, 0).unwrap();
+        assert_eq!(got.bytes, ip.as_bytes());
+        stacks.a().send_to(fd, b"back", Some(&got.from), &[], 0).unwrap();
+        assert_eq!(from.recv(theirs, 100, 0).unwrap(), b"back");
+    }
+    stacks.a().close(fd).unwrap();
+    let other = udp(&Kernel);
+    Kernel.bind(other, &at("0.0.0.0", bound)).unwrap();
+}
+
+#[test]
+fn datagrams_to_others_make_a_socket_the_kernels() {
+    let stacks = Stacks::with(config);
+    let there = udp(&Kernel);
+    Kernel.bind(there, &at("127.0.0.1", 0)).unwrap();
+    let bound = port(&Kernel.getsockname(there).unwrap());
+    let to = at("127.0.0.1", bound);
+    let (connects, sends, was_bound) = (udp(stacks.a()), udp(stacks.a()), udp(stacks.a()));
+    stacks.a().connect(connects, &to).unwrap();
+    Kernel.send(connects, b"1", 0).unwrap();
+    stacks.a().send_to(sends, b"2", Some(&to), &[], 0).unwrap();
+    stacks.a().bind(was_bound, &at("0.0.0.0", 0)).unwrap();
+    stacks.a().connect(was_bound, &to).unwrap();
+    Kernel.send(was_bound, b"3", 0).unwrap();
+    for expected in [b"1", b"2", b"3"] {
+        assert_eq!(Kernel.recv(there, 10, 0).unwrap(), expected);
+    }
+    for fd in [connects, sends, was_bound] {
+        assert!(!stacks.a().0.owns(fd));
+    }
+    // Where there is no way by the stack, the kernel may have one.
+    let far = udp(stacks.a());
+    let _ = stacks.a().send_to(far, b"x", Some(&at("192.0.2.1", 9)), &[], 0);
+    assert!(!stacks.a().0.owns(far));
+    let near = udp(stacks.a());
+    stacks.a().connect(near, &at("10.0.0.2", 9)).unwrap();
+    assert!(stacks.a().0.owns(near));
+}

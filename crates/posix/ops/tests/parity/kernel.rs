@@ -1,7 +1,7 @@
 //! The kernel: the calls themselves.
 #![allow(unsafe_code)] // system calls
 
-use crate::sys::{Fd, Sys};
+use crate::sys::{Fd, Message, Sys};
 use core::ffi::{c_int, c_uint};
 use core::net::{IpAddr, Ipv4Addr};
 use core::sync::atomic::{AtomicUsize, Ordering};
@@ -108,6 +108,50 @@ impl Sys for Kernel {
         let mut bytes = parts.concat();
         bytes.truncate(count);
         Ok(bytes)
+    }
+
+    fn send_to(
+        &self,
+        fd: Fd,
+        bytes: &[u8],
+        to: Option<&[u8]>,
+        control: &[u8],
+        flags: c_int,
+    ) -> Result<usize, Errno> {
+        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // SAFETY: all zero is an empty message; what it names lives through the call, and is only read.
+        result(unsafe {
+            let mut message: libc::msghdr = core::mem::zeroed();
+            if let Some(to) = to {
+                message.msg_name = to.as_ptr().cast_mut().cast();
+                message.msg_namelen = to.len() as u32;
+            }
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_ptr().cast_mut().cast();
+            message.msg_controllen = control.len();
+            libc::sendmsg(fd, &raw const message, flags)
+        })
+    }
+
+    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
+        let (mut bytes, mut from, mut control) = (vec![0; most], vec![0u8; 128], vec![0u8; control_room]);
+        let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most };
+        // SAFETY: all zero is an empty message; what it names lives through the call, and has as much room as told.
+        let (count, message) = unsafe {
+            let mut message: libc::msghdr = core::mem::zeroed();
+            message.msg_name = from.as_mut_ptr().cast();
+            message.msg_namelen = from.len() as u32;
+            message.msg_iov = &raw mut part;
+            message.msg_iovlen = 1;
+            message.msg_control = control.as_mut_ptr().cast();
+            message.msg_controllen = control.len();
+            (result(libc::recvmsg(fd, &raw mut message, flags))?, message)
+        };
+        bytes.truncate(count.min(most));
+        from.truncate(message.msg_namelen as usize);
+        control.truncate(message.msg_controllen);
+        Ok(Message { count, bytes, from, control, flags: message.msg_flags })
     }
 
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {

@@ -4,13 +4,14 @@ mod epoll;
 mod found;
 mod halves;
 mod kernel;
+mod options;
 mod pipes;
 mod placeholders;
-mod options;
 mod signals;
 mod stack;
 mod streams;
 mod sys;
+mod udp;
 
 use stack::Stacks;
 use sys::World;

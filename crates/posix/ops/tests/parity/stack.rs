@@ -1,13 +1,13 @@
 //! Two stacks on threads of their own, with a cable between them, and the operations on each.
 
-use crate::sys::{Fd, Sys};
+use crate::sys::{Fd, Message, Sys};
 use core::ffi::{c_int, c_uint};
 use core::net::{IpAddr, Ipv4Addr};
 use ginnel::channel::{ChannelConfig, ChannelServer};
 use ginnel::config::{Config, DeviceConfig, DeviceKind};
 use ginnel::{Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
-use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience};
+use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience, Sending};
 use ginnel_stack::device::Device;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -119,6 +119,31 @@ impl Sys for OnStack {
         let mut bytes = parts.concat();
         bytes.truncate(count);
         Ok(bytes)
+    }
+
+    fn send_to(
+        &self,
+        fd: Fd,
+        bytes: &[u8],
+        to: Option<&[u8]>,
+        control: &[u8],
+        flags: c_int,
+    ) -> Result<usize, Errno> {
+        self.0.send_to(fd, &[IoSlice::new(bytes)], &Sending { flags, to, control })
+    }
+
+    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
+        let mut bytes = vec![0; most];
+        let received = self.0.recv_from(fd, &mut [IoSliceMut::new(&mut bytes)], flags, control_room)?;
+        bytes.truncate(received.count.min(most));
+        let cut = if received.control.is_cut() { libc::MSG_CTRUNC } else { 0 };
+        Ok(Message {
+            count: received.count,
+            bytes,
+            from: received.from.map_or(Vec::new(), |from| from.bytes().to_vec()),
+            control: received.control.bytes().to_vec(),
+            flags: received.flags | cut,
+        })
     }
 
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {

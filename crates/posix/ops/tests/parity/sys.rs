@@ -19,6 +19,15 @@ pub trait Sys: Sync {
     fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno>;
     /// Receives into buffers of these lengths. Returns what is in them, one behind the other.
     fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno>;
+    fn send_to(
+        &self,
+        fd: Fd,
+        bytes: &[u8],
+        to: Option<&[u8]>,
+        control: &[u8],
+        flags: c_int,
+    ) -> Result<usize, Errno>;
+    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno>;
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno>;
     fn close(&self, fd: Fd) -> Result<(), Errno>;
     fn dup(&self, fd: Fd) -> Result<Fd, Errno>;
@@ -44,6 +53,16 @@ pub trait Sys: Sync {
     }
 }
 
+/// What was received, of which `count` is what the call returned.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    pub count: usize,
+    pub bytes: Vec<u8>,
+    pub from: Vec<u8>,
+    pub control: Vec<u8>,
+    pub flags: c_int,
+}
+
 /// Two hosts, and what was said so far.
 pub struct World<'a> {
     pub a: &'a dyn Sys,
@@ -61,6 +80,9 @@ impl<'a> World<'a> {
     pub fn say(&mut self, what: &str, how: impl core::fmt::Debug) {
         let mut line = String::new();
         write!(line, "{what}: {how:?}").unwrap();
+        if std::env::var_os("PARITY_SHOW").is_some() {
+            eprintln!("{line}");
+        }
         self.transcript.push(line);
     }
 

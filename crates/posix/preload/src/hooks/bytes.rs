@@ -4,7 +4,7 @@
 use super::{ToC, memory, ours};
 use crate::real;
 use core::ffi::{c_int, c_uint, c_void};
-use ginnel_posix_ops::Ops;
+use ginnel_posix_ops::{Ops, Sending};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -58,8 +58,15 @@ unsafe extern "C" fn sendto(
     to_len: socklen_t,
 ) -> ssize_t {
     match ours(fd) {
-        // SAFETY: the program's buffer is as long as it says. A connection knows where to send.
-        Some(ops) => unsafe { send_one(ops, fd, bytes, len, flags) },
+        // SAFETY: the program's buffer and address are as long as it says.
+        Some(ops) => unsafe {
+            memory::bytes(bytes, len)
+                .and_then(|bytes| {
+                    let to = memory::optional_address(to, to_len)?;
+                    ops.send_to(fd, &[IoSlice::new(bytes)], &Sending { flags, to, control: &[] })
+                })
+                .to_c()
+        },
         // SAFETY: passed on as it came.
         None => unsafe { real::sendto(fd, bytes, len, flags, to, to_len) },
     }
@@ -92,7 +99,7 @@ unsafe extern "C" fn writev(fd: c_int, buffers: *const iovec, count: c_int) -> s
     unsafe { memory::with_buffers(buffers, count, |buffers| ops.send(fd, buffers, 0)) }.to_c()
 }
 
-/// Sends a message. What comes with it and is for the kernel alone, descriptors for instance, a connection cannot carry.
+/// Sends a message. What comes with it and is for the kernel alone, descriptors for instance, a socket of the stack cannot carry.
 ///
 /// # Safety
 /// It must be as it says.
@@ -101,11 +108,14 @@ unsafe fn send_message(ops: &Ops, fd: c_int, message: *const msghdr, flags: c_in
     unsafe {
         let message = memory::message(message)?;
         let buffers = message.msg_iov.cast_const();
-        memory::with_buffers(buffers, message.msg_iovlen, |buffers| ops.send(fd, buffers, flags))
+        let to = memory::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
+        let control = memory::bytes(message.msg_control, message.msg_controllen)?;
+        let sending = Sending { flags, to, control };
+        memory::with_buffers(buffers, message.msg_iovlen, |buffers| ops.send_to(fd, buffers, &sending))
     }
 }
 
-/// Receives a message. A stream has neither addresses nor control messages to give.
+/// Receives a message, with its sender and control messages as far as there is room.
 ///
 /// # Safety
 /// It must be as it says.
@@ -114,11 +124,21 @@ unsafe fn recv_message(ops: &Ops, fd: c_int, message: *mut msghdr, flags: c_int)
     unsafe {
         let message = message.as_mut().ok_or(Errno::FAULT)?;
         let buffers = message.msg_iov.cast_const();
-        let count = memory::with_room(buffers, message.msg_iovlen, |buffers| ops.recv(fd, buffers, flags))?;
-        message.msg_namelen = 0;
-        message.msg_controllen = 0;
-        message.msg_flags = 0;
-        Ok(count)
+        let control_room = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
+        let received = memory::with_room(buffers, message.msg_iovlen, |buffers| {
+            ops.recv_from(fd, buffers, flags, control_room)
+        })?;
+        match received.from.filter(|_| !message.msg_name.is_null()) {
+            Some(from) => memory::put(from.bytes(), message.msg_name, &raw mut message.msg_namelen)?,
+            None => message.msg_namelen = 0,
+        }
+        let control = received.control.bytes();
+        // There is room for as many: it was told.
+        core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len());
+        message.msg_controllen = control.len() as _;
+        let cut = if received.control.is_cut() { libc::MSG_CTRUNC } else { 0 };
+        message.msg_flags = received.flags | cut;
+        Ok(received.count)
     }
 }
 
@@ -194,11 +214,21 @@ unsafe extern "C" fn recvfrom(
     };
     // SAFETY: the program's room is as much as it says.
     unsafe {
-        if !from.is_null() && !from_len.is_null() {
-            // A stream does not say where each byte is from.
-            *from_len = 0;
+        if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
+            return recv_one(ops, fd, bytes, len, flags);
         }
-        recv_one(ops, fd, bytes, len, flags)
+        let received = memory::room(bytes, len)
+            .and_then(|room| ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))
+            .and_then(|received| {
+                match received.from.filter(|_| !from.is_null()) {
+                    Some(name) => memory::put(name.bytes(), from.cast(), from_len)?,
+                    // A stream does not say where each byte is from.
+                    None if !from.is_null() && !from_len.is_null() => *from_len = 0,
+                    None => {}
+                }
+                Ok(received.count)
+            });
+        received.to_c()
     }
 }
 

@@ -59,6 +59,21 @@ pub unsafe fn address<'a>(pointer: *const sockaddr, len: socklen_t) -> Result<&'
     unsafe { bytes(pointer.cast(), len as usize) }
 }
 
+/// An address that the program may leave out.
+///
+/// # Safety
+/// As above.
+pub unsafe fn optional_address<'a>(
+    pointer: *const sockaddr,
+    len: socklen_t,
+) -> Result<Option<&'a [u8]>, Errno> {
+    if pointer.is_null() || len == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the caller's promise.
+    unsafe { address(pointer, len) }.map(Some)
+}
+
 /// Writes an address as far as there is room, and how long it is.
 ///
 /// # Safety

@@ -21,27 +21,40 @@ impl Domain {
         };
         let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
         match asked {
-            UdpRequest::Bind(local, options) => {
+            UdpRequest::Bind(local, options) | UdpRequest::Open(local, options) => {
                 if self.is_full() {
                     return Reply::UdpBind(Err(UdpError::TooMany));
                 }
                 let socket = *self.free.last().expect("it is not full");
+                let by_region = matches!(asked, UdpRequest::Open(..));
                 Reply::UdpBind(cx.udp_bind(local, options).map(|udp| {
                     self.free.pop();
                     let generation = self.socket(socket).generation;
                     let (bits, holders) = (state::UDP, 1 << client);
                     self.udp.insert(udp, (socket, VecDeque::new()));
-                    let udp = Some(udp);
+                    let known = Some(udp);
                     *self.socket(socket) =
-                        Socket { in_use: true, generation, holders, bits, udp, ..Socket::default() };
+                        Socket { in_use: true, generation, holders, bits, udp: known, ..Socket::default() };
                     self.region.socket(socket).begin(generation);
+                    if by_region {
+                        self.open_post(cx, socket, udp);
+                    }
                     self.region.socket(socket).state.store(bits, Ordering::Release);
                     (socket, generation)
                 }))
             }
-            UdpRequest::Connect(socket, remote) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_connect(udp, remote)))
+            UdpRequest::Connect(socket, remote) => Reply::Udp(to(self, socket).and_then(|udp| {
+                cx.udp_connect(udp, remote)?;
+                self.note_ends(cx, socket.index(), udp, Some(remote));
+                Ok(())
+            })),
+            UdpRequest::SetOptions(socket, options) => {
+                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_set_options(udp, options)))
             }
+            UdpRequest::Apart(socket, take) => match known(self, socket) {
+                Some(_) => self.apart(socket.index(), take),
+                None => Reply::UdpRecv(Err(UdpError::Stale)),
+            },
             UdpRequest::Send(socket, remote, data) => {
                 Reply::Udp(to(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data)))
             }
@@ -58,6 +71,8 @@ impl Domain {
             UdpRequest::Local(socket) => Reply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp))),
             // The client releases its number afterwards.
             UdpRequest::Close(socket) => Reply::Udp(to(self, socket).and_then(|udp| {
+                self.go_on(cx, socket.index());
+                self.forget_post(socket.index());
                 self.socket(socket.index()).udp = None;
                 self.forget_datagrams(udp);
                 cx.udp_close(udp)
@@ -74,6 +89,11 @@ impl Domain {
     /// A datagram or an error came. Whether it was for this domain.
     pub(super) fn came(&mut self, udp: UdpHandle, what: Result<(Datagram, &[u8]), UdpError>) -> bool {
         let Some((socket, waiting)) = self.udp.get_mut(&udp) else { return false };
+        let number = *socket;
+        if self.sockets[number as usize].post.is_some() {
+            self.post_came(number, what);
+            return true;
+        }
         let bytes = what.map_or(0, |(_, data)| data.len());
         if waiting.len() == DATAGRAMS_MAX || bytes > self.datagram_bytes_max - self.datagram_bytes {
             self.stats.datagrams_dropped += 1;
@@ -81,8 +101,7 @@ impl Domain {
         }
         self.datagram_bytes += bytes;
         waiting.push_back(what.map(|(datagram, data)| (datagram, data.to_vec())));
-        let socket = *socket;
-        self.notice(socket);
+        self.notice(number);
         true
     }
 }

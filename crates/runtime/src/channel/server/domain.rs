@@ -52,7 +52,7 @@ impl Listening {
 }
 
 /// One socket.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Socket {
     pub conn: Option<Conn>,
     pub in_use: bool,
@@ -81,6 +81,17 @@ pub(super) struct Socket {
     pub refused: bool,
     /// It is a UDP socket.
     pub udp: Option<UdpHandle>,
+    /// Its datagrams go through the region.
+    pub post: Option<Box<Post>>,
+}
+
+/// Datagrams of a socket that are not in the region.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Post {
+    /// There was no room.
+    pub waiting: VecDeque<(Datagram, Vec<u8>)>,
+    /// They are too long, and are asked for.
+    pub apart: VecDeque<(Datagram, Vec<u8>)>,
 }
 
 /// What came on a UDP socket and was not taken yet.
@@ -120,6 +131,8 @@ pub(super) struct Domain {
     /// The client that was offered a connection last.
     pub dealt_to: usize,
     scratch: Box<[u8; COPY_BYTES]>,
+    /// Room for a datagram, once there are UDP sockets.
+    pub long: Box<[u8]>,
     pub stats: ChannelStats,
 }
 
@@ -165,6 +178,7 @@ impl Domain {
             workers: false,
             dealt_to: 0,
             scratch: Box::new([0; COPY_BYTES]),
+            long: Box::default(),
             stats: ChannelStats::default(),
             region,
         })
@@ -262,7 +276,14 @@ impl Domain {
 
     /// Does what clients asked for, as far as it goes.
     pub(super) fn go_on(&mut self, cx: &mut Context<'_>, socket: u32) {
-        let Some(conn) = self.socket(socket).conn else { return };
+        let Some(conn) = self.socket(socket).conn else {
+            if let Some(udp) =
+                self.sockets[socket as usize].udp.filter(|_| self.sockets[socket as usize].post.is_some())
+            {
+                self.post_go_on(cx, socket, udp);
+            }
+            return;
+        };
         let requests = self.region.socket(socket).requests.load(Ordering::Acquire);
         let close = requests & request::CLOSE != 0 || self.socket(socket).closing;
         // As on Linux: the peer must learn that not all was read.
@@ -356,7 +377,11 @@ impl Domain {
         {
             return;
         }
-        if let Some(udp) = known.udp.take() {
+        if let Some(udp) = known.udp {
+            // What was written is still sent.
+            self.go_on(cx, socket);
+            self.socket(socket).udp = None;
+            self.forget_post(socket);
             self.forget_datagrams(udp);
             // Only a stale handle can be refused.
             let _ = cx.udp_close(udp);

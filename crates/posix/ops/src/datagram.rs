@@ -1,0 +1,490 @@
+//! UDP sockets, as `udp_sendmsg` and `udp_recvmsg` serve them.
+//!
+//! Whose one is: `bind` to an address of the stack's, and `connect` or the first `sendto` to one that it reaches, make it the stack's; to others, the
+//! kernel's, for good. One that is bound to all addresses serves both: it has a half in the kernel, what is sent goes by whoever reaches the
+//! destination, and what the stack has is received first.
+
+mod ancillary;
+mod halves;
+
+pub use ancillary::{Control, Received};
+
+use crate::Ops;
+use crate::fd_table::FileId;
+use crate::file::{Dgram, Shape};
+use crate::lane::Lane;
+use crate::sleep::{Patience, Wait};
+use crate::sockaddr::{self, Family};
+use ancillary::Wishes;
+use core::cell::Cell;
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use ginnel::channel::Arrived;
+use ginnel::{Conn, Error, UdpError, UdpOptions};
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::MutexGuard;
+
+/// What a datagram is sent with.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sending<'a> {
+    /// Flags of `send`.
+    pub flags: c_int,
+    /// Where to, as the program laid it out; `None` for the socket's other end.
+    pub to: Option<&'a [u8]>,
+    /// Control messages, likewise.
+    pub control: &'a [u8],
+}
+
+/// What a refusal of the stack is to a program.
+pub(crate) fn errno_of(error: UdpError) -> Errno {
+    match error {
+        UdpError::Stale => Errno::BADF,
+        UdpError::AddressInUse => Errno::ADDRINUSE,
+        UdpError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+        UdpError::TooMany => Errno::NFILE,
+        UdpError::NoDestination => Errno::DESTADDRREQ,
+        UdpError::InvalidAddress => Errno::INVAL,
+        UdpError::WrongFamily => Errno::AFNOSUPPORT,
+        UdpError::BroadcastForbidden => Errno::ACCESS,
+        UdpError::TooLong => Errno::MSGSIZE,
+        UdpError::NetUnreachable => Errno::NETUNREACH,
+        UdpError::HostUnreachable | UdpError::Unreachable => Errno::HOSTUNREACH,
+        UdpError::Refused => Errno::CONNREFUSED,
+        UdpError::NoBuffers => Errno::NOBUFS,
+        UdpError::WouldBlock => Errno::AGAIN,
+    }
+}
+
+fn refusal(error: &Error) -> Errno {
+    match error {
+        Error::Udp(_, error) => errno_of(*error),
+        _ => Errno::NETDOWN,
+    }
+}
+
+impl Ops {
+    /// `sendto` and `sendmsg` of a UDP socket; the `send` family of others, which have no use for addresses and control messages.
+    ///
+    /// # Errors
+    /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and what came of earlier datagrams: `ECONNREFUSED` …
+    pub fn send_to(&self, fd: RawFd, buffers: &[IoSlice<'_>], sending: &Sending<'_>) -> Result<usize, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        if !lane.files.socket(file)?.datagrams {
+            drop(lane);
+            return self.send(fd, buffers, sending.flags);
+        }
+        if sending.flags & libc::MSG_OOB != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let socket = lane.files.socket(file)?;
+        let family = socket.family;
+        let dont_wait = socket.nonblocking || sending.flags & libc::MSG_DONTWAIT != 0;
+        let patience = if dont_wait { Patience::None } else { socket.options.send_patience() };
+        let to = sending.to.map(|bytes| destination(bytes, family)).transpose()?;
+        let wishes = Wishes::read(sending.control)?;
+        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        if len > DATAGRAM_BYTES_MAX {
+            return Err(Errno::MSGSIZE);
+        }
+        let dgram = match self.give_side(lane, (fd, file), to)? {
+            Side::Kernel(half) => {
+                // The lane is not locked any more.
+                return halves::send(half, buffers, sending);
+            }
+            Side::Stack(locked, dgram) => {
+                lane = locked;
+                dgram
+            }
+        };
+        if dgram.shut_write {
+            return Err(Errno::PIPE);
+        }
+        if let Some(error) = lane.take_udp_error(file) {
+            return Err(error);
+        }
+        let remote = to.or(dgram.connected).ok_or(Errno::DESTADDRREQ)?;
+        if remote.port() == 0 {
+            return Err(Errno::INVAL);
+        }
+        if lane.is_new_destination(file, remote) {
+            // What is wrong with a destination is told at once: the first datagram is a question.
+            let bytes: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
+            let sent = lane.client.udp_send_from(dgram.conn, to, wishes.source, &bytes);
+            if sent.is_ok() {
+                lane.note_destination(file, remote);
+            }
+            return sent.map(|()| len).map_err(errno_of);
+        }
+        let done = Cell::new(0);
+        let wait = Wait::restarting(patience, &done);
+        let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
+            lane.client.udp_post(dgram.conn, to, wishes.source, buffers).map_err(errno_of)
+        });
+        lane.client.flush();
+        result.map(|()| len)
+    }
+
+    /// `recvfrom` and `recvmsg`: what came, from whom, and control messages as far as there is room for `control_room` bytes of them.
+    ///
+    /// # Errors
+    /// As [`Ops::recv`]; of a UDP socket `EAGAIN`, `EINTR`, and what came of datagrams that were sent: `ECONNREFUSED` …
+    pub fn recv_from(
+        &self,
+        fd: RawFd,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: c_int,
+        control_room: usize,
+    ) -> Result<Received, Errno> {
+        let mut lane = self.lock();
+        let file = self.file(fd)?;
+        if !lane.files.socket(file)?.datagrams {
+            drop(lane);
+            return self.recv(fd, buffers, flags).map(Received::of_stream);
+        }
+        let socket = lane.files.socket(file)?;
+        let family = socket.family;
+        let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
+        let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
+        let half = lane.kernel_half(file);
+        if flags & libc::MSG_ERRQUEUE != 0 {
+            return match half {
+                Some(half) => halves::recv(half, buffers, flags, control_room, family),
+                // Errors of the stack come as the error of a call, not as messages.
+                None => Err(Errno::AGAIN),
+            };
+        }
+        let mut watched = [libc::pollfd { fd: half.unwrap_or(-1), events: libc::POLLIN, revents: 0 }];
+        let done = Cell::new(0);
+        let wait = Wait { exclusive: true, ..Wait::restarting(patience, &done) };
+        let (mut lane, result) = self.until(lane, &[file], &mut watched, &wait, |lane, _| {
+            match (lane.recv_datagram(file, buffers, flags, control_room), half) {
+                (Err(Errno::AGAIN), Some(half)) => {
+                    halves::recv(half, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
+                }
+                (result, _) => result,
+            }
+        });
+        lane.client.flush();
+        result
+    }
+
+    /// `bind` of a UDP socket.
+    pub(crate) fn bind_datagrams(
+        &self,
+        mut lane: MutexGuard<'_, Lane>,
+        (fd, file): (RawFd, FileId),
+        address: SocketAddr,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let ip = address.ip();
+        if !ip.is_unspecified() {
+            let ours = (self.config.takes)(ip);
+            let refused = Err(Errno::ADDRNOTAVAIL);
+            let opened = if ours { lane.open_datagrams(file, address, true, None) } else { refused };
+            if opened != refused || !self.config.kernel_listen {
+                return opened;
+            }
+            self.hand_to_kernel(&mut lane, fd, file)?;
+            drop(lane);
+            return crate::raw::bind(fd, bytes);
+        }
+        if !self.config.kernel_listen {
+            return lane.open_datagrams(file, address, true, None);
+        }
+        // Whether the port is free, and may be had, the kernel knows better.
+        self.back_with_kernel(&mut lane, fd, file)?;
+        let family = lane.files.socket(file)?.family;
+        crate::raw::bind(fd, bytes)?;
+        let chosen = crate::kernel::name_of(fd, family)?;
+        lane.open_datagrams(file, SocketAddr::new(ip, chosen.port()), true, Some(fd))
+    }
+
+    /// `connect` of a UDP socket.
+    pub(crate) fn connect_datagrams(
+        &self,
+        mut lane: MutexGuard<'_, Lane>,
+        (fd, file): (RawFd, FileId),
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let socket = lane.files.socket(file)?;
+        let family = socket.family;
+        if sockaddr::family_of(bytes)? == libc::AF_UNSPEC as u16 {
+            return lane.disconnect_datagrams(file);
+        }
+        let to = crate::connect::loopback_for_any(sockaddr::read(bytes, family)?, None);
+        if to.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
+            return Err(Errno::NETUNREACH);
+        }
+        let fresh = matches!(socket.shape, Shape::Fresh { .. });
+        let connected = match (self.config.takes)(to.ip()) {
+            true => lane.connect_datagrams(file, to),
+            false => Err(Errno::NETUNREACH),
+        };
+        match (connected, lane.kernel_half(file)) {
+            (Err(Errno::NETUNREACH), Some(_)) => {
+                // The half that reaches it is all of it from now on.
+                self.leave_to_kernel(&mut lane, fd, file)?;
+                drop(lane);
+                crate::raw::connect(fd, bytes)
+            }
+            (Err(Errno::NETUNREACH), None) if fresh && self.config.kernel_listen => {
+                lane.close_datagrams(file);
+                self.hand_to_kernel(&mut lane, fd, file)?;
+                drop(lane);
+                crate::raw::connect(fd, bytes)
+            }
+            (connected, _) => connected,
+        }
+    }
+
+    /// Who is to send a datagram. A socket that has no address yet gets one, and the side is chosen by where it sends first.
+    fn give_side<'a>(
+        &'a self,
+        mut lane: MutexGuard<'a, Lane>,
+        (fd, file): (RawFd, FileId),
+        to: Option<SocketAddr>,
+    ) -> Result<Side<'a>, Errno> {
+        let socket = lane.files.socket(file)?;
+        let family = socket.family;
+        let ours = to.is_none_or(|to| (self.config.takes)(to.ip()));
+        match socket.shape {
+            Shape::Datagrams(dgram) => match dgram.kernel {
+                Some(half) if dgram.connected.is_none() && (!ours || !lane.reaches(to)) => {
+                    Ok(Side::Kernel(half))
+                }
+                _ => Ok(Side::Stack(lane, dgram)),
+            },
+            _ => {
+                to.ok_or(Errno::DESTADDRREQ)?;
+                if self.config.kernel_listen && (!ours || !lane.reaches(to)) {
+                    self.hand_to_kernel(&mut lane, fd, file)?;
+                    return Ok(Side::Kernel(fd));
+                }
+                let any = socket_any(family, to);
+                lane.open_datagrams(file, any, false, None)?;
+                match lane.files.socket(file)?.shape {
+                    Shape::Datagrams(dgram) => Ok(Side::Stack(lane, dgram)),
+                    _ => Err(Errno::BADF),
+                }
+            }
+        }
+    }
+}
+
+/// Who sends.
+enum Side<'a> {
+    Stack(MutexGuard<'a, Lane>, Dgram),
+    Kernel(RawFd),
+}
+
+/// Most bytes of a datagram (`udp_sendmsg`).
+const DATAGRAM_BYTES_MAX: usize = 0xffff;
+
+fn socket_any(family: Family, to: Option<SocketAddr>) -> SocketAddr {
+    match (family, to) {
+        // An IPv6 socket takes what comes over IPv4 too, unless it may not.
+        (Family::V6, _) => family.any(),
+        _ => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
+    }
+}
+
+/// Where a datagram goes, as the program says; no address is oneself, as for `connect`.
+fn destination(bytes: &[u8], family: Family) -> Result<SocketAddr, Errno> {
+    let foreign = sockaddr::family_of(bytes)?;
+    let read = if family == Family::V6 && foreign == libc::AF_INET as u16 {
+        // `udpv6_sendmsg` takes those of IPv4.
+        sockaddr::read(bytes, Family::V4)
+    } else if family == Family::V4 && foreign == libc::AF_UNSPEC as u16 {
+        // Old programs leave the family out.
+        let mut copy = bytes.to_vec();
+        copy[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+        sockaddr::read(&copy, family)
+    } else {
+        sockaddr::read(bytes, family)
+    };
+    let to = crate::connect::loopback_for_any(read?, None);
+    if to.port() == 0 { Err(Errno::INVAL) } else { Ok(to) }
+}
+
+impl Lane {
+    /// Opens the stack's side of a UDP socket.
+    fn open_datagrams(
+        &mut self,
+        file: FileId,
+        address: SocketAddr,
+        bound: bool,
+        kernel: Option<RawFd>,
+    ) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        let options = socket.options.of_datagrams(socket.family);
+        socket.options.told_datagrams = Some(options);
+        let conn = self.client.udp_open(address, options).map_err(|e| refusal(&e))?;
+        let socket = self.files.socket(file)?;
+        socket.shape = Shape::Datagrams(Dgram {
+            conn,
+            bound,
+            connected: None,
+            kernel,
+            shut_read: false,
+            shut_write: false,
+        });
+        self.bind_conn(conn, file);
+        Ok(())
+    }
+
+    fn connect_datagrams(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
+        let family = self.files.socket(file)?.family;
+        if !matches!(self.files.socket(file)?.shape, Shape::Datagrams(_)) {
+            self.open_datagrams(file, family.any(), false, None)?;
+        }
+        let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape else { return Err(Errno::BADF) };
+        let conn = dgram.conn;
+        self.client.udp_connect(conn, to).map_err(errno_of)?;
+        if let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape {
+            dgram.connected = Some(to);
+        }
+        self.note_destination(file, to);
+        Ok(())
+    }
+
+    /// `connect` to no address (`__udp_disconnect`): a socket that was bound stays so.
+    fn disconnect_datagrams(&mut self, file: FileId) -> Result<(), Errno> {
+        let Shape::Datagrams(dgram) = self.files.socket(file)?.shape else { return Ok(()) };
+        if dgram.connected.is_none() {
+            return Ok(());
+        }
+        let local = self.client.ends(dgram.conn).map(|[local, _]| local);
+        self.close_datagrams(file);
+        let family = self.files.socket(file)?.family;
+        if let (true, Ok(local)) = (dgram.bound, local) {
+            let at = SocketAddr::new(dgram_ip(local, family), local.port());
+            self.open_datagrams(file, at, true, dgram.kernel)?;
+        }
+        Ok(())
+    }
+
+    /// `shutdown`; one that is not connected cannot be.
+    pub fn shutdown_datagrams(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
+        let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape else { return Err(Errno::NOTCONN) };
+        dgram.shut_read |= read;
+        dgram.shut_write |= write;
+        let connected = dgram.connected.is_some();
+        self.wake(file, libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP | libc::POLLHUP | libc::POLLOUT);
+        if connected { Ok(()) } else { Err(Errno::NOTCONN) }
+    }
+
+    /// What `getsockname` says.
+    pub fn local_of_datagrams(&self, dgram: Dgram, family: Family) -> Option<SocketAddr> {
+        let [local, _] = self.client.ends(dgram.conn).ok()?;
+        Some(SocketAddr::new(dgram_ip(local, family), local.port()))
+    }
+
+    /// The stack's side of a UDP socket ends; the socket is as good as new.
+    pub fn close_datagrams(&mut self, file: FileId) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        let Shape::Datagrams(dgram) = socket.shape else { return };
+        socket.shape = Shape::Fresh { bound: None };
+        self.release_datagrams(dgram.conn);
+    }
+
+    pub fn release_datagrams(&mut self, conn: Conn) {
+        self.unbind_conn(conn);
+        // If the stack is gone there is nothing to give back.
+        let _ = self.client.release(conn);
+        self.client.flush();
+    }
+
+    /// Whether the stack has a way to a destination: connecting a socket that is nobody's tells.
+    fn reaches(&mut self, to: Option<SocketAddr>) -> bool {
+        let Some(to) = to else { return true };
+        if self.udp_ways.contains(&to.ip()) {
+            return true;
+        }
+        let any = SocketAddr::new(
+            if to.is_ipv4() {
+                Ipv4Addr::UNSPECIFIED.into()
+            } else {
+                IpAddr::V6(core::net::Ipv6Addr::UNSPECIFIED)
+            },
+            0,
+        );
+        let Ok(probe) = self.client.udp_open(any, UdpOptions::default()) else { return true };
+        let reached = self.client.udp_connect(probe, to) != Err(UdpError::NetUnreachable);
+        let _ = self.client.release(probe);
+        self.client.flush();
+        if reached {
+            self.note_way(to.ip());
+        }
+        reached
+    }
+
+    fn note_way(&mut self, ip: IpAddr) {
+        if self.udp_ways.len() == WAYS_MAX {
+            self.udp_ways.remove(0);
+        }
+        self.udp_ways.push(ip);
+    }
+
+    /// Whether nothing was sent there by this socket yet.
+    fn is_new_destination(&mut self, file: FileId, to: SocketAddr) -> bool {
+        self.files.socket(file).is_ok_and(|socket| !socket.destinations.contains(&to))
+    }
+
+    fn note_destination(&mut self, file: FileId, to: SocketAddr) {
+        let Ok(socket) = self.files.socket(file) else { return };
+        if socket.destinations.len() == WAYS_MAX {
+            socket.destinations.remove(0);
+        }
+        if !socket.destinations.contains(&to) {
+            socket.destinations.push(to);
+        }
+    }
+
+    /// What came of an earlier datagram, once.
+    pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
+        let Shape::Datagrams(dgram) = self.files.socket(file).ok()?.shape else { return None };
+        self.client.udp_error(dgram.conn, true).map(errno_of)
+    }
+
+    fn recv_datagram(
+        &mut self,
+        file: FileId,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: c_int,
+        control_room: usize,
+    ) -> Result<Received, Errno> {
+        let Shape::Datagrams(dgram) = self.files.socket(file)?.shape else { return Err(Errno::AGAIN) };
+        if let Some(error) = self.take_udp_error(file) {
+            return Err(error);
+        }
+        let take = flags & libc::MSG_PEEK == 0;
+        let arrived = match self.client.udp_take(dgram.conn, buffers, take) {
+            Err(UdpError::WouldBlock) if dgram.shut_read => return Ok(Received::of_stream(0)),
+            result => result.map_err(errno_of)?,
+        };
+        let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let socket = self.files.socket(file)?;
+        let family = socket.family;
+        let mut received = Received::of_datagram(&arrived, room, flags, family);
+        socket.options.describe(&arrived, family, received.control_within(control_room));
+        Ok(received)
+    }
+}
+
+/// Destinations that are remembered.
+const WAYS_MAX: usize = 32;
+
+fn dgram_ip(local: SocketAddr, family: Family) -> IpAddr {
+    match (local.ip(), family) {
+        (ip @ IpAddr::V4(_), Family::V4) | (ip, Family::V6) => ip,
+        _ => family.any().ip(),
+    }
+}
+
+/// Whether a datagram was cut off.
+pub(crate) fn is_cut(arrived: &Arrived, room: usize) -> bool {
+    arrived.len > room
+}

@@ -1,0 +1,215 @@
+//! What comes with a datagram besides its bytes: who sent it, and control messages (`<bits/socket.h>`).
+
+use crate::options::Options;
+use crate::sockaddr::{self, Family, Written};
+use core::ffi::c_int;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use ginnel::channel::Arrived;
+use rustix::io::Errno;
+
+/// Room for all control messages that there can be at a time.
+const CONTROL_BYTES: usize = 192;
+/// Length, level and type.
+const HEAD_BYTES: usize = 16;
+
+/// Control messages, as a program gets them.
+#[derive(Clone, Copy, Debug)]
+pub struct Control {
+    bytes: [u8; CONTROL_BYTES],
+    len: usize,
+    room: usize,
+    cut: bool,
+}
+
+impl Control {
+    pub(super) fn none() -> Self {
+        Self { bytes: [0; CONTROL_BYTES], len: 0, room: 0, cut: false }
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Room for the kernel to write them, of which a program has so much.
+    pub(super) fn whole(&mut self, room: usize) -> &mut [u8] {
+        &mut self.bytes[..room.min(CONTROL_BYTES)]
+    }
+
+    pub(super) fn set_len(&mut self, len: usize) {
+        self.len = len.min(CONTROL_BYTES);
+    }
+
+    /// There was no room for all (`MSG_CTRUNC`).
+    pub fn is_cut(&self) -> bool {
+        self.cut
+    }
+
+    /// Adds one (`put_cmsg`).
+    fn put(&mut self, level: c_int, kind: c_int, value: &[u8]) {
+        let whole = HEAD_BYTES + value.len();
+        let room = self.room.min(CONTROL_BYTES).saturating_sub(self.len);
+        if room < HEAD_BYTES {
+            self.cut = true;
+            return;
+        }
+        let len = whole.min(room);
+        self.cut |= len < whole;
+        let place = &mut self.bytes[self.len..];
+        place[..8].copy_from_slice(&len.to_ne_bytes());
+        place[8..12].copy_from_slice(&level.to_ne_bytes());
+        place[12..16].copy_from_slice(&kind.to_ne_bytes());
+        place[HEAD_BYTES..len].copy_from_slice(&value[..len - HEAD_BYTES]);
+        // The next begins where a word does, if there is room.
+        self.len += whole.next_multiple_of(8).min(room);
+    }
+}
+
+/// What was received.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    /// Bytes: those that were copied, or with `MSG_TRUNC` those that there were.
+    pub count: usize,
+    /// Who sent them. A stream does not say where each byte is from.
+    pub from: Option<Written>,
+    /// Control messages.
+    pub control: Control,
+    /// What the kernel puts into `msg_flags`.
+    pub flags: c_int,
+}
+
+impl Received {
+    pub(crate) fn of_stream(count: usize) -> Self {
+        Self { count, from: None, control: Control::none(), flags: 0 }
+    }
+
+    pub(super) fn of_datagram(arrived: &Arrived, room: usize, flags: c_int, family: Family) -> Self {
+        let cut = super::is_cut(arrived, room);
+        Self {
+            count: if flags & libc::MSG_TRUNC != 0 { arrived.len } else { arrived.len.min(room) },
+            from: Some(sockaddr::write(arrived.from, family)),
+            control: Control::none(),
+            flags: if cut { libc::MSG_TRUNC } else { 0 },
+        }
+    }
+
+    /// The control messages, for which there is so much room.
+    pub(super) fn control_within(&mut self, room: usize) -> &mut Control {
+        self.control.room = room;
+        &mut self.control
+    }
+}
+
+impl Options {
+    /// Writes the control messages that a program asked for (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
+    pub(super) fn describe(&self, arrived: &Arrived, family: Family, control: &mut Control) {
+        let asked = |text| self.is_on(text);
+        let class = c_int::from(arrived.ecn);
+        match (arrived.to, family) {
+            (IpAddr::V4(to), _) => {
+                if asked("IP_PKTINFO") {
+                    // Which device it was, programs cannot say.
+                    let info = [[0; 4], to.octets(), to.octets()].concat();
+                    control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+                }
+                if asked("IP_RECVTTL") {
+                    control.put(
+                        libc::IPPROTO_IP,
+                        libc::IP_TTL,
+                        &c_int::from(arrived.hop_limit).to_ne_bytes(),
+                    );
+                }
+                if asked("IP_RECVTOS") {
+                    control.put(libc::IPPROTO_IP, libc::IP_TOS, &[arrived.ecn]);
+                }
+                if family == Family::V6 && asked("IPV6_RECVPKTINFO") {
+                    let info = [&to.to_ipv6_mapped().octets()[..], &[0; 4]].concat();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+                }
+            }
+            (IpAddr::V6(to), _) => {
+                if asked("IPV6_RECVPKTINFO") {
+                    let info = [&to.octets()[..], &[0; 4]].concat();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+                }
+                if asked("IPV6_RECVHOPLIMIT") {
+                    let hops = c_int::from(arrived.hop_limit).to_ne_bytes();
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
+                }
+                if asked("IPV6_RECVTCLASS") {
+                    control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &class.to_ne_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// What a program wants of one datagram that it sends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wishes {
+    /// One of our addresses to send from.
+    pub source: Option<IpAddr>,
+}
+
+impl Wishes {
+    /// Reads control messages (`ip_cmsg_send`, `ip6_datagram_send_ctl`).
+    ///
+    /// # Errors
+    /// `EINVAL` for those that are malformed, or unknown.
+    pub fn read(mut control: &[u8]) -> Result<Self, Errno> {
+        let mut wishes = Self::default();
+        while control.len() >= HEAD_BYTES {
+            let word = |at: usize| c_int::from_ne_bytes(control[at..at + 4].try_into().expect("four bytes"));
+            let len = usize::from_ne_bytes(control[..8].try_into().expect("eight bytes"));
+            if len < HEAD_BYTES || len > control.len() {
+                return Err(Errno::INVAL);
+            }
+            let value = &control[HEAD_BYTES..len];
+            match (word(8), word(12)) {
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    let info: [u8; 12] = value.try_into().map_err(|_| Errno::INVAL)?;
+                    let source = Ipv4Addr::new(info[4], info[5], info[6], info[7]);
+                    wishes.source = Some(source.into()).filter(|_| !source.is_unspecified());
+                }
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    let octets: [u8; 16] =
+                        value.get(..16).ok_or(Errno::INVAL)?.try_into().expect("sixteen bytes");
+                    let source = Ipv6Addr::from(octets).to_canonical();
+                    wishes.source = Some(source).filter(|source| !source.is_unspecified());
+                }
+                _ => return Err(Errno::INVAL),
+            }
+            control = control.get(len.next_multiple_of(8)..).unwrap_or_default();
+        }
+        Ok(wishes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_messages_are_cut_where_the_room_ends() {
+        let mut control = Control { room: 40, ..Control::none() };
+        control.put(0, 8, &[1; 12]);
+        assert_eq!((control.bytes().len(), control.is_cut()), (32, false));
+        control.put(0, 2, &[2; 4]);
+        assert_eq!((control.bytes().len(), control.is_cut()), (32, true), "no room for a head");
+        let mut control = Control { room: 20, ..Control::none() };
+        control.put(0, 8, &[1; 12]);
+        assert_eq!((control.bytes()[0], control.bytes().len(), control.is_cut()), (20, 20, true));
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let mut control = Control { room: 100, ..Control::none() };
+        control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
+        let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());
+        assert_eq!(Wishes::read(control.bytes()), Ok(Wishes { source }));
+        assert_eq!(Wishes::read(&[]), Ok(Wishes::default()));
+        assert_eq!(Wishes::read(&[255; 32]), Err(Errno::INVAL));
+        control.put(1, 77, &[]);
+        assert_eq!(Wishes::read(control.bytes()), Err(Errno::INVAL));
+    }
+}

@@ -1,0 +1,110 @@
+//! Datagrams in the two streams of a UDP socket: a header and the bytes, one behind the other, nothing in between. Whoever writes one writes all of it or nothing;
+//! who reads one takes all of it. What would never fit goes as a question and an answer; its place in the order is kept by a header without bytes.
+
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use ginnel_stack::udp::UdpError;
+
+/// Bytes of a header.
+pub(super) const HEADER_BYTES: usize = 48;
+/// Most bytes of a datagram.
+pub(super) const DATAGRAM_BYTES_MAX: usize = 65_535;
+
+/// What stands in front of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Bytes of the datagram.
+    pub len: u32,
+    /// They do not follow: they are to be asked for.
+    pub apart: bool,
+    /// Who sent it, or to whom it is to be sent; the unspecified address and port 0 stand for the socket's own other end.
+    pub peer: SocketAddr,
+    /// The address of ours that it was sent to, or is to be sent from; the unspecified address leaves the choice to the stack.
+    pub own: IpAddr,
+    pub ecn: u8,
+    pub hop_limit: u8,
+}
+
+fn mapped(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+impl Header {
+    /// Bytes of the stream that it and what follows it take.
+    pub fn bytes(&self) -> usize {
+        HEADER_BYTES + if self.apart { 0 } else { self.len as usize }
+    }
+
+    pub fn put(&self) -> [u8; HEADER_BYTES] {
+        let mut out = [0; HEADER_BYTES];
+        out[..4].copy_from_slice(&self.len.to_ne_bytes());
+        (out[4], out[5], out[6]) = (self.apart.into(), self.ecn, self.hop_limit);
+        out[8..10].copy_from_slice(&self.peer.port().to_ne_bytes());
+        out[16..32].copy_from_slice(&mapped(self.peer.ip()));
+        out[32..48].copy_from_slice(&mapped(self.own));
+        out
+    }
+
+    /// `None`: longer than a datagram can be.
+    pub fn get(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let len = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        let address = |from: usize| {
+            let octets: [u8; 16] = bytes[from..from + 16].try_into().expect("sixteen bytes");
+            Ipv6Addr::from(octets).to_canonical()
+        };
+        (len as usize <= DATAGRAM_BYTES_MAX).then(|| Self {
+            len,
+            apart: bytes[4] != 0,
+            peer: SocketAddr::new(address(16), u16::from_ne_bytes([bytes[8], bytes[9]])),
+            own: address(32),
+            ecn: bytes[5] & 3,
+            hop_limit: bytes[6],
+        })
+    }
+}
+
+/// Errors that may be pending on a socket, by the number that stands in its word.
+const ERRORS: [UdpError; 7] = [
+    UdpError::Refused,
+    UdpError::Unreachable,
+    UdpError::HostUnreachable,
+    UdpError::NetUnreachable,
+    UdpError::TooLong,
+    UdpError::NoBuffers,
+    UdpError::BroadcastForbidden,
+];
+
+/// The word of an error; 0 is none. Errors that do not wait for anybody are none.
+pub(super) fn word_of(error: UdpError) -> u32 {
+    ERRORS.iter().position(|known| *known == error).map_or(0, |place| place as u32 + 1)
+}
+
+/// The error of a word.
+pub(super) fn error_of(word: u32) -> Option<UdpError> {
+    ERRORS.get((word as usize).checked_sub(1)?).copied()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_and_errors_come_back() {
+        for (peer, own) in
+            [("192.0.2.1:53", "192.0.2.2"), ("[2001:db8::1]:53", "2001:db8::2"), ("0.0.0.0:0", "::")]
+        {
+            let (peer, own) = (peer.parse().unwrap(), own.parse().unwrap());
+            let header = Header { len: 65_535, apart: true, peer, own, ecn: 3, hop_limit: 64 };
+            assert_eq!(Header::get(&header.put()), Some(header));
+        }
+        let mut long = [0; HEADER_BYTES];
+        long[2] = 1;
+        assert_eq!(Header::get(&long), None);
+        for error in ERRORS {
+            assert_eq!(error_of(word_of(error)), Some(error));
+        }
+        assert_eq!((error_of(0), error_of(99), word_of(UdpError::WouldBlock)), (None, None, 0));
+    }
+}

@@ -1,0 +1,216 @@
+//! UDP sockets whose datagrams go through the region.
+
+use super::domain::{Domain, Post};
+use crate::channel::control::Reply;
+use crate::channel::datagram::{DATAGRAM_BYTES_MAX, HEADER_BYTES, Header, word_of};
+use crate::channel::region::Direction;
+use crate::channel::sync::{Ordering, fence};
+use crate::context::Context;
+use core::net::{Ipv6Addr, SocketAddr};
+use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::udp::{Datagram, UdpError};
+
+/// Datagrams that wait for room in the region, or are apart from it.
+const WAITING_MAX: usize = 256;
+
+impl Domain {
+    /// A UDP socket's datagrams go through the region from now on.
+    pub(super) fn open_post(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
+        self.sockets[socket as usize].post = Some(Box::default());
+        if self.long.is_empty() {
+            self.long = vec![0; DATAGRAM_BYTES_MAX].into();
+        }
+        self.note_ends(cx, socket, udp, None);
+    }
+
+    /// Writes both ends where clients read them.
+    pub(super) fn note_ends(
+        &mut self,
+        cx: &mut Context<'_>,
+        socket: u32,
+        udp: UdpHandle,
+        remote: Option<SocketAddr>,
+    ) {
+        if let Ok(local) = cx.udp_local(udp) {
+            let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+            self.region.socket(socket).set_ends([local, remote.unwrap_or(nobody)]);
+        }
+    }
+
+    /// A datagram or an error came for such a socket.
+    pub(super) fn post_came(&mut self, socket: u32, what: Result<(Datagram, &[u8]), UdpError>) {
+        let (datagram, data) = match what {
+            Ok(came) => came,
+            Err(error) => {
+                self.post_error(socket, error);
+                return;
+            }
+        };
+        let fits = HEADER_BYTES + data.len() <= self.region.buffer_bytes();
+        let mut post = self.sockets[socket as usize].post.take().unwrap_or_default();
+        if post.waiting.is_empty() && fits && self.deliver(socket, &header_of(&datagram, false), data) {
+            self.sockets[socket as usize].post = Some(post);
+            self.ring(socket);
+            return;
+        }
+        if post.waiting.len() + post.apart.len() == WAITING_MAX
+            || data.len() > self.datagram_bytes_max - self.datagram_bytes
+        {
+            self.stats.datagrams_dropped += 1;
+        } else {
+            self.datagram_bytes += data.len();
+            post.waiting.push_back((datagram, data.to_vec()));
+        }
+        self.move_waiting(socket, &mut post);
+        self.sockets[socket as usize].post = Some(post);
+        self.ring(socket);
+    }
+
+    /// Moves what waits to the region, as far as there is room.
+    fn move_waiting(&mut self, socket: u32, post: &mut Post) {
+        while let Some((datagram, data)) = post.waiting.pop_front() {
+            let apart = HEADER_BYTES + data.len() > self.region.buffer_bytes();
+            let header = header_of(&datagram, apart);
+            let bytes = if apart { &[][..] } else { &data };
+            let mut delivered = self.deliver(socket, &header, bytes);
+            if !delivered {
+                self.region.socket(socket).wants_room.store(1, Ordering::Relaxed);
+                // Pairs with the fence of a client that has read.
+                fence(Ordering::SeqCst);
+                delivered = self.deliver(socket, &header, bytes);
+            }
+            if !delivered {
+                post.waiting.push_front((datagram, data));
+                return;
+            }
+            if apart {
+                post.apart.push_back((datagram, data));
+            } else {
+                self.datagram_bytes -= data.len();
+            }
+        }
+    }
+
+    /// Writes one to the region; whether there was room.
+    fn deliver(&mut self, socket: u32, header: &Header, data: &[u8]) -> bool {
+        let stream = self.region.stream(socket, Direction::Incoming);
+        let known = &mut self.sockets[socket as usize];
+        match stream.room(known.received) {
+            Ok(room) if room >= HEADER_BYTES + data.len() => {
+                // There is room for both, and who reads waits for both.
+                let _ = stream.write(&mut known.received, &header.put());
+                let _ = stream.write(&mut known.received, data);
+                true
+            }
+            Ok(_) => false,
+            Err(_) => {
+                self.stats.violations += 1;
+                // To go on with a position that cannot be is not possible: it is as if all was read.
+                true
+            }
+        }
+    }
+
+    fn post_error(&mut self, socket: u32, error: UdpError) {
+        let word = word_of(error);
+        if word != 0 {
+            self.region.socket(socket).udp_error.store(word, Ordering::Release);
+            self.notice(socket);
+        }
+    }
+
+    /// Sends what clients wrote, and makes use of the room that they made.
+    pub(super) fn post_go_on(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
+        if let Some(mut post) = self.sockets[socket as usize].post.take() {
+            if !post.waiting.is_empty() {
+                self.move_waiting(socket, &mut post);
+                self.ring(socket);
+            }
+            self.sockets[socket as usize].post = Some(post);
+        }
+        let mut taken = self.sockets[socket as usize].taken;
+        let before = taken;
+        let mut long = core::mem::take(&mut self.long);
+        loop {
+            let mut head = [0; HEADER_BYTES];
+            let stream = self.region.stream(socket, Direction::Outgoing);
+            let Ok(count) = stream.peek(taken, 0, &mut head) else {
+                self.stats.violations += 1;
+                break;
+            };
+            if count < HEADER_BYTES {
+                break;
+            }
+            let Some(header) = Header::get(&head).filter(|header| !header.apart) else {
+                self.stats.violations += 1;
+                break;
+            };
+            let bytes = &mut long[..header.len as usize];
+            if stream.peek(taken, HEADER_BYTES, bytes) != Ok(bytes.len()) {
+                // The rest is being written.
+                break;
+            }
+            stream.consume(&mut taken, header.bytes());
+            if let Err(error) = send(cx, udp, &header, bytes) {
+                self.post_error(socket, error);
+            }
+        }
+        self.long = long;
+        self.sockets[socket as usize].taken = taken;
+        if taken != before {
+            // Pairs with the fence of a client that found no room.
+            fence(Ordering::SeqCst);
+            let wants = &self.region.socket(socket).wants_space;
+            if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
+                self.ring(socket);
+            }
+        }
+    }
+
+    /// The next of those that did not fit into the region.
+    pub(super) fn apart(&mut self, socket: u32, take: bool) -> Reply {
+        let mut freed = 0;
+        let next = self.sockets[socket as usize].post.as_mut().and_then(|post| {
+            if !take {
+                return post.apart.front().cloned();
+            }
+            let next = post.apart.pop_front();
+            freed = next.as_ref().map_or(0, |(_, data)| data.len());
+            next
+        });
+        self.datagram_bytes -= freed;
+        Reply::UdpRecv(next.ok_or(UdpError::WouldBlock))
+    }
+
+    /// What waits on a socket goes with it.
+    pub(super) fn forget_post(&mut self, socket: u32) {
+        if let Some(post) = self.sockets[socket as usize].post.take() {
+            let bytes = |(_, data): &(Datagram, Vec<u8>)| data.len();
+            self.datagram_bytes -= post.waiting.iter().chain(&post.apart).map(bytes).sum::<usize>();
+        }
+    }
+}
+
+/// Sends one; an error that was pending is reported as such, and does not stand in its way.
+fn send(cx: &mut Context<'_>, udp: UdpHandle, header: &Header, data: &[u8]) -> Result<(), UdpError> {
+    let to = (header.peer.port() != 0 || !header.peer.ip().is_unspecified()).then_some(header.peer);
+    let once = |cx: &mut Context<'_>| match (to, header.own.is_unspecified()) {
+        (Some(peer), false) => {
+            let (from, to) = (peer, header.own);
+            cx.udp_reply(udp, &Datagram { len: 0, from, to, ecn: 0, hop_limit: 0 }, data)
+        }
+        (to, _) => cx.udp_send(udp, to, data),
+    };
+    match once(cx) {
+        Err(pending @ (UdpError::Refused | UdpError::Unreachable)) => once(cx).and(Err(pending)),
+        // What a device has no room for is lost, as anywhere on the way.
+        Err(UdpError::NoBuffers) => Ok(()),
+        result => result,
+    }
+}
+
+fn header_of(datagram: &Datagram, apart: bool) -> Header {
+    let Datagram { len, from: peer, to: own, ecn, hop_limit } = *datagram;
+    // Cannot truncate: no datagram is as long.
+    Header { len: len as u32, apart, peer, own, ecn, hop_limit }
+}
