@@ -13,13 +13,15 @@ pub struct ListenOptions {
     pub backlog: u32,
     /// A listener on an IPv6 address does not take IPv4 connections (`IPV6_V6ONLY`). Default false, as on Linux.
     pub v6_only: bool,
+    /// Others that have this set too may listen at the same address; connections are spread over them by sender (`SO_REUSEPORT`). Of one shard.
+    pub reuse_port: bool,
     /// Options that accepted connections start with.
     pub socket: SocketOptions,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 4096, v6_only: false, socket: SocketOptions::default() }
+        Self { backlog: 4096, v6_only: false, reuse_port: false, socket: SocketOptions::default() }
     }
 }
 

@@ -283,6 +283,7 @@ impl World {
         let options = ListenOptions {
             backlog: word.c.into(),
             v6_only: word.a % 5 == 2,
+            reuse_port: word.a % 7 == 3,
             socket: SocketOptions {
                 recv_buffer_bytes: buffers,
                 send_buffer_bytes: buffers,

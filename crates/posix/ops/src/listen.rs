@@ -55,6 +55,7 @@ impl Ops {
         let options = ListenOptions {
             backlog,
             v6_only: socket.options.is_v6_only(),
+            reuse_port: sharing.reuse_port,
             socket: socket.options.at_birth(),
         };
         let number = lane.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;

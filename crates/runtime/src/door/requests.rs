@@ -32,7 +32,7 @@ choice!(State {
 });
 choice!(CaState { 0 => Open, 1 => Disorder, 2 => Cwr, 3 => Recovery, 4 => Loss });
 record!(SocketOptions { recv_buffer_bytes, send_buffer_bytes, mss, nodelay, keepalive, ack_events });
-record!(ListenOptions { backlog, v6_only, socket });
+record!(ListenOptions { backlog, v6_only, reuse_port, socket });
 record!(ConnectOptions { local, socket });
 record!(UdpOptions { reuse_address, reuse_port, broadcast, only_v6, receive_bytes, hop_limit, tos });
 record!(Datagram { len, from, to, ecn, hop_limit });

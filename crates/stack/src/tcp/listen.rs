@@ -52,10 +52,11 @@ impl ListenEntry {
     }
 
     /// Whether both cannot exist beside each other.
-    fn conflicts(&self, addr: SocketAddr, v6_only: bool) -> bool {
-        if self.addr.port() != addr.port() {
+    fn conflicts(&self, addr: SocketAddr, options: &ListenOptions) -> bool {
+        if self.addr.port() != addr.port() || self.options.reuse_port && options.reuse_port {
             return false;
         }
+        let v6_only = options.v6_only;
         let dual = |a: SocketAddr, only: bool| a.is_ipv6() && a.ip().is_unspecified() && !only;
         self.addr.ip() == addr.ip()
             || dual(self.addr, self.options.v6_only) && addr.ip().is_ipv4() && addr.ip().is_unspecified()
@@ -88,7 +89,7 @@ impl ListenTable {
         options: ListenOptions,
         profile: ProfileId,
     ) -> Result<Listener, ListenError> {
-        if self.by_port.iter().any(|(_, i)| self.entries[*i as usize].conflicts(addr, options.v6_only)) {
+        if self.by_port.iter().any(|(_, i)| self.entries[*i as usize].conflicts(addr, &options)) {
             return Err(ListenError::AddressInUse);
         }
         if self.by_port.len() >= self.max {
@@ -171,9 +172,10 @@ impl ListenTable {
         Listener::new(index, self.entries[index as usize].generation)
     }
 
-    /// The listener for a segment: an exact address wins over the wildcard, the wildcard of the same family over the other's.
+    /// The listener for a segment: an exact address wins over the wildcard, the wildcard of the same family over the other's. Of those that share an
+    /// address the flow's hash chooses, so that all segments of a handshake find the same.
     #[inline(always)]
-    pub fn find(&self, local: IpAddr, port: u16) -> Option<u32> {
+    pub fn find(&self, local: IpAddr, port: u16, hash: u32) -> Option<u32> {
         let from = self.by_port.partition_point(|e| e.0 < port);
         if let [(first, index), rest @ ..] = &self.by_port[from..]
             && rest.first().is_none_or(|e| e.0 != port)
@@ -181,11 +183,22 @@ impl ListenTable {
             // Most ports have one listener.
             return (*first == port && self.entries[*index as usize].takes(local)).then_some(*index);
         }
-        let candidates = self.by_port[from..].iter().take_while(|e| e.0 == port).map(|e| e.1);
-        candidates.filter(|i| self.entries[*i as usize].takes(local)).min_by_key(|i| {
-            let entry = &self.entries[*i as usize];
+        self.find_among(&self.by_port[from..], local, port, hash)
+    }
+
+    #[inline(never)]
+    fn find_among(&self, from: &[(u16, u32)], local: IpAddr, port: u16, hash: u32) -> Option<u32> {
+        let rank = |index: u32| {
+            let entry = &self.entries[index as usize];
             (entry.is_wildcard(), entry.addr.is_ipv4() != local.is_ipv4())
-        })
+        };
+        let of_port = from.iter().take_while(|e| e.0 == port).map(|e| e.1);
+        let candidates = of_port.filter(|index| self.entries[*index as usize].takes(local));
+        let best = candidates.clone().map(rank).min()?;
+        let mut equals = candidates.filter(|index| rank(*index) == best);
+        let count = equals.clone().count() as u64;
+        // The upper bits, as the flow table uses the lower; cannot truncate, as the product is below `count` then.
+        equals.nth(((u64::from(hash.rotate_left(16)) * count) >> 32) as usize)
     }
 
     /// A half-open connection of listener `index` is gone or established.
@@ -291,7 +304,7 @@ impl Tcp {
 
     /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
     pub fn input_listen(&mut self, net: &mut Network, seg: &Arrived<'_>) {
-        let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port) else {
+        let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash) else {
             self.stats.no_listener += 1;
             self.reset_segment(net, seg);
             return;

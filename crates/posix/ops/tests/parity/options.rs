@@ -158,3 +158,53 @@ fn the_table_is_in_order_and_names_each_option_once() {
         assert!(order(&pair[0]) < order(&pair[1]), "{} {}", pair[0].text, pair[1].text);
     }
 }
+
+const BEGIN: &str =
+    "<!-- options, by the table: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity document -->\n";
+const END: &str = "<!-- end of options -->\n";
+
+/// The options that differ, as `docs/posix.md` has them.
+fn document() -> String {
+    let mut text = String::from("| Option | Here |\n|---|---|\n");
+    let levels = ["SOL_SOCKET", "IPPROTO_IP", "IPPROTO_IPV6", "IPPROTO_TCP"];
+    for (level, name) in LEVELS.into_iter().zip(levels) {
+        let same: Vec<&str> = table::OPTIONS
+            .iter()
+            .filter(|row| row.level == level && row.note.is_empty())
+            .map(|row| row.text)
+            .collect();
+        text += &format!("| {name}: {} | as on Linux |\n", same.join(", "));
+        let mut notes: Vec<(String, Vec<&str>)> = Vec::new();
+        for row in table::OPTIONS.iter().filter(|row| row.level == level && !row.note.is_empty()) {
+            let note = match row.kind {
+                Kind::Refused => format!("`ENOPROTOOPT`: {}", row.note),
+                _ => row.note.into(),
+            };
+            match notes.iter_mut().find(|(known, _)| *known == note) {
+                Some((_, names)) => names.push(row.text),
+                None => notes.push((note, vec![row.text])),
+            }
+        }
+        for (note, names) in notes {
+            text += &format!("| {} | {note} |\n", names.join(", "));
+        }
+    }
+    text
+}
+
+#[test]
+fn the_document_says_what_the_table_says() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/posix.md");
+    let found = std::fs::read_to_string(path).unwrap();
+    let (before, rest) = found.split_once(BEGIN).expect("where the options begin");
+    let (_, after) = rest.split_once(END).expect("where they end");
+    let expected = [before, BEGIN, &document(), END, after].concat();
+    if std::env::var_os("GINNEL_BLESS").is_some() {
+        std::fs::write(path, &expected).unwrap();
+        return;
+    }
+    for (number, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(found, expected, "docs/posix.md:{} (GINNEL_BLESS=1 writes it anew)", number + 1);
+    }
+    assert_eq!(found, expected, "docs/posix.md (GINNEL_BLESS=1 writes it anew)");
+}

@@ -180,6 +180,54 @@ pub fn addresses_in_use(w: &mut World<'_>) {
     w.say("after the listener", w.a.listen(second, 1));
 }
 
+pub fn listeners_that_share_a_port(w: &mut World<'_>) {
+    let on = 1i32.to_ne_bytes();
+    let socket = |w: &World<'_>, shared: bool| {
+        let fd = w.a.socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK).unwrap();
+        if shared {
+            w.a.setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on).unwrap();
+        }
+        fd
+    };
+    let members = [socket(w, true), socket(w, true), socket(w, true)];
+    w.say("first", w.a.bind(members[0], &w.at_a(0)));
+    let at = port(&w.a.getsockname(members[0]).unwrap());
+    w.say("listens", w.a.listen(members[0], 64));
+    for member in &members[1..] {
+        w.say("another", w.a.bind(*member, &w.at_a(at)));
+        w.say("listens, too", w.a.listen(*member, 64));
+    }
+    let stranger = socket(w, false);
+    w.say("who does not share", w.a.bind(stranger, &w.at_a(at)));
+    let dial = |w: &World<'_>| {
+        let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
+        w.b.connect(b, &w.at_a(at)).map(|()| b)
+    };
+    let clients: Vec<_> = (0..60).map(|_| dial(w).unwrap()).collect();
+    w.settle();
+    let take =
+        |w: &World<'_>, member: i32| core::iter::from_fn(|| w.a.accept4(member, 0).ok()).collect::<Vec<_>>();
+    let taken: Vec<_> = members.iter().map(|member| take(w, *member)).collect();
+    let counts: Vec<usize> = taken.iter().map(Vec::len).collect();
+    w.say("all of them", counts.iter().sum::<usize>());
+    w.say("shared out", counts.iter().all(|count| *count >= 5));
+    taken.iter().flatten().for_each(|fd| w.a.close(*fd).unwrap());
+    clients.iter().for_each(|fd| w.b.close(*fd).unwrap());
+    // What waits at a member that goes, goes with it.
+    let clients: Vec<_> = (0..30).map(|_| dial(w).unwrap()).collect();
+    w.settle();
+    w.say("a member goes", w.a.close(members[0]));
+    w.settle();
+    let reset = clients.iter().filter(|fd| w.b.recv(**fd, 1, MSG_DONTWAIT) == Err(Errno::CONNRESET)).count();
+    let left = take(w, members[1]).len() + take(w, members[2]).len();
+    w.say("reset, or with the others", (reset > 0, reset + left));
+    w.say("others go on", dial(w).is_ok());
+    w.a.close(members[1]).unwrap();
+    w.say("the last one", dial(w).is_ok());
+    w.a.close(members[2]).unwrap();
+    w.say("nobody", dial(w));
+}
+
 pub fn copies_of_a_descriptor(w: &mut World<'_>) {
     let (a, b) = w.connection();
     let copy = w.a.dup(a).unwrap();
@@ -254,6 +302,7 @@ mod tests {
         sockets_that_are_not_connected
         addresses_in_use
         copies_of_a_descriptor
+        listeners_that_share_a_port
         full_buffers
         shutting_down_reading
     }
