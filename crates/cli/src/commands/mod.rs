@@ -1,5 +1,6 @@
 //! The subcommands.
 
+mod check;
 mod corpus;
 mod demo;
 mod load;
@@ -25,6 +26,8 @@ pub enum Command {
     Up(up::UpOptions),
     /// End a stack that ginnel up keeps
     Down(up::DownOptions),
+    /// Say whether a process is accelerated, and which of its sockets are where, and why
+    Check(check::CheckOptions),
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
@@ -47,6 +50,7 @@ impl Command {
             Self::Run(options) => run::run(&options),
             Self::Up(options) => up::up(&options),
             Self::Down(options) => up::down(&options),
+            Self::Check(options) => check::run(&options),
             Self::Load(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
             Self::Stat(options) => stat::run(&options),

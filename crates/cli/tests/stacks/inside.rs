@@ -99,3 +99,131 @@ print(low('127.0.0.1', 80), low('127.0.0.1', 1023), low('127.0.0.1', 1024))";
     let _up = place.up("free", &["--config", "free.toml", "--loopback", "stack"]);
     assert_eq!(place.says(&["--stack", "free"], script), "free free free\n");
 }
+
+#[test]
+fn connections_are_opened_and_accepted_on_all_shards_of_a_stack() {
+    if skipped("connections_are_opened_and_accepted_on_all_shards_of_a_stack") {
+        return;
+    }
+    let place = Place::new("shards");
+    std::fs::write(place.path().join("three.toml"), "[shards]\ncount = 3\n").unwrap();
+    let _up = place.up("lab", &["--config", "three.toml", "--loopback", "stack"]);
+    // One that accepts and waits by epoll, in several threads; and clients that bind first and such that do not.
+    let serve = "
+s = server('127.0.0.1', 7005, backlog=200)
+s.setblocking(False)
+def work():
+    e = select.epoll(); e.register(s, select.EPOLLIN | select.EPOLLEXCLUSIVE); open_ = {}
+    while True:
+        for fd, ev in e.poll():
+            if fd == s.fileno():
+                try: a, _ = s.accept()
+                except BlockingIOError: continue
+                open_[a.fileno()] = a; e.register(a, select.EPOLLIN)
+            else:
+                data = open_[fd].recv(1000)
+                if data == b'end': os._exit(0)
+                if data: open_[fd].sendall(data.upper())
+                else: e.unregister(fd); open_.pop(fd).close()
+for _ in range(3): threading.Thread(target=work, daemon=True).start()
+time.sleep(60)";
+    let server = Started::new(place.script(&["--stack", "lab"], serve));
+    let listeners =
+        || place.must(&["ss", "lab", "-l"]).lines().filter(|line| line.contains("127.0.0.1:7005")).count();
+    until("it listens on all shards", || listeners() == 3);
+    let ask = "
+import subprocess
+all_ = []
+for n in range(60):
+    c = socket.socket()
+    if n % 2: c.bind(('127.0.0.1', 30000 + n))
+    c.connect(('127.0.0.1', 7005)); all_.append(c)
+p = select.poll()
+for n, c in enumerate(all_): c.sendall(b'x%d' % n); p.register(c, select.POLLIN)
+left = set(range(60)); byfd = {c.fileno(): n for n, c in enumerate(all_)}
+while left:
+    for fd, ev in p.poll():
+        n = byfd[fd]; assert exactly(all_[n], len('x%d' % n)) == b'X%d' % n; left.remove(n); p.unregister(fd)
+open('open', 'w').close()
+while not os.path.exists('seen'): time.sleep(0.01)
+all_[0].sendall(b'end'); print('done')";
+    let client = Started::new(place.script(&["--stack", "lab"], ask));
+    until("all were answered", || place.path().join("open").exists());
+    let lines = place.must(&["ss", "lab", "state", "established", "-H"]);
+    // Both ends of each of 60 connections.
+    assert_eq!(lines.lines().count(), 120, "{lines}");
+    for end in ["src", "dst"] {
+        let lines = place.must(&["ss", "lab", "state", "established", "-H", end, "127.0.0.1:7005"]);
+        for shard in ["0", "1", "2"] {
+            let there = lines.lines().filter(|line| line.trim_end().ends_with(&format!(" {shard}"))).count();
+            assert!(there > 5, "{end} {shard}: {lines}");
+        }
+    }
+    std::fs::write(place.path().join("seen"), "").unwrap();
+    let output = client.finish();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "done\n", "{output:?}");
+    assert!(server.finish().status.success());
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn calls_by_number_are_the_stacks_like_those_by_name() {
+    if skipped("calls_by_number_are_the_stacks_like_those_by_name") {
+        return;
+    }
+    let place = Place::new("numbers");
+    let script = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True); libc.syscall.restype = ctypes.c_long
+def call(number, *arguments):
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc.syscall(ctypes.c_long(number), *words)
+    if result < 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return result
+room = ctypes.create_string_buffer(64); length = ctypes.c_int(16); one = ctypes.c_int(1)
+address = struct.pack('=H', 2) + struct.pack('>H', 7006) + bytes([127, 0, 0, 1]) + bytes(8)
+s = call(41, 2, 1, 0); call(54, s, 1, 2, ctypes.byref(one), 4); call(49, s, address, 16); call(50, s, 5)
+c = call(41, 2, 1, 0); call(42, c, address, 16)
+a = call(288, s, room, ctypes.byref(length), 0)
+call(51, a, room, ctypes.byref(length)); print(struct.unpack('>H', room.raw[2:4])[0])
+call(52, c, room, ctypes.byref(length)); print(struct.unpack('>H', room.raw[2:4])[0])
+call(1, c, b'write', 5); call(0, a, room, 64); print(room.value)
+call(44, c, b'sendto', 6, 0, 0, 0); call(45, a, room, 64, 0, 0, 0); print(room.value)
+iov = struct.pack('QQ', ctypes.addressof(buffer := ctypes.create_string_buffer(b'writev')), 6)
+call(20, c, iov, 1)
+fds = ctypes.create_string_buffer(struct.pack('ihh', a, 1, 0), 8)
+print(call(7, fds, 1, 5000), call(271, fds, 1, 0, 0, 8))
+into = struct.pack('QQ', ctypes.addressof(room), 64); print(call(19, a, into, 1), room.raw[:6])
+message = struct.pack('QIIQQQQI4x', 0, 0, 0, ctypes.addressof(held := ctypes.create_string_buffer(iov)), 1, 0, 0, 0)
+call(46, c, message, 0); print(call(45, a, room, 64, 0, 0, 0))
+e = call(291, 0); call(233, e, 1, a, struct.pack('=Iq', 1, 77)); call(1, c, b'!', 1)
+print(call(281, e, room, 4, 5000, 0, 8), struct.unpack('=Iq', room.raw[:12]))
+d = call(32, a); call(33, d, 100); call(3, a); call(3, d); print(call(0, 100, room, 64))
+print(call(72, 100, 3, 0) & 2, call(16, c, 0x5421, ctypes.byref(one)), call(72, c, 3, 0) & 0o4000)
+call(48, c, 1); print(call(0, 100, room, 64)); call(436, 100, 100, 0)
+for number, fd in [(0, 100), (50, 100)]:
+    try: call(number, fd, room, 1); print('?')
+    except OSError as error: print(error.errno)
+try: call(425, 1, room)
+except OSError as error: print(error.errno)
+# None of them was the kernel's.
+print(any(line.split()[1].endswith(':%04X' % 7006) for line in open('/proc/net/tcp')))";
+    let said = place.says(&LOOPBACK, script);
+    let expected = "7006
+7006
+b'write'
+b'sendto'
+1 1
+6 b'writev'
+6
+1 (1, 77)
+1
+2 0 2048
+0
+9
+9
+38
+False
+";
+    assert_eq!(said, expected);
+}

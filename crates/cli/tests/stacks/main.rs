@@ -1,5 +1,9 @@
-//! Stacks that several programs use (`ginnel up`, `down`, `run --stack`), and programs that talk to themselves and to each other inside a stack.
+//! Stacks that several programs use (`ginnel up`, `down`, `run --stack`), programs that talk to themselves and to each other inside a stack, and such that become others.
 
+mod check;
+mod exec;
 mod inside;
 mod lives;
 mod rig;
+mod rights;
+mod symbols;

@@ -11,7 +11,7 @@ pub const GINNEL: &str = env!("CARGO_BIN_EXE_ginnel");
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The library, which cargo does not build for the tests of another package by itself.
-fn library() -> &'static Path {
+pub fn library() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let folder = Path::new(GINNEL).parent().unwrap();
@@ -122,7 +122,7 @@ impl Drop for Up<'_> {
 }
 
 /// What scripts begin with.
-const PRELUDE: &str = "import os, sys, socket, select, signal, struct, time, threading
+pub const PRELUDE: &str = "import os, sys, socket, select, signal, struct, time, threading
 def server(host, port, **more):
     s = socket.create_server((host, port), **more)
     return s

@@ -1,6 +1,7 @@
 //! `bind`, `connect` and `shutdown`, as `inet_bind` and `inet_stream_connect` do them.
 
 use crate::Ops;
+use crate::book::Why;
 use crate::fd_table::FileId;
 use crate::file::{Bound, Shape, Shut, Stream};
 use crate::kernel;
@@ -54,27 +55,29 @@ impl Ops {
             let ours = (self.config.takes)(address.ip());
             let refused = Err(Errno::ADDRNOTAVAIL);
             let reserved = if ours { lane.reserve(file, address, sharing, None) } else { refused };
+            lane.write_down(fd, file);
             if reserved != refused || !self.config.kernel_listen {
                 return reserved;
             }
             // Not an address of the stack's, so it may be one of the kernel's.
             self.hand_to_kernel(&mut lane, fd, file)?;
+            lane.write_down_kernels(fd, Why::NotLocal);
             drop(lane);
             return raw::bind(fd, bytes);
         }
         if !self.config.kernel_listen {
-            return lane.reserve(file, address, sharing, None);
+            return lane.reserve_for(fd, file, address, sharing, None);
         }
         // Whether the port is free, and may be had, the kernel knows better.
         self.back_with_kernel(&mut lane, fd, file)?;
         kernel::never_wait(fd)?;
         match raw::bind(fd, bytes) {
             // In the stack the port is free to all.
-            Err(Errno::ACCESS) => return lane.reserve(file, address, sharing, None),
+            Err(Errno::ACCESS) => return lane.reserve_for(fd, file, address, sharing, None),
             bound => bound?,
         }
         let chosen = kernel::name_of(fd, family)?;
-        lane.reserve(file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
+        lane.reserve_for(fd, file, SocketAddr::new(address.ip(), chosen.port()), sharing, Some(fd))
     }
 
     /// `connect`. Waits until the connection is established, unless the socket does not wait.
@@ -104,6 +107,7 @@ impl Ops {
                     return raw::connect(fd, address);
                 }
                 begun?;
+                lane.write_down(fd, file);
                 true
             }
             Shape::Listening(_) | Shape::Datagrams(_) => return Err(Errno::ISCONN),
@@ -165,6 +169,20 @@ impl Ops {
 }
 
 impl Lane {
+    /// The same for one that is reached by this descriptor, and writes it down.
+    fn reserve_for(
+        &mut self,
+        fd: RawFd,
+        file: FileId,
+        address: SocketAddr,
+        sharing: Sharing,
+        kernel: Option<RawFd>,
+    ) -> Result<(), Errno> {
+        let reserved = self.reserve(file, address, sharing, kernel);
+        self.write_down(fd, file);
+        reserved
+    }
+
     /// Reserves an address for a socket that has none.
     pub fn reserve(
         &mut self,

@@ -148,6 +148,21 @@ impl Placeholders {
         Ok(fd.into_raw_fd())
     }
 
+    /// What all of them are copies of.
+    pub fn original(&self) -> RawFd {
+        self.original.as_raw_fd()
+    }
+
+    /// Puts one behind a number that there is already.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn replace(&self, fd: RawFd) -> Result<(), Errno> {
+        let flags = rustix::io::fcntl_getfd(borrow(fd)?)?;
+        let cloexec = if flags.contains(rustix::io::FdFlags::CLOEXEC) { libc::O_CLOEXEC } else { 0 };
+        crate::raw::dup3(self.original.as_raw_fd(), fd, cloexec)
+    }
+
     /// The program closed one. Up to `kept_max` stay open for the next.
     pub fn give_back(&mut self, fd: RawFd, kept_max: usize) {
         if is_in(&CHANGED, fd)

@@ -67,17 +67,15 @@ pub(crate) struct EpollSet {
 
 impl EpollSet {
     fn new(kernel: Internal) -> Self {
-        Self {
-            kernel,
-            items: Vec::new(),
-            free: Vec::new(),
-            ready: VecDeque::new(),
-            kernel_items: 0,
-            skipped: 0,
-        }
+        Self::inherited(kernel, 0)
     }
 
-    fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
+    /// A set that was another process's, without its entries but for so many of the kernel.
+    pub fn inherited(kernel: Internal, kernel_items: usize) -> Self {
+        Self { kernel, items: Vec::new(), free: Vec::new(), ready: VecDeque::new(), kernel_items, skipped: 0 }
+    }
+
+    pub fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
         let item = Item { fd, file, event, queued: false, live: true };
         match self.free.pop() {
             Some(number) => {
@@ -115,6 +113,19 @@ impl EpollSet {
             self.ready.push_back(number);
         }
         true
+    }
+
+    /// All entries: their descriptors and descriptions, what they wait for, and whether they are among those that may be ready, which come first, in their order.
+    pub fn entries(&self) -> impl Iterator<Item = (RawFd, FileId, EpollEvent, bool)> + '_ {
+        let queued = self.ready.iter().map(|number| &self.items[*number as usize]);
+        let others = self.items.iter().filter(|item| !item.queued);
+        let live = queued.chain(others).filter(|item| item.live);
+        live.map(|item| (item.fd, item.file, item.event, item.queued))
+    }
+
+    /// Entries of the kernel.
+    pub fn kernel_items(&self) -> usize {
+        self.kernel_items
     }
 
     /// Descriptions that are watched.

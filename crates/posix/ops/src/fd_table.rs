@@ -22,6 +22,11 @@ impl FdTable {
         Self { entries: (0..limit).map(|_| AtomicU32::new(0)).collect() }
     }
 
+    /// How many descriptors can be ours.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
     fn entry(&self, fd: RawFd) -> Option<&AtomicU32> {
         self.entries.get(usize::try_from(fd).ok()?)
     }

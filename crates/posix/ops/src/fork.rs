@@ -36,26 +36,26 @@ impl Ops {
     /// `ENOBUFS`: the stack had no room for it, so it must not use what it inherited.
     pub fn forked_child(&self, forking: Forking<'_>) -> Result<(), Errno> {
         let Forking { mut lane, child } = forking;
-        lane.become_child(child.ok_or(Errno::NOBUFS)?)
+        lane.become_child(child.ok_or(Errno::NOBUFS)?)?;
+        // The parent's book is the parent's.
+        self.write_all_down(&mut lane);
+        Ok(())
     }
 }
 
 impl Lane {
     fn become_child(&mut self, expected: Expected) -> Result<(), Errno> {
         let process = self.process.as_mut().ok_or(Errno::NOBUFS)?;
-        let parents = core::slice::from_ref(&self.client);
-        let mut clients = process.become_child_of(parents, expected).map_err(|_| Errno::NOBUFS)?;
-        let client = clients.pop().ok_or(Errno::NOBUFS)?;
-        for fd in process.descriptors().into_iter().chain(client.descriptors()) {
-            descriptor::keep(fd);
-        }
-        // What the parent's client had is the parent's: here it is only put away.
-        let parents = core::mem::replace(&mut self.client, client);
-        for fd in parents.descriptors() {
+        let parents = process.descriptors();
+        let clients = process.become_child_of(self.client.all(), expected).map_err(|_| Errno::NOBUFS)?;
+        // What the parent had is the parent's: here it is only put away.
+        for fd in self.client.descriptors().into_iter().chain(parents) {
             descriptor::forget_internal(fd);
         }
-        drop(parents);
-        self.client.accept_by_hand();
+        drop(self.client.replace(clients));
+        for fd in process.descriptors().into_iter().chain(self.client.descriptors()) {
+            descriptor::keep(fd);
+        }
         // Threads that slept are the parent's.
         self.sleepers = Sleepers::default();
         let mut listeners = Vec::new();

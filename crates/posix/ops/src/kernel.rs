@@ -1,6 +1,7 @@
 //! Sockets that turn out to be the kernel's, and the kernel's half of listeners that serve both.
 
 use crate::Ops;
+use crate::book::{Entry, Why};
 use crate::fd_table::FileId;
 use crate::file::{Kind, Shape, Socket};
 use crate::lane::Lane;
@@ -57,6 +58,7 @@ impl Ops {
 
     fn let_go(&self, lane: &mut Lane, fd: RawFd, file: FileId) {
         self.fds.take(fd);
+        lane.write_down_kernels(fd, Why::NotReached);
         lane.files.get(file).descriptors = 0;
         lane.forget(file);
     }
@@ -134,6 +136,14 @@ impl Lane {
                 }
             }
             Shape::Fresh { bound: None } | Shape::Datagrams(_) => {}
+        }
+    }
+
+    /// Notes for others why a socket is the kernel's.
+    pub fn write_down_kernels(&mut self, fd: RawFd, why: Why) {
+        let inode = crate::descriptor::borrow(fd).and_then(|fd| Ok(rustix::fs::fstat(fd)?.st_ino));
+        if let (Some(book), Ok(inode)) = (&self.book, inode) {
+            book.write(fd, Entry::Kernel(why, inode));
         }
     }
 

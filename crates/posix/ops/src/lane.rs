@@ -1,15 +1,18 @@
 //! What all calls of a process share: the channel, and the open file descriptions whose sockets are at its other end.
 
-use crate::descriptor::Placeholders;
+use crate::book::{Book, Entry};
+use crate::channels::Channels;
+use crate::descriptor::{Internal, Placeholders};
 use crate::fd_table::FileId;
 use crate::file::{Bound, Files, Kind, Shape, Socket, Stream};
 use crate::sleep::Sleepers;
 use crate::wake::{self, Watcher};
 use core::net::IpAddr;
-use ginnel::channel::{Client, ClientEvent, Status};
+use ginnel::channel::{ClientEvent, Status};
 use ginnel::door::Process;
 use ginnel::{CloseReason, Conn};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM};
+use rustix::fd::RawFd;
 use rustix::io::Errno;
 
 /// What may have become true, by the kernel's callbacks: `sk_data_ready`, `sk_write_space`, and `sk_state_change`, which concerns whoever waits for whatever.
@@ -18,7 +21,7 @@ const WRITE_SPACE: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
 const STATE_CHANGE: i16 = 0;
 
 pub(crate) struct Lane {
-    pub client: Client,
+    pub client: Channels,
     pub files: Files,
     pub placeholders: Placeholders,
     pub sleepers: Sleepers,
@@ -28,6 +31,10 @@ pub(crate) struct Lane {
     pub next_cookie: u64,
     /// Hosts that UDP sockets reach.
     pub udp_ways: Vec<IpAddr>,
+    /// What holds listeners of the kernel and the stack that were sent to other processes, by the cookie of the kernel's half.
+    pub sent: Vec<(u64, Internal)>,
+    /// What others may know of the descriptors; absent where nobody is to read it.
+    pub book: Option<Book>,
     /// By the number of the channel's socket: the description and one, or 0.
     by_socket: Vec<FileId>,
     /// By the number of the channel's listener, the same.
@@ -35,8 +42,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    pub fn new(mut client: Client) -> Result<Self, Errno> {
-        client.accept_by_hand();
+    pub fn new(client: Channels) -> Result<Self, Errno> {
         Ok(Self {
             client,
             files: Files::default(),
@@ -45,6 +51,8 @@ impl Lane {
             process: None,
             next_cookie: 1,
             udp_ways: Vec::new(),
+            sent: Vec::new(),
+            book: None,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
         })
@@ -59,12 +67,58 @@ impl Lane {
         note(&mut self.by_socket, conn.index(), 0);
     }
 
+    /// The description behind a listener.
+    pub fn file_of_listener(&self, listener: u32) -> Option<FileId> {
+        found(&self.by_listener, listener)
+    }
+
     pub fn bind_listener(&mut self, listener: u32, file: FileId) {
         note(&mut self.by_listener, listener, file + 1);
     }
 
     pub fn unbind_listener(&mut self, listener: u32) {
         note(&mut self.by_listener, listener, 0);
+    }
+
+    /// Notes for others what a descriptor of this description is.
+    pub fn write_down(&mut self, fd: RawFd, file: FileId) {
+        let Self { book: Some(book), files, client, .. } = self else { return };
+        let entry = match &files.get(file).kind {
+            Kind::Free => return,
+            Kind::Epoll(_) => Entry::Epoll,
+            Kind::Socket(socket) => match socket.shape {
+                Shape::Fresh { .. } if socket.datagrams => Entry::Datagrams([socket.family.any(); 2], false),
+                Shape::Datagrams(dgram) => {
+                    let [own, _] = client.ends(dgram.conn).unwrap_or([socket.family.any(); 2]);
+                    let peer = dgram.connected.unwrap_or(socket.family.any());
+                    Entry::Datagrams([own, peer], dgram.kernel.is_some())
+                }
+                Shape::Fresh { bound: None } => Entry::Open,
+                Shape::Fresh { bound: Some(bound) } => Entry::Bound(bound.address()),
+                Shape::Listening(listening) => {
+                    Entry::Listener(listening.bound.address(), listening.kernel.is_some())
+                }
+                Shape::Stream(stream) => client.ends(stream.conn).map_or(Entry::Open, Entry::Stream),
+            },
+        };
+        book.write(fd, entry);
+    }
+
+    /// A descriptor is ours no more.
+    pub fn strike_out(&self, fd: RawFd) {
+        if let Some(book) = &self.book {
+            book.clear(fd);
+        }
+    }
+
+    /// Begins a book for so many descriptors, of which these are the library's own.
+    pub fn begin_book(&mut self, descriptors: usize) {
+        self.book = Book::new(descriptors).ok();
+        let Some(book) = &self.book else { return };
+        let of_process = self.process.iter().flat_map(Process::descriptors);
+        for fd in of_process.chain(self.client.descriptors()).chain([self.placeholders.original()]) {
+            book.write(fd, Entry::Internal);
+        }
     }
 
     /// Takes news from the channel and tells those concerned.
@@ -97,7 +151,8 @@ impl Lane {
         }
     }
 
-    fn file_of(&mut self, conn: Conn) -> Option<FileId> {
+    /// The description behind a connection, or a UDP socket.
+    pub fn file_of(&mut self, conn: Conn) -> Option<FileId> {
         let file = found(&self.by_socket, conn.index())?;
         let current = match self.files.socket(file).ok()?.shape {
             Shape::Stream(stream) => stream.conn == conn,

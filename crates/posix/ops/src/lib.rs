@@ -18,10 +18,13 @@
 //!   Client     the channel to the shard
 //! ```
 
+pub mod book;
+mod channels;
 mod connect;
 mod datagram;
 mod descriptor;
 mod epoll;
+mod exec;
 mod fd_table;
 mod file;
 mod fork;
@@ -31,6 +34,7 @@ mod lane;
 mod lifetime;
 mod listen;
 mod names;
+mod note;
 mod options;
 mod poll;
 mod raw;
@@ -41,16 +45,20 @@ mod sleep;
 mod sockaddr;
 mod splice;
 mod stream;
+mod travel;
 mod wake;
 
 pub use datagram::{Control, Received, Sending};
 pub use descriptor::Execing;
 pub use epoll::EpollEvent;
+pub use exec::Heir;
 pub use fork::Forking;
 pub use options::table;
 pub use sleep::Patience;
 pub use sockaddr::{Family, Written};
+pub use travel::Traveller;
 
+use channels::Channels;
 use core::net::IpAddr;
 use core::time::Duration;
 use fd_table::{FdTable, FileId};
@@ -60,6 +68,9 @@ use lane::Lane;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// How often it is looked whether a stack that has just begun can be used.
+const READY_LOOKS_EVERY: Duration = Duration::from_millis(1);
 
 /// How the operations behave.
 pub struct OpsConfig {
@@ -101,24 +112,38 @@ impl Ops {
     /// # Errors
     /// No descriptors.
     pub fn new(client: Client, config: OpsConfig) -> Result<Self, Errno> {
-        let (lane, signals) = (Mutex::new(Lane::new(client)?), signal::Signals::default());
+        Self::with(vec![client], config)
+    }
+
+    fn with(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
+        let channels = Channels::new(clients).ok_or(Errno::OPNOTSUPP)?;
+        let (lane, signals) = (Mutex::new(Lane::new(channels)?), signal::Signals::default());
         Ok(Self { fds: FdTable::new(), lane, signals, config })
     }
 
     /// Socket calls of a process that came through the door of a stack in another one.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` if the stack has several shards; no descriptors.
+    /// No descriptors.
     pub fn over(mut process: Process, config: OpsConfig) -> Result<Self, Errno> {
-        let (Some(client), None) = (process.take_client(), process.take_client()) else {
-            return Err(Errno::OPNOTSUPP);
-        };
-        for fd in process.descriptors().into_iter().chain(client.descriptors()) {
+        let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
+        let ops = Self::with(clients, config)?;
+        let mut lane = ops.lock();
+        for fd in process.descriptors().into_iter().chain(lane.client.descriptors()) {
             descriptor::keep(fd);
         }
-        let ops = Self::new(client, config)?;
-        ops.lock().process = Some(process);
+        lane.process = Some(process);
+        lane.begin_book(ops.fds.len());
+        drop(lane);
         Ok(ops)
+    }
+
+    /// Waits until the addresses of the stack can be used, or this time is over.
+    pub fn wait_until_ready(&self, within: Duration) {
+        let until = std::time::Instant::now() + within;
+        while !self.lock().client.is_ready() && std::time::Instant::now() < until {
+            std::thread::sleep(READY_LOOKS_EVERY);
+        }
     }
 
     /// Whether a descriptor is the stack's.
@@ -130,6 +155,16 @@ impl Ops {
     /// The program is about to change, or has changed, what it does about signals (`sigaction`).
     pub fn handlers_changed(&self) {
         self.signals.forget();
+    }
+
+    /// Begins the book anew, with all descriptors that are ours.
+    pub(crate) fn write_all_down(&self, lane: &mut Lane) {
+        lane.begin_book(self.fds.len());
+        for fd in self.fds.range(0, RawFd::MAX) {
+            if let Some(file) = self.fds.get(fd) {
+                lane.write_down(fd, file);
+            }
+        }
     }
 
     /// Whether a descriptor is the library's own, of which the program knows nothing.

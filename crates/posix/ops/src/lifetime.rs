@@ -64,8 +64,9 @@ impl Ops {
             lane.forget(file);
             return Err(Errno::MFILE);
         }
-        let file = lane.files.get(file);
-        (file.users, file.descriptors) = (1, 1);
+        let known = lane.files.get(file);
+        (known.users, known.descriptors) = (1, 1);
+        lane.write_down(fd, file);
         Ok(fd)
     }
 
@@ -80,9 +81,10 @@ impl Ops {
         if !self.fds.set(copy, file) {
             return Err(Errno::MFILE);
         }
-        let file = lane.files.get(file);
-        file.users += 1;
-        file.descriptors += 1;
+        let known = lane.files.get(file);
+        known.users += 1;
+        known.descriptors += 1;
+        lane.write_down(copy, file);
         Ok(())
     }
 
@@ -120,6 +122,7 @@ impl Ops {
 
     /// One descriptor less.
     fn put_down<'a>(&'a self, mut lane: MutexGuard<'a, Lane>, fd: RawFd, file: FileId) {
+        lane.strike_out(fd);
         let known = lane.files.get(file);
         known.descriptors -= 1;
         if known.descriptors > 0 {

@@ -64,6 +64,7 @@ impl Ops {
         socket.options.born();
         let kernel = bound.kernel;
         socket.shape = Shape::Listening(Listening { number, bound, accepts: false, backlog, kernel });
+        lane.write_down(fd, file);
         match kernel {
             Some(fd) => raw::listen(fd, backlog),
             None => Ok(()),

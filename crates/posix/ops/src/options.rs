@@ -125,6 +125,34 @@ pub(crate) struct Options {
     as_set: Vec<(c_int, c_int, Box<[u8]>)>,
 }
 
+crate::note::fields!(Options {
+    flags,
+    set,
+    told,
+    linger,
+    recv_timeout,
+    send_timeout,
+    recv_low_water,
+    recv_buffer,
+    send_buffer,
+    max_segment,
+    keep_idle_s,
+    keep_interval_s,
+    keep_count,
+    user_timeout_ms,
+    linger2_s,
+    syn_count,
+    congestion,
+    class,
+    class_v6,
+    hops,
+    hops_v6,
+    defer_accept_s,
+    quick_ack,
+    words,
+    as_set,
+} anew { told_datagrams: None });
+
 impl Options {
     /// Of a new socket.
     pub fn new(_family: Family, datagrams: bool) -> Self {

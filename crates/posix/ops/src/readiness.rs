@@ -26,8 +26,6 @@ impl Lane {
                 Shape::Listening(listening) => {
                     if self.client.is_offered(listening.number) {
                         READABLE
-                    } else if self.client.is_gone() {
-                        POLLERR | POLLHUP
                     } else {
                         0
                     }

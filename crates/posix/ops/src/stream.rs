@@ -1,5 +1,6 @@
 //! Bytes of a connection: the `send` and `recv` families, as `tcp_sendmsg` and `tcp_recvmsg` do them.
 
+use crate::channels::Channels;
 use crate::datagram::Sending;
 use crate::fd_table::FileId;
 use crate::file::{Kind, Shape};
@@ -302,12 +303,7 @@ impl Lane {
 }
 
 /// Copies from a connection into buffers from byte `at` on.
-fn copy_in(
-    client: &mut ginnel::channel::Client,
-    conn: Conn,
-    buffers: &mut [IoSliceMut<'_>],
-    at: usize,
-) -> usize {
+fn copy_in(client: &mut Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], at: usize) -> usize {
     let (mut skip, mut copied) = (at, 0);
     for buffer in buffers {
         if skip >= buffer.len() {
@@ -329,12 +325,7 @@ fn copy_in(
 }
 
 /// Copies from byte `from` of what waits on, and takes nothing.
-fn peek_in(
-    client: &ginnel::channel::Client,
-    conn: Conn,
-    buffers: &mut [IoSliceMut<'_>],
-    from: usize,
-) -> usize {
+fn peek_in(client: &Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], from: usize) -> usize {
     let mut copied = 0;
     for buffer in buffers {
         let count = client.peek(conn, from + copied, buffer).unwrap_or(0);
@@ -347,7 +338,7 @@ fn peek_in(
 }
 
 /// Takes bytes that nobody wants to see (`MSG_TRUNC`).
-fn drop_bytes(client: &mut ginnel::channel::Client, conn: Conn, count: usize) -> usize {
+fn drop_bytes(client: &mut Channels, conn: Conn, count: usize) -> usize {
     let _ = client.consume(conn, count);
     client.flush();
     count

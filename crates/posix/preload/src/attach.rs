@@ -8,6 +8,7 @@ use ginnel_posix_ops::{Ops, OpsConfig};
 use runtime::door::Process;
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// Names the stack: a path of a control socket, or `fd:N`.
 const STACK: &str = "GINNEL_STACK";
@@ -15,6 +16,12 @@ const STACK: &str = "GINNEL_STACK";
 const ON_MISSING: &str = "GINNEL_ON_MISSING";
 /// Whether listeners on all addresses take connections of the kernel, too: `auto`, the default, or `off`.
 const KERNEL_LISTEN: &str = "GINNEL_KERNEL_LISTEN";
+/// What the library reads, and hands on to the programs that this one starts.
+pub const VARIABLES: [&str; 3] = [STACK, ON_MISSING, KERNEL_LISTEN];
+/// Name of the library.
+pub const LIBRARY: &str = "libginnel.so";
+/// Addresses are checked before they are used (RFC 4862 §5.4); a stack that has just begun is waited for, but not longer than this.
+const READY_WITHIN: Duration = Duration::from_secs(5);
 /// Placeholders of closed sockets that are kept for the next.
 const DESCRIPTORS_KEPT: usize = 256;
 /// Exit status of a program that was to run on a stack and has none.
@@ -36,8 +43,14 @@ static AT_START: extern "C" fn() = at_start;
 
 extern "C" fn at_start() {
     let Ok(stack) = std::env::var(STACK) else { return };
-    match attach(&stack) {
+    crate::heritage::remember();
+    let left = std::env::var(crate::heritage::HEIR).ok();
+    // SAFETY: before `main` there are no other threads. The numbers mean nothing to programs that come of this one.
+    unsafe { std::env::remove_var(crate::heritage::HEIR) };
+    let resumed = left.as_deref().and_then(resume);
+    match resumed.map_or_else(|| attach(&stack), Ok) {
         Ok(ops) => {
+            ops.wait_until_ready(READY_WITHIN);
             OPS.store(Box::into_raw(Box::new(ops)), Ordering::Release);
             crate::process::watch_forks();
         }
@@ -63,15 +76,32 @@ fn attach(stack: &str) -> Result<Ops, String> {
         }
     };
     let process = process.map_err(|error| error.to_string())?;
+    let config = config(&process);
+    Ops::over(process, config).map_err(|error| error.to_string())
+}
+
+/// What the program before left. `None`: it is gone, or none of ours.
+fn resume(left: &str) -> Option<Ops> {
+    let (line, table) = left.split_once(':')?;
+    let own = |number: &str| -> Option<OwnedFd> {
+        let number: c_int = number.parse().ok().filter(|number| *number > 2)?;
+        // SAFETY: only asks whether it is open.
+        let open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+        // SAFETY: the program before left the descriptor to this library, and nobody else knows of it.
+        open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
+    };
+    Ops::resume(own(line)?, own(table)?, config).ok()
+}
+
+fn config(process: &Process) -> OpsConfig {
     let terms = process.terms();
-    let config = OpsConfig {
+    OpsConfig {
         takes: if terms.loopback { |_| true } else { |address| !address.is_loopback() },
         unprivileged_port_start: terms.unprivileged_port_start,
         kernel_listen: std::env::var(KERNEL_LISTEN).map_or(true, |value| value != "off"),
         descriptors_kept: DESCRIPTORS_KEPT,
         ..OpsConfig::default()
-    };
-    Ops::over(process, config).map_err(|error| error.to_string())
+    }
 }
 
 /// From now on everything is the kernel's.

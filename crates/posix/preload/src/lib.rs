@@ -9,6 +9,7 @@
 //! broken libc would.
 
 mod attach;
+mod heritage;
 mod hooks;
 mod process;
 mod real;

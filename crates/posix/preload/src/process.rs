@@ -51,3 +51,9 @@ unsafe extern "C" fn vfork() -> pid_t {
     // SAFETY: what `vfork` may be by POSIX.
     unsafe { libc::fork() }
 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __vfork() -> pid_t {
+    // SAFETY: the same by another name.
+    unsafe { vfork() }
+}

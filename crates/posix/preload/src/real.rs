@@ -30,8 +30,8 @@ macro_rules! real {
 use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::{
-    epoll_event, fd_set, iovec, mmsghdr, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t, sockaddr,
-    socklen_t, ssize_t, timespec, timeval,
+    epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t,
+    sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
 };
 
 /// The function of this name in the libraries behind this one. `name` ends with a zero.
@@ -97,5 +97,20 @@ real! {
     fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     fn __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     fn siginterrupt(signal: c_int, on: c_int) -> c_int;
+    fn bindresvport(fd: c_int, address: *mut sockaddr_in) -> c_int;
+    fn preadv2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    fn pwritev2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
+    fn execve(path: *const c_char, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn execvpe(file: *const c_char, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn fexecve(fd: c_int, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn execveat(folder: c_int, path: *const c_char, argv: *const *mut c_char, envp: *const *mut c_char, flags: c_int) -> c_int;
+    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn posix_spawn_file_actions_init(list: *mut c_void) -> c_int;
+    fn posix_spawn_file_actions_destroy(list: *mut c_void) -> c_int;
+    fn posix_spawn_file_actions_addclose(list: *mut c_void, fd: c_int) -> c_int;
+    fn posix_spawn_file_actions_adddup2(list: *mut c_void, from: c_int, to: c_int) -> c_int;
+    fn posix_spawn_file_actions_addopen(list: *mut c_void, fd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int;
+    fn posix_spawn_file_actions_addclosefrom_np(list: *mut c_void, first: c_int) -> c_int;
     fn syscall(number: c_long, a: c_long, b: c_long, c: c_long, d: c_long, e: c_long, f: c_long) -> c_long;
 }

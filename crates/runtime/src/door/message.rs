@@ -17,6 +17,8 @@ pub(super) const DESCRIPTORS_MAX: usize = 2;
 pub(super) const NAME_MAX: usize = 64;
 /// Things that may be named in one message.
 pub(super) const THINGS_MAX: usize = 4096;
+/// Bytes of a note beside a descriptor.
+pub(super) const NOTE_MAX: usize = 4096;
 
 /// The first message of a connection. It stays as it is in all versions, so that a refusal can always be understood.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,13 +61,13 @@ pub(super) enum Ask {
     Fork,
     /// Another program is about to be started, which keeps these things. The descriptor is the stack's end of its connection.
     Start(Vec<Held>),
-    /// A descriptor with this cookie holds these things from now on. Beside this message: its other end.
-    Share(u64, Vec<Held>),
+    /// A descriptor with this cookie holds these things from now on, and whoever receives it is told the note. Beside this message: its other end.
+    Share(u64, Vec<Held>, Vec<u8>),
     /// A descriptor with this cookie came: what does it hold?
     Resolve(u64),
 }
 choice!(Ask {
-    0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Start(kept), 4 => Share(cookie, things), 5 => Resolve(cookie),
+    0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Start(kept), 4 => Share(cookie, things, note), 5 => Resolve(cookie),
 });
 
 /// The answer.
@@ -79,13 +81,13 @@ pub(super) enum Answer {
     Reply(Reply),
     /// It is done.
     Done,
-    /// To [`Ask::Resolve`].
-    Things(Vec<Held>),
+    /// To [`Ask::Resolve`], with the note of whoever shared them.
+    Things(Vec<Held>, Vec<u8>),
     /// No, and why.
     Refused(Refusal),
 }
 choice!(Answer {
-    0 => Welcome(shards, terms), 1 => Seat(number), 2 => Reply(reply), 3 => Done, 4 => Things(things), 5 => Refused(why),
+    0 => Welcome(shards, terms), 1 => Seat(number), 2 => Reply(reply), 3 => Done, 4 => Things(things, note), 5 => Refused(why),
 });
 
 /// Why the door does not do what it was asked.

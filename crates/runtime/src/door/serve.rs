@@ -4,7 +4,7 @@ use super::Counts;
 use super::line::{self, Received};
 use super::listen::{Caller, Knocker};
 use super::message::{
-    Answer, Ask, Held, Hello, MAGIC, NAME_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode, encode,
+    Answer, Ask, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode, encode,
 };
 use super::users::{Users, pid_of};
 use crate::channel::Thing;
@@ -14,7 +14,7 @@ use crate::wait::EventFd;
 use rustix::event::epoll;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 use rustix::process::geteuid;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -101,6 +101,8 @@ struct Placeholder {
     cookie: u64,
     home: u64,
     things: Vec<Held>,
+    /// What whoever receives it is told.
+    note: Vec<u8>,
 }
 
 /// What the door's thread writes for others, and what it tells those who come in.
@@ -462,7 +464,7 @@ impl Porter {
             }
             Ask::Fork => self.expect(number, None, descriptors)?,
             Ask::Start(kept) => self.expect(number, Some(kept), descriptors)?,
-            Ask::Share(cookie, things) => self.share(number, cookie, things, descriptors)?,
+            Ask::Share(cookie, things, note) => self.share(number, cookie, (things, note), descriptors)?,
             Ask::Resolve(cookie) => self.resolve(number, cookie)?,
         };
         Ok((answer, Vec::new()))
@@ -511,11 +513,12 @@ impl Porter {
         &mut self,
         number: u64,
         cookie: u64,
-        things: Vec<Held>,
+        (things, note): (Vec<Held>, Vec<u8>),
         mut descriptors: Vec<OwnedFd>,
     ) -> Result<Answer, Refusal> {
         let end = descriptors.pop().ok_or(Refusal::Malformed)?;
-        if things.is_empty() || things.len() > THINGS_MAX || self.cookies.contains_key(&cookie) {
+        let fits = (1..=THINGS_MAX).contains(&things.len()) && note.len() <= NOTE_MAX;
+        if !fits || self.cookies.contains_key(&cookie) {
             return Err(Refusal::Malformed);
         }
         let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
@@ -525,6 +528,8 @@ impl Porter {
             return Err(Refusal::Placeholders);
         }
         let placeholder = self.number();
+        // To whoever does not know the library it is a connection whose other end has said all it had to say.
+        let _ = shutdown(&end, Shutdown::Write);
         let end = self.watch(end, placeholder, What::Placeholder)?;
         let hold = |domain, client, things| Errand::Hold { domain, client, things };
         if let Err((why, done)) = self.for_each_shard(number, &things, hold) {
@@ -532,7 +537,7 @@ impl Porter {
             return Err(why);
         }
         self.cookies.insert(cookie, placeholder);
-        self.placeholders.insert(placeholder, Placeholder { end, cookie, home, things });
+        self.placeholders.insert(placeholder, Placeholder { end, cookie, home, things, note });
         if let Some(home) = self.homes.get_mut(&home) {
             home.placeholders += 1;
         }
@@ -548,10 +553,10 @@ impl Porter {
         if holder.seated.as_ref().is_none_or(|(home, _)| *home != placeholder.home) {
             return Err(Refusal::Unknown);
         }
-        let things = placeholder.things.clone();
+        let (things, note) = (placeholder.things.clone(), placeholder.note.clone());
         let resolve = |domain, client, things| Errand::Resolve { domain, client, things };
         self.for_each_shard(number, &things, resolve).map_err(|(why, _)| why)?;
-        Ok(Answer::Things(things))
+        Ok(Answer::Things(things, note))
     }
 
     /// Asks each shard on which there are some of these things. An error comes with the number of shards that had agreed before.

@@ -2,6 +2,7 @@
 
 use super::table::{self, Kind, Reads, Row, Takes};
 use super::{Flag, OptionValue, Options, Told};
+use crate::note::Note;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use ginnel::UdpOptions;
@@ -24,6 +25,23 @@ impl Words {
             Some((_, old)) => *old = value,
             None => words.push((text, value)),
         }
+    }
+}
+
+impl Note for Words {
+    fn put(&self, out: &mut Vec<u8>) {
+        let words = self.0.iter().flat_map(|words| words.iter());
+        let named: Vec<(Vec<u8>, c_int)> =
+            words.map(|(text, value)| (text.as_bytes().to_vec(), *value)).collect();
+        named.put(out);
+    }
+
+    fn get(from: &mut &[u8]) -> Option<Self> {
+        let mut words = Self::default();
+        for (text, value) in <Vec<(Vec<u8>, c_int)>>::get(from)? {
+            words.set(table::OPTIONS.iter().find(|row| row.text.as_bytes() == text)?.text, value);
+        }
+        Some(words)
     }
 }
 

@@ -1,8 +1,8 @@
 //! Bytes in and out.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, memory, ours};
-use crate::real;
+use super::{ToC, memory, ours, rights};
+use crate::{attach, real};
 use core::ffi::{c_int, c_uint, c_void};
 use ginnel_posix_ops::{Ops, Sending};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
@@ -147,16 +147,35 @@ unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) ->
     match ours(fd) {
         // SAFETY: the program's message is as it says.
         Some(ops) => unsafe { send_message(ops, fd, message, flags) }.to_c(),
-        // SAFETY: passed on as it came.
-        None => unsafe { real::sendmsg(fd, message, flags) },
+        // SAFETY: passed on as it came, but for descriptors of ours in it.
+        None => unsafe {
+            match rights::send_with(message, |message| real::sendmsg(fd, message, flags)) {
+                Some(Ok(sent)) => sent,
+                Some(Err(error)) => Err::<usize, _>(error).to_c(),
+                None => real::sendmsg(fd, message, flags),
+            }
+        },
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
     let Some(ops) = ours(fd) else {
-        // SAFETY: passed on as it came.
-        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+        // SAFETY: passed on as it came, one by one if there may be descriptors of ours in it.
+        return unsafe {
+            let carries = |at: usize| (*messages.add(at)).msg_hdr.msg_controllen > 0;
+            if attach::ops().is_none() || !(0..count as usize).any(carries) {
+                return real::sendmmsg(fd, messages, count, flags);
+            }
+            for at in 0..count as usize {
+                let message = &mut *messages.add(at);
+                match sendmsg(fd, &raw const message.msg_hdr, flags) {
+                    ..0 => return if at == 0 { -1 } else { at as c_int },
+                    sent => message.msg_len = sent as c_uint,
+                }
+            }
+            count as c_int
+        };
     };
     let mut done = 0;
     for number in 0..count as usize {
@@ -295,7 +314,13 @@ unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> s
         // SAFETY: the program's message is as it says.
         Some(ops) => unsafe { recv_message(ops, fd, message, flags) }.to_c(),
         // SAFETY: passed on as it came.
-        None => unsafe { real::recvmsg(fd, message, flags) },
+        None => unsafe {
+            let count = real::recvmsg(fd, message, flags);
+            if count >= 0 {
+                rights::received(message);
+            }
+            count
+        },
     }
 }
 
@@ -309,7 +334,12 @@ unsafe extern "C" fn recvmmsg(
 ) -> c_int {
     let Some(ops) = ours(fd) else {
         // SAFETY: passed on as it came.
-        return unsafe { real::recvmmsg(fd, messages, count, flags, timeout) };
+        return unsafe {
+            let count = real::recvmmsg(fd, messages, count, flags, timeout);
+            (0..usize::try_from(count).unwrap_or(0))
+                .for_each(|at| rights::received(&raw const (*messages.add(at)).msg_hdr));
+            count
+        };
     };
     let mut done = 0;
     for number in 0..count as usize {
@@ -366,4 +396,83 @@ unsafe extern "C" fn splice(
         (None, None) => return unsafe { real::splice(from, from_offset, to, to_offset, len, flags) },
     };
     result.to_c()
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __recv(fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
+    // SAFETY: the same by another name.
+    unsafe { recv(fd, bytes, len, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { sendmmsg(fd, messages, count, flags) }
+}
+
+/// Whether `preadv2` and `pwritev2` are to do what `readv` and `writev` do: with no position and no flags that a socket could not honour (`RWF_NOWAIT` it could).
+fn is_plain(offset: off_t, flags: c_int) -> Result<(), Errno> {
+    match (offset, flags) {
+        (-1, 0) => Ok(()),
+        (-1, _) => Err(Errno::OPNOTSUPP),
+        _ => Err(Errno::SPIPE),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match ours(fd).map(|_| is_plain(offset, flags)) {
+        // SAFETY: passed on as it came.
+        None => unsafe { real::preadv2(fd, buffers, count, offset, flags) },
+        // SAFETY: passed on as it came.
+        Some(Ok(())) => unsafe { readv(fd, buffers, count) },
+        Some(Err(error)) => Err::<usize, _>(error).to_c(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv64v2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { preadv2(fd, buffers, count, offset, flags) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwritev2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    match ours(fd).map(|_| is_plain(offset, flags)) {
+        // SAFETY: passed on as it came.
+        None => unsafe { real::pwritev2(fd, buffers, count, offset, flags) },
+        // SAFETY: passed on as it came.
+        Some(Ok(())) => unsafe { writev(fd, buffers, count) },
+        Some(Err(error)) => Err::<usize, _>(error).to_c(),
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pwritev64v2(
+    fd: c_int,
+    buffers: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the same where files are as long as can be.
+    unsafe { pwritev2(fd, buffers, count, offset, flags) }
 }

@@ -151,3 +151,26 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
         _ => Err::<(), _>(Errno::NOTTY).to_c(),
     }
 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __dup2(fd: c_int, to: c_int) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { dup2(fd, to) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { fcntl(fd, command, argument) }
+}
+
+/// Of `ioctl` (sockios(7)).
+const SIOCATMARK: libc::c_ulong = 0x8905;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {
+    let mut at_mark: c_int = 0;
+    // SAFETY: there is room for the answer.
+    let result = unsafe { ioctl(fd, SIOCATMARK, (&raw mut at_mark).cast()) };
+    if result == 0 { at_mark } else { result }
+}

@@ -3,10 +3,13 @@
 mod bytes;
 mod descriptors;
 mod epoll;
+mod exec;
 mod memory;
 mod poll;
+mod rights;
 mod signals;
 mod sockets;
+mod spawn_actions;
 mod syscall;
 
 use crate::attach;

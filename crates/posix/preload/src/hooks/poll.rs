@@ -166,3 +166,21 @@ unsafe extern "C" fn pselect(
         limit.and_then(|limit| ops.select(count, sets, Patience::of(limit), mask.as_ref())).to_c()
     }
 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { poll(fds, count, timeout) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __select(
+    count: c_int,
+    read: *mut fd_set,
+    write: *mut fd_set,
+    except: *mut fd_set,
+    timeout: *mut timeval,
+) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { select(count, read, write, except, timeout) }
+}

@@ -143,3 +143,37 @@ unsafe extern "C" fn setsockopt(
         .and_then(|value| ops.setsockopt(fd, level, name, value))
         .to_c()
 }
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // SAFETY: the same by another name.
+    unsafe { socket(domain, kind, protocol) }
+}
+
+/// Ports that old protocols take for a sign of privilege (bindresvport(3)).
+const RESERVED_PORTS: core::ops::RangeInclusive<u16> = 600..=1023;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bindresvport(fd: c_int, address: *mut libc::sockaddr_in) -> c_int {
+    if ours(fd).is_none() {
+        // SAFETY: passed on as it came.
+        return unsafe { real::bindresvport(fd, address) };
+    }
+    // SAFETY: null or an address of IPv4.
+    let given = unsafe { address.as_mut() };
+    // SAFETY: a structure of numbers.
+    let mut own: libc::sockaddr_in = unsafe { core::mem::zeroed() };
+    own.sin_family = libc::AF_INET as libc::sa_family_t;
+    let place = given.unwrap_or(&mut own);
+    for port in RESERVED_PORTS.rev() {
+        place.sin_port = port.to_be();
+        let place: *const libc::sockaddr_in = place;
+        // SAFETY: an address of this length.
+        let result = unsafe { bind(fd, place.cast(), size_of::<libc::sockaddr_in>() as socklen_t) };
+        // SAFETY: libc's variable of this thread.
+        if result == 0 || unsafe { *libc::__errno_location() } != libc::EADDRINUSE {
+            return result;
+        }
+    }
+    Err::<(), _>(Errno::ADDRINUSE).to_c()
+}

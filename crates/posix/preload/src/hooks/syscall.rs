@@ -1,26 +1,68 @@
-//! `syscall`: system calls by number, which name descriptors too.
+//! `syscall`: system calls by number, which name descriptors too. Those that the library answers by name it answers by number.
 #![allow(unsafe_code)] // functions that C calls
 
-use super::{ToC, ours};
+use super::ours;
 use crate::{attach, real};
-use core::ffi::{c_int, c_long, c_void};
+use core::ffi::{c_int, c_long};
 use rustix::io::Errno;
 
-unsafe extern "C" {
-    fn accept4(fd: c_int, address: *mut c_void, len: *mut c_void, flags: c_int) -> c_int;
-    fn close(fd: c_int) -> c_int;
-    fn close_range(first: u32, last: u32, flags: c_int) -> c_int;
-    fn epoll_create1(flags: c_int) -> c_int;
-    fn epoll_pwait2(
-        set: c_int,
-        events: *mut c_void,
-        most: c_int,
-        timeout: *const c_void,
-        mask: *const c_void,
-    ) -> c_int;
-    fn read(fd: c_int, bytes: *mut c_void, len: usize) -> isize;
-    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
-    fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
+/// The functions of this library, as they are called by number: with integers. Each is defined with the types of its manual page beside the others of its kind.
+mod by_name {
+    use core::ffi::{c_int, c_long};
+
+    macro_rules! functions {
+        ($($name:ident($($argument:ident),*) -> $result:ty;)*) => {
+            unsafe extern "C" {
+                $(pub fn $name($($argument: c_long),*) -> $result;)*
+            }
+        };
+    }
+    functions! {
+        accept(a, b, c) -> c_int;
+        accept4(a, b, c, d) -> c_int;
+        bind(a, b, c) -> c_int;
+        close(a) -> c_int;
+        close_range(a, b, c) -> c_int;
+        connect(a, b, c) -> c_int;
+        dup(a) -> c_int;
+        dup2(a, b) -> c_int;
+        dup3(a, b, c) -> c_int;
+        epoll_create1(a) -> c_int;
+        epoll_ctl(a, b, c, d) -> c_int;
+        epoll_pwait(a, b, c, d, e) -> c_int;
+        epoll_pwait2(a, b, c, d, e) -> c_int;
+        epoll_wait(a, b, c, d) -> c_int;
+        execve(a, b, c) -> c_int;
+        execveat(a, b, c, d, e) -> c_int;
+        fcntl(a, b, c) -> c_int;
+        getpeername(a, b, c) -> c_int;
+        getsockname(a, b, c) -> c_int;
+        getsockopt(a, b, c, d, e) -> c_int;
+        ioctl(a, b, c) -> c_int;
+        listen(a, b) -> c_int;
+        poll(a, b, c) -> c_int;
+        ppoll(a, b, c, d) -> c_int;
+        preadv2(a, b, c, d, e) -> c_long;
+        pselect(a, b, c, d, e, f) -> c_int;
+        pwritev2(a, b, c, d, e) -> c_long;
+        read(a, b, c) -> c_long;
+        readv(a, b, c) -> c_long;
+        recvfrom(a, b, c, d, e, f) -> c_long;
+        recvmmsg(a, b, c, d, e) -> c_int;
+        recvmsg(a, b, c) -> c_long;
+        select(a, b, c, d, e) -> c_int;
+        sendfile(a, b, c, d) -> c_long;
+        sendmmsg(a, b, c, d) -> c_int;
+        sendmsg(a, b, c) -> c_long;
+        sendto(a, b, c, d, e, f) -> c_long;
+        setsockopt(a, b, c, d, e) -> c_int;
+        shutdown(a, b) -> c_int;
+        socket(a, b, c) -> c_int;
+        splice(a, b, c, d, e, f) -> c_long;
+        vfork() -> c_int;
+        write(a, b, c) -> c_long;
+        writev(a, b, c) -> c_long;
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -33,25 +75,125 @@ unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    let fd = a as c_int;
-    // SAFETY: the program's arguments are what the call of this number wants.
-    unsafe {
-        match number {
-            // A ring would take descriptors past these hooks: programs that find none use the calls.
-            libc::SYS_io_uring_setup if attach::ops().is_some() => super::fails(Errno::NOSYS, -1),
-            libc::SYS_socket => socket(fd, b as c_int, c as c_int).to_c(),
-            libc::SYS_epoll_create1 => epoll_create1(fd).to_c(),
-            libc::SYS_close_range => close_range(a as u32, b as u32, c as c_int).to_c(),
-            libc::SYS_close if ours(fd).is_some() => close(fd).to_c(),
-            libc::SYS_read if ours(fd).is_some() => read(fd, b as *mut c_void, c as usize) as c_long,
-            libc::SYS_write if ours(fd).is_some() => write(fd, b as *const c_void, c as usize) as c_long,
-            libc::SYS_accept4 if ours(fd).is_some() => {
-                accept4(fd, b as *mut c_void, c as *mut c_void, d as c_int).to_c()
-            }
-            libc::SYS_epoll_pwait2 if ours(fd).is_some() => {
-                epoll_pwait2(fd, b as *mut c_void, c as c_int, d as *const c_void, e as *const c_void).to_c()
-            }
-            _ => real::syscall(number, a, b, c, d, e, f),
-        }
+    if attach::ops().is_none() {
+        // SAFETY: passed on as it came.
+        return unsafe { real::syscall(number, a, b, c, d, e, f) };
     }
+    // A ring would take descriptors past these hooks: programs that find none use the calls.
+    if number == libc::SYS_io_uring_setup {
+        return super::fails(Errno::NOSYS, -1);
+    }
+    // SAFETY: the program's arguments are what the call of this number wants.
+    let done =
+        unsafe { by_number(number, [a, b, c, d, e, f]).or_else(|| by_old_number(number, [a, b, c, d, e])) };
+    // SAFETY: passed on as it came.
+    done.unwrap_or_else(|| unsafe { real::syscall(number, a, b, c, d, e, f) })
+}
+
+/// Calls that all machines have. `None`: it is the kernel's.
+///
+/// # Safety
+/// The arguments must be what the call of this number wants.
+unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
+    use by_name as call;
+    // SAFETY: the caller's promise: they have the same arguments by number as by name.
+    unsafe {
+        // Whatever the descriptors are.
+        let any: c_int = match number {
+            libc::SYS_socket => call::socket(a, b, c),
+            libc::SYS_epoll_create1 => call::epoll_create1(a),
+            libc::SYS_close_range => call::close_range(a, b, c),
+            libc::SYS_dup3 => call::dup3(a, b, c),
+            libc::SYS_ppoll => call::ppoll(a, b, c, d),
+            libc::SYS_pselect6 => {
+                // The last is a pair of the mask and its length.
+                let pair: *const c_long = core::ptr::with_exposed_provenance(f as usize);
+                call::pselect(a, b, c, d, e, if pair.is_null() { 0 } else { *pair })
+            }
+            libc::SYS_epoll_ctl => call::epoll_ctl(a, b, c, d),
+            libc::SYS_execve => call::execve(a, b, c),
+            libc::SYS_execveat => call::execveat(a, b, c, d, e),
+            libc::SYS_sendmsg => return Some(call::sendmsg(a, b, c)),
+            libc::SYS_recvmsg => return Some(call::recvmsg(a, b, c)),
+            libc::SYS_sendmmsg => call::sendmmsg(a, b, c, d),
+            libc::SYS_recvmmsg => call::recvmmsg(a, b, c, d, e),
+            libc::SYS_sendfile => return Some(call::sendfile(a, b, c, d)),
+            libc::SYS_splice => return Some(call::splice(a, b, c, d, e, f)),
+            _ => return by_number_of_ours(number, [a, b, c, d, e, f]),
+        };
+        Some(any.into())
+    }
+}
+
+/// The same for those that are about one descriptor.
+///
+/// # Safety
+/// As above.
+unsafe fn by_number_of_ours(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
+    use by_name as call;
+    ours(a as c_int)?;
+    // SAFETY: the caller's promise.
+    unsafe {
+        let result: c_int = match number {
+            libc::SYS_accept => call::accept(a, b, c),
+            libc::SYS_accept4 => call::accept4(a, b, c, d),
+            libc::SYS_bind => call::bind(a, b, c),
+            libc::SYS_close => call::close(a),
+            libc::SYS_connect => call::connect(a, b, c),
+            libc::SYS_dup => call::dup(a),
+            libc::SYS_epoll_pwait => call::epoll_pwait(a, b, c, d, e),
+            libc::SYS_epoll_pwait2 => call::epoll_pwait2(a, b, c, d, e),
+            libc::SYS_fcntl => call::fcntl(a, b, c),
+            libc::SYS_getpeername => call::getpeername(a, b, c),
+            libc::SYS_getsockname => call::getsockname(a, b, c),
+            libc::SYS_getsockopt => call::getsockopt(a, b, c, d, e),
+            libc::SYS_ioctl => call::ioctl(a, b, c),
+            libc::SYS_listen => call::listen(a, b),
+            libc::SYS_setsockopt => call::setsockopt(a, b, c, d, e),
+            libc::SYS_shutdown => call::shutdown(a, b),
+            libc::SYS_read => return Some(call::read(a, b, c)),
+            libc::SYS_readv => return Some(call::readv(a, b, c)),
+            libc::SYS_recvfrom => return Some(call::recvfrom(a, b, c, d, e, f)),
+            libc::SYS_sendto => return Some(call::sendto(a, b, c, d, e, f)),
+            libc::SYS_write => return Some(call::write(a, b, c)),
+            libc::SYS_writev => return Some(call::writev(a, b, c)),
+            // The position comes in two halves, of which one is all of it.
+            libc::SYS_preadv2 => return Some(call::preadv2(a, b, c, d, f)),
+            libc::SYS_pwritev2 => return Some(call::pwritev2(a, b, c, d, f)),
+            _ => return None,
+        };
+        Some(result.into())
+    }
+}
+
+/// Calls that only older machines have.
+///
+/// # Safety
+/// As above.
+#[cfg(target_arch = "x86_64")]
+unsafe fn by_old_number(number: c_long, [a, b, c, d, e]: [c_long; 5]) -> Option<c_long> {
+    use by_name as call;
+    // SAFETY: the caller's promise.
+    let result = unsafe {
+        match number {
+            libc::SYS_dup2 => call::dup2(a, b),
+            libc::SYS_poll => call::poll(a, b, c),
+            libc::SYS_select => call::select(a, b, c, d, e),
+            libc::SYS_epoll_create if a > 0 => call::epoll_create1(0),
+            libc::SYS_epoll_wait if ours(a as c_int).is_some() => call::epoll_wait(a, b, c, d),
+            // A child that shared this process's memory would change its tables.
+            libc::SYS_vfork => call::vfork(),
+            _ => return None,
+        }
+    };
+    Some(result.into())
+}
+
+/// There are none.
+///
+/// # Safety
+/// None is needed.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn by_old_number(_: c_long, _: [c_long; 5]) -> Option<c_long> {
+    None
 }

@@ -154,13 +154,7 @@ impl Process {
 
     /// Its clients hold these connections from now on, as the stack has agreed.
     pub(super) fn adopt(&mut self, things: &[Held]) {
-        for held in things {
-            if let Thing::Socket { socket, generation } = held.thing
-                && let Some(client) = self.clients.get_mut(usize::from(held.shard))
-            {
-                client.adopt(Conn::new(socket, generation));
-            }
-        }
+        adopt(&mut self.clients, things);
     }
 
     /// Everything that it holds besides listeners.
@@ -170,6 +164,17 @@ impl Process {
             client.conns().map(|conn| Held::conn(shard as u16, conn)).collect()
         };
         self.clients.iter().enumerate().flat_map(of).collect()
+    }
+}
+
+/// These clients, one for each shard, hold these connections from now on, as the stack has agreed.
+pub(super) fn adopt(clients: &mut [Client], things: &[Held]) {
+    for held in things {
+        if let Thing::Socket { socket, generation } = held.thing
+            && let Some(client) = clients.get_mut(usize::from(held.shard))
+        {
+            client.adopt(Conn::new(socket, generation));
+        }
     }
 }
 

@@ -1,0 +1,159 @@
+//! `ginnel check`.
+
+use crate::rig::{PRELUDE, Place, Started, python, skipped, until};
+use serde_json::Value;
+use std::process::Command;
+
+/// What is said of a process, and the exit status.
+fn check(place: &Place, pid: u32) -> (Value, Option<i32>) {
+    let output = place.run(&["check", &pid.to_string(), "--json"]);
+    (
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}")),
+        output.status.code(),
+    )
+}
+
+/// The rows without their descriptors, in the order of these.
+fn rows(said: &Value) -> Vec<String> {
+    let row = |row: &Value| {
+        let cells =
+            ["kind", "local", "remote", "state", "where", "why"].map(|name| row[name].as_str().unwrap());
+        cells.join("|")
+    };
+    said["sockets"].as_array().unwrap().iter().map(row).collect()
+}
+
+#[test]
+fn each_socket_of_a_process_is_told_with_its_place_and_the_reason() {
+    if skipped("each_socket_of_a_process_is_told_with_its_place_and_the_reason") {
+        return;
+    }
+    let place = Place::new("check");
+    let _up = place.up("lab", &["--device", "memory", "--address", "10.5.0.1/24"]);
+    let script = "
+u, v = socket.socketpair(socket.AF_UNIX)
+s = server('10.5.0.1', 7301); c = socket.create_connection(('10.5.0.1', 7301)); a, _ = s.accept()
+w = server('0.0.0.0', 0)
+k = server('127.0.0.1', 0); d = socket.create_connection(k.getsockname())
+fresh = socket.socket(); bound = socket.socket(); bound.bind(('10.5.0.1', 7302))
+e = select.epoll()
+# One that is closed leaves nothing, and its number may be another's.
+gone = socket.socket(); gone.close()
+copy = a.dup(); c.shutdown(socket.SHUT_WR)
+open('facts', 'w').write(' '.join(str(x) for x in (c.getsockname()[1], w.getsockname()[1], k.getsockname()[1], d.getsockname()[1])))
+time.sleep(50)";
+    let program = Started::new(place.script(&["--stack", "lab"], script));
+    let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
+    until("all is open", || facts().split(' ').count() == 4);
+    let facts = facts();
+    let [c, w, k, d] = facts.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    until("the FIN has arrived", || {
+        rows(&check(&place, program.pid()).0).iter().any(|row| row.contains("CLOSE-WAIT"))
+    });
+    let (said, status) = check(&place, program.pid());
+    assert_eq!(status, Some(0), "{said}");
+    assert_eq!((said["accelerated"].as_bool(), said["stack"].as_str()), (Some(true), Some("lab")));
+    let since = said["since_ms"].as_u64().unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
+    assert!(since <= now && now - since < 60_000, "{since} {now}");
+    let found = rows(&said);
+    let stream = format!("tcp|10.5.0.1:7301|10.5.0.1:{c}|CLOSE-WAIT|stack|reached by the stack");
+    let expected = [
+        "unix|||ESTAB|kernel|Unix socket".to_string(),
+        "unix|||ESTAB|kernel|Unix socket".into(),
+        "tcp|10.5.0.1:7301||LISTEN|stack|the address is the stack's".into(),
+        format!("tcp|10.5.0.1:{c}|10.5.0.1:7301|FIN-WAIT-2|stack|reached by the stack"),
+        stream.clone(),
+        format!("tcp|0.0.0.0:{w}||LISTEN|both|wildcard: clients of the stack and of the kernel"),
+        format!("tcp|127.0.0.1:{k}||LISTEN|kernel|the address is not the stack's"),
+        format!("tcp|127.0.0.1:{d}|127.0.0.1:{k}|ESTAB|kernel|destination not reached by the stack"),
+        "tcp|||UNCONN|open|decided when it is bound, listens or connects".into(),
+        "tcp|10.5.0.1:7302||UNCONN|stack|the address is the stack's".into(),
+        "epoll||||both|waits for sockets of either".into(),
+        stream,
+    ];
+    for row in &expected {
+        let count = |all: &[String]| all.iter().filter(|other| *other == row).count();
+        assert_eq!(count(&found), count(&expected), "{row}: {found:#?}");
+    }
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    let table = place.must(&["check", &program.pid().to_string()]);
+    assert!(table.starts_with(&format!("process {} (python3", program.pid())), "{table}");
+    assert_eq!(table.lines().count(), 2 + expected.len(), "{table}");
+    let line = table.lines().find(|line| line.contains("wildcard")).unwrap();
+    assert!(line.contains(&format!(" 0.0.0.0:{w} ")) && line.contains(" both "), "{line}");
+}
+
+#[test]
+fn children_and_programs_that_became_others_have_books_of_their_own() {
+    if skipped("children_and_programs_that_became_others_have_books_of_their_own") {
+        return;
+    }
+    let place = Place::new("books");
+    let _up = place.up("lab", &["--loopback", "stack"]);
+    let script = "
+s = server('127.0.0.1', 7303); os.set_inheritable(s.fileno(), True)
+pid = os.fork()
+if not pid:
+    t = server('127.0.0.1', 7304)
+    open('child', 'w').write(str(os.getpid())); time.sleep(50)
+pid = os.fork()
+if not pid: os.execv(sys.executable, [sys.executable, '-c', 'import os, time; open(\"image\", \"w\").write(str(os.getpid())); time.sleep(50)'])
+time.sleep(50)";
+    let parent = Started::new(place.script(&["--stack", "lab"], script));
+    let pid =
+        |name: &str| -> Option<u32> { std::fs::read_to_string(place.path().join(name)).ok()?.parse().ok() };
+    until("all are there", || pid("child").is_some() && pid("image").is_some());
+    let listener = |port: u16| format!("tcp|127.0.0.1:{port}||LISTEN|stack|the address is the stack's");
+    let expected = [
+        (parent.pid(), vec![listener(7303)]),
+        (pid("child").unwrap(), vec![listener(7303), listener(7304)]),
+        (pid("image").unwrap(), vec![listener(7303)]),
+    ];
+    for (pid, expected) in &expected {
+        let mut found = rows(&check(&place, *pid).0);
+        found.sort();
+        assert_eq!(found, *expected);
+    }
+    for (pid, _) in &expected[1..] {
+        let _ = Command::new("kill").arg(pid.to_string()).status();
+    }
+}
+
+#[test]
+fn a_process_without_a_stack_is_told_why() {
+    if skipped("a_process_without_a_stack_is_told_why") {
+        return;
+    }
+    let place = Place::new("without");
+    let script = format!("{PRELUDE}\ns = server('127.0.0.1', 0); open('there', 'w').close(); time.sleep(50)");
+    let there = place.path().join("there");
+    let said_of = |mut command: Command| {
+        let _ = std::fs::remove_file(&there);
+        command.args(["-c", &script]).current_dir(place.path());
+        let program = Started::new(command);
+        until("it runs", || there.exists());
+        let (said, status) = check(&place, program.pid());
+        assert_eq!((status, said["accelerated"].as_bool()), (Some(1), Some(false)), "{said}");
+        let why = said["why_not"].as_str().unwrap().to_string();
+        assert!(rows(&said)[0].ends_with(&format!("|LISTEN|kernel|not attached: {why}")), "{said}");
+        why
+    };
+    let plain = || Command::new(python().unwrap());
+    assert_eq!(said_of(plain()), "not started with ginnel run");
+    let mut removed = plain();
+    removed.env("GINNEL_STACK", "/nowhere");
+    assert_eq!(said_of(removed), "LD_PRELOAD removed");
+    // One whose stack ends under it.
+    let up = place.up("lab", &["--loopback", "stack"]);
+    let program =
+        Started::new(place.script(&["--stack", "lab"], "open('runs', 'w').close(); time.sleep(50)"));
+    until("it runs", || place.path().join("runs").exists());
+    assert_eq!(check(&place, program.pid()).1, Some(0));
+    drop(up);
+    let why = check(&place, program.pid()).0["why_not"].as_str().unwrap().to_string();
+    assert!(why.contains("is gone"), "{why}");
+    let nobody = place.run(&["check", "4194304"]);
+    assert_eq!(nobody.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&nobody.stderr).contains("there is no process 4194304"));
+}

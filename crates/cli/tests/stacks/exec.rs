@@ -1,0 +1,213 @@
+//! Programs that become others and start others, with open sockets.
+
+use crate::rig::{Place, Started, skipped, until};
+use std::process::Command;
+
+const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
+
+/// Runs a script that has another one in `NEXT`, and says what both print.
+#[track_caller]
+fn says(place: &Place, first: &str, next: &str) -> String {
+    let head =
+        "NEXT = sys.argv[1]\ndef keep(*all_):\n    for s in all_: os.set_inheritable(s.fileno(), True)\n";
+    let next = format!("import os, sys, socket, select, signal\nsignal.alarm(40)\n{next}");
+    let mut command = place.script(&LOOPBACK, &format!("{head}{first}"));
+    command.arg(next);
+    let output = crate::rig::finish(command);
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_program_that_becomes_another_finds_its_sockets_again() {
+    if skipped("a_program_that_becomes_another_finds_its_sockets_again") {
+        return;
+    }
+    let place = Place::new("becomes");
+    // A listener with a connection in its queue, one that was accepted and has unread bytes, both in an epoll set; and the client's end of it, which is close-on-exec.
+    let first = "
+s = server('127.0.0.1', 7101)
+c = socket.create_connection(('127.0.0.1', 7101)); a, _ = s.accept()
+a.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1); a.settimeout(7); a.setblocking(True)
+c.sendall(b'queued'); waits = socket.create_connection(('127.0.0.1', 7101)); waits.sendall(b'waited')
+e = select.epoll(); e.register(s, select.EPOLLIN); e.register(a, select.EPOLLIN | select.EPOLLET)
+r, w = os.pipe(); os.set_inheritable(r, True); os.write(w, b'!'); e.register(r, select.EPOLLIN)
+keep(s, a, e, waits)
+seen = set()
+while seen != {s.fileno(), a.fileno(), r}: seen |= {fd for fd, _ in e.poll()}
+c.sendall(b' again'); time.sleep(0.1)
+fds = [str(x) for x in (s.fileno(), a.fileno(), e.fileno(), waits.fileno(), c.fileno(), r)]
+os.execve(sys.executable, [sys.executable, '-c', NEXT] + fds, {'ONLY': 'this'})";
+    let next = "
+S, A, E, W, C, R = map(int, sys.argv[1:])
+assert 'GINNEL_HEIR' not in os.environ and os.environ['ONLY'] == 'this'
+try: os.fstat(C); print('open')
+except OSError: print('closed')
+s, a, waits = (socket.socket(fileno=fd) for fd in (S, A, W))
+print(s.getsockname(), a.getsockname()[1], a.getpeername()[0], a.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+e = select.epoll.fromfd(E)
+seen = {}
+while len(seen) < 3: seen |= {fd: ev for fd, ev in e.poll(5)}
+print([seen[fd] for fd in (S, A, R)], e.poll(0) != [])
+got = b''
+while part := a.recv(100): got += part
+print(got, 'and its end')
+b, _ = s.accept(); print(b.recv(6)); b.sendall(b'back'); print(waits.recv(4))
+a.close(); waits.close()
+# And it goes on as any other.
+d = socket.create_connection(s.getsockname()); f, _ = s.accept(); f.sendall(b'new'); print(d.recv(3))";
+    let said = says(&place, first, next);
+    let expected = "closed
+('127.0.0.1', 7101) 7101 127.0.0.1 1
+[1, 1, 17] True
+b'queued again' and its end
+b'waited'
+b'back'
+b'new'
+";
+    assert_eq!(said, expected);
+}
+
+#[test]
+fn all_ways_to_become_another_program_keep_sockets() {
+    if skipped("all_ways_to_become_another_program_keep_sockets") {
+        return;
+    }
+    let place = Place::new("ways");
+    let first = "
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+py, fd = sys.executable.encode(), None
+def strings(*all_): return (ctypes.c_char_p * (len(all_) + 1))(*all_, None)
+def become(way, *argv):
+    env = strings(b'A=1')
+    if way == 'execl': libc.execl(py, *argv, None)
+    if way == 'execlp': libc.execlp(py, *argv, None)
+    if way == 'execle': libc.execle(py, *argv, None, env)
+    if way == 'execv': libc.execv(py, strings(*argv))
+    if way == 'execvp': libc.execvp(py, strings(*argv))
+    if way == 'execvpe': libc.execvpe(py, strings(*argv), env)
+    if way == 'fexecve': libc.fexecve(os.open(py, os.O_RDONLY), strings(*argv), env)
+    if way == 'execveat': libc.execveat(-100, py, strings(*argv), env, 0)
+    if way == 'syscall': libc.syscall(59, py, strings(*argv), env)
+s = server('127.0.0.1', 7102); keep(s)
+for way in ['execl', 'execlp', 'execle', 'execv', 'execvp', 'execvpe', 'fexecve', 'execveat', 'syscall']:
+    if os.uname().machine != 'x86_64' and way == 'syscall': continue
+    # What cannot be started changes nothing.
+    assert libc.execv(b'/no/such/program', strings(b'x')) == -1 and ctypes.get_errno() == 2
+    pid = os.fork()
+    if not pid:
+        become(way, b'python3', b'-c', NEXT.encode(), way.encode(), str(s.fileno()).encode(), b'4', b'5', b'6', b'7', b'8')
+        os._exit(9)
+    c = socket.create_connection(('127.0.0.1', 7102)); print(exactly(c, 99).decode(), flush=True)
+    assert os.waitpid(pid, 0)[1] == 0";
+    let next = "
+s = socket.socket(fileno=int(sys.argv[2])); a, _ = s.accept()
+a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
+    let said = says(&place, first, next);
+    let ways: Vec<&str> = said.lines().map(|line| line.strip_suffix(" 4 5 6 7 8").expect(line)).collect();
+    assert!(ways.len() >= 8 && ways[..3] == ["execl", "execlp", "execle"], "{said}");
+}
+
+#[test]
+fn servers_that_are_started_for_a_connection_find_it_as_their_input() {
+    if skipped("servers_that_are_started_for_a_connection_find_it_as_their_input") {
+        return;
+    }
+    let place = Place::new("inetd");
+    let first = "
+import subprocess
+s = server('127.0.0.1', 7103)
+def started(how):
+    c = socket.create_connection(('127.0.0.1', 7103)); a, _ = s.accept(); c.sendall(how.encode())
+    c.shutdown(socket.SHUT_WR)
+    argv = [sys.executable, '-c', NEXT]
+    if how == 'fork':
+        pid = os.fork()
+        if not pid:
+            os.dup2(a.fileno(), 0); os.dup2(a.fileno(), 1); a.close(); s.close(); os.execv(argv[0], argv)
+    elif how == 'spawn':
+        actions = [(os.POSIX_SPAWN_DUP2, a.fileno(), 0), (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_CLOSE, s.fileno())]
+        keep(s)
+        pid = os.posix_spawn(argv[0], argv, {}, file_actions=actions)
+    elif how == 'subprocess':
+        p = subprocess.Popen(argv, stdin=a, stdout=a); pid = p.pid
+    a.close()
+    print(exactly(c, 99).decode(), flush=True)
+    assert os.waitpid(pid, 0)[1] == 0
+for how in ['fork', 'spawn', 'subprocess']: started(how)";
+    // Its input ends, and so does what it says when it ends.
+    let next = "
+got = b''
+while part := os.read(0, 100): got += part
+os.write(1, b'served ' + got)";
+    assert_eq!(says(&place, first, next), "served fork\nserved spawn\nserved subprocess\n");
+}
+
+#[test]
+fn nginx_is_replaced_while_it_serves() {
+    let test = "nginx_is_replaced_while_it_serves";
+    if skipped(test) {
+        return;
+    }
+    // By its whole path, under which it starts itself again.
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::env::split_paths(&paths).map(|folder| folder.join("nginx"));
+    let Some(program) = all.chain(["/usr/sbin/nginx".into()]).find(|path| path.exists()) else {
+        ginnel_testkit::skip(test, "no nginx");
+        return;
+    };
+    let program = program.display().to_string();
+    let place = Place::new("upgrade");
+    let at = place.path().display();
+    let temporary: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+        .iter()
+        .map(|name| format!("{name}_temp_path {at};\n"))
+        .collect();
+    let conf = format!(
+        "error_log {at}/error.log notice; pid {at}/pid; worker_processes 2;\nevents {{}}\n\
+         http {{ access_log off; {temporary} server {{ listen 127.0.0.1:8000; location / {{ return 200 ok; }} }} }}\n"
+    );
+    std::fs::write(place.path().join("nginx.conf"), conf).unwrap();
+    // In the background, as it comes: the stack lives until the last of its processes ends.
+    let conf = format!("{at}/nginx.conf");
+    let nginx = Started::new(place.ginnel(&[
+        "run",
+        "--name",
+        "web",
+        "--loopback",
+        "stack",
+        "--",
+        &program,
+        "-c",
+        &conf,
+    ]));
+    let pid =
+        |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default().trim().to_string();
+    let get =
+        || place.run(&["run", "--stack", "web", "--", "curl", "-sg", "-m", "5", "http://127.0.0.1:8000/"]);
+    until("it serves", || get().stdout == b"ok");
+    let signal =
+        |name: &str, pid: &str| assert!(Command::new("kill").args([name, pid]).status().unwrap().success());
+    let old = pid("pid");
+    signal("-USR2", &old);
+    until("the new one is there", || {
+        let (before, now) = (pid("pid.oldbin"), pid("pid"));
+        before == old && !now.is_empty() && now != old
+    });
+    let new = pid("pid");
+    for step in ["both", "one"] {
+        for n in 0..20 {
+            assert_eq!(get().stdout, b"ok", "{step} {n}: {}", pid("error.log"));
+        }
+        if step == "both" {
+            signal("-QUIT", &old);
+            until("the old one is gone", || pid("pid.oldbin").is_empty());
+        }
+    }
+    signal("-QUIT", &new);
+    let output = nginx.finish();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let log = pid("error.log");
+    assert!(!["[emerg]", "[alert]", "[crit]", "[error]"].iter().any(|level| log.contains(level)), "{log}");
+}

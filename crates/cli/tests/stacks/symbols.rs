@@ -1,0 +1,173 @@
+//! Which functions of libc the library stands in front of: all that take descriptors a socket can be, but for those that are named here with the reason.
+
+use crate::rig::library;
+use ginnel_testkit::skip;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+/// Functions that take descriptors which may be sockets, make such, or start programs that inherit them; without the underscores, `_chk` and `64` of their other names.
+const FAMILIES: &[&str] = &[
+    "accept",
+    "accept4",
+    "bind",
+    "bindresvport",
+    "close",
+    "close_nocancel",
+    "close_range",
+    "closefrom",
+    "connect",
+    "copy_file_range",
+    "daemon",
+    "dprintf",
+    "dup",
+    "dup2",
+    "dup3",
+    "epoll_create",
+    "epoll_create1",
+    "epoll_ctl",
+    "epoll_pwait",
+    "epoll_pwait2",
+    "epoll_wait",
+    "execl",
+    "execle",
+    "execlp",
+    "execv",
+    "execve",
+    "execveat",
+    "execvp",
+    "execvpe",
+    "fcntl",
+    "fdopen",
+    "fexecve",
+    "fork",
+    "forkpty",
+    "getpeername",
+    "getsockname",
+    "getsockopt",
+    "ioctl",
+    "isfdtype",
+    "listen",
+    "poll",
+    "popen",
+    "posix_spawn",
+    "posix_spawnp",
+    "posix_spawn_file_actions_addclose",
+    "posix_spawn_file_actions_addclosefrom_np",
+    "posix_spawn_file_actions_adddup2",
+    "posix_spawn_file_actions_addopen",
+    "posix_spawn_file_actions_destroy",
+    "posix_spawn_file_actions_init",
+    "ppoll",
+    "pread",
+    "preadv",
+    "preadv2",
+    "preadv64v2",
+    "pselect",
+    "pwrite",
+    "pwritev",
+    "pwritev2",
+    "pwritev64v2",
+    "read",
+    "read_nocancel",
+    "readv",
+    "recv",
+    "recvfrom",
+    "recvmmsg",
+    "recvmsg",
+    "select",
+    "send",
+    "sendfile",
+    "sendmmsg",
+    "sendmsg",
+    "sendto",
+    "setsockopt",
+    "shutdown",
+    "sockatmark",
+    "socket",
+    "socketpair",
+    "splice",
+    "syscall",
+    "system",
+    "tee",
+    "vdprintf",
+    "vfork",
+    "vmsplice",
+    "write",
+    "write_nocancel",
+    "writev",
+];
+
+/// Those that are libc's own, and why that is right.
+const LIBCS: &[(&str, &str)] = &[
+    ("__close_nocancel", "libc's own business: programs cannot link it"),
+    ("__read_nocancel", "libc's own business: programs cannot link it"),
+    ("__write_nocancel", "libc's own business: programs cannot link it"),
+    ("__fork", "libc runs the functions around forks, which the library has registered"),
+    ("fork", "libc runs the functions around forks, which the library has registered"),
+    ("forkpty", "libc runs the functions around forks, which the library has registered"),
+    ("daemon", "libc runs the functions around forks, which the library has registered"),
+    ("copy_file_range", "EINVAL of any socket, so of the placeholder"),
+    ("tee", "EINVAL of any socket, so of the placeholder"),
+    ("vmsplice", "EBADF of any socket, so of the placeholder"),
+    ("pread", "ESPIPE of any socket, so of the placeholder"),
+    ("pread64", "ESPIPE of any socket, so of the placeholder"),
+    ("__pread64", "ESPIPE of any socket, so of the placeholder"),
+    ("__pread_chk", "ESPIPE of any socket, so of the placeholder"),
+    ("__pread64_chk", "ESPIPE of any socket, so of the placeholder"),
+    ("pwrite", "ESPIPE of any socket, so of the placeholder"),
+    ("pwrite64", "ESPIPE of any socket, so of the placeholder"),
+    ("__pwrite64", "ESPIPE of any socket, so of the placeholder"),
+    ("preadv", "ESPIPE of any socket, so of the placeholder"),
+    ("preadv64", "ESPIPE of any socket, so of the placeholder"),
+    ("pwritev", "ESPIPE of any socket, so of the placeholder"),
+    ("pwritev64", "ESPIPE of any socket, so of the placeholder"),
+    ("isfdtype", "the placeholder is a socket"),
+    ("socketpair", "there are no pairs of internet sockets"),
+    ("fdopen", "streams of stdio on sockets are the kernel's: docs/posix.md"),
+    ("dprintf", "streams of stdio on sockets are the kernel's: docs/posix.md"),
+    ("__dprintf_chk", "streams of stdio on sockets are the kernel's: docs/posix.md"),
+    ("vdprintf", "streams of stdio on sockets are the kernel's: docs/posix.md"),
+    ("__vdprintf_chk", "streams of stdio on sockets are the kernel's: docs/posix.md"),
+    ("popen", "what it starts finds the stack by the environment, and none of the sockets: docs/posix.md"),
+    ("system", "what it starts finds the stack by the environment, and none of the sockets: docs/posix.md"),
+];
+
+/// Names that a library offers; `None` if it cannot be asked.
+fn names(library: &Path) -> Option<BTreeSet<String>> {
+    let output = Command::new("nm").args(["-D", "--defined-only"]).arg(library).output().ok()?;
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let name = |line: &str| Some(line.split_whitespace().nth(2)?.split('@').next()?.to_string());
+    Some(text.lines().filter_map(name).collect())
+}
+
+/// A name without what makes it another name for the same.
+fn base(name: &str) -> &str {
+    let name = name.trim_start_matches('_');
+    let name = name.strip_suffix("_chk").unwrap_or(name);
+    name.strip_suffix("64").unwrap_or(name)
+}
+
+#[test]
+fn all_names_of_all_calls_are_answered_or_excused() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let libc =
+        maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
+    let all = libc.and_then(|libc| names(Path::new(libc)));
+    let (Some(all), Some(ours)) = (all, names(library())) else {
+        skip("all_names_of_all_calls_are_answered_or_excused", "no nm, or no libc.so");
+        return;
+    };
+    let excused = |name: &str| LIBCS.iter().any(|(known, _)| *known == name);
+    let of_families: Vec<&String> = all.iter().filter(|name| FAMILIES.contains(&base(name))).collect();
+    assert!(of_families.len() > 100, "only {} names are known: {of_families:?}", of_families.len());
+    let missing: Vec<_> =
+        of_families.iter().filter(|name| !ours.contains(**name) && !excused(name)).collect();
+    assert!(missing.is_empty(), "neither answered nor excused: {missing:?}");
+    let both: Vec<_> = LIBCS.iter().filter(|(name, _)| ours.contains(*name)).collect();
+    assert!(both.is_empty(), "answered, so no excuse is needed: {both:?}");
+    // What the library offers and libc does not would be called by nobody, or by the wrong one.
+    let strangers: Vec<_> = ours.iter().filter(|name| !all.contains(*name)).collect();
+    assert!(strangers.is_empty(), "not libc's: {strangers:?}");
+}

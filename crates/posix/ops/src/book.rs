@@ -1,0 +1,226 @@
+//! What a process says of its descriptors to whoever asks (`ginnel check`): a file in memory, which others read through /proc without asking it. A line of the cache for each descriptor, written when a
+//! decision is made about it and when a connection is accepted; never for bytes.
+#![allow(unsafe_code)] // memory that others read
+
+use crate::descriptor::Internal;
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{Relaxed, Release};
+use rustix::fd::RawFd;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// Name of the file in memory.
+const NAME: &str = "ginnel-book";
+/// "ginnelbk", and the version of the layout.
+const MAGIC: u64 = 0x6b62_6c65_6e6e_6701;
+const WORDS: usize = 8;
+const ENTRY: usize = WORDS * size_of::<u64>();
+
+/// Why a socket of the program is the kernel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Why {
+    /// It connects to an address that the stack has no way to.
+    NotReached = 1,
+    /// It is bound to an address that is not the stack's.
+    NotLocal = 2,
+}
+
+/// What is known of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A socket that is neither bound, nor connected, nor listens: nobody has decided yet.
+    Open,
+    /// A socket with an address alone.
+    Bound(SocketAddr),
+    /// A listener of the stack's; of the kernel's, too, if it says so.
+    Listener(SocketAddr, bool),
+    /// A connection of the stack's, with its own end and the peer's.
+    Stream([SocketAddr; 2]),
+    /// A UDP socket, with its own end and the peer's, if it is connected; of the kernel's, too, if it says so. Without a port nobody has decided yet.
+    Datagrams([SocketAddr; 2], bool),
+    /// An epoll set.
+    Epoll,
+    /// The socket is the kernel's. Beside why: its inode, for the number may have become another socket's.
+    Kernel(Why, u64),
+    /// It is the library's own.
+    Internal,
+}
+
+/// The book of this process.
+pub(crate) struct Book {
+    at: NonNull<[AtomicU64; WORDS]>,
+    entries: usize,
+    _file: Internal,
+}
+
+// SAFETY: it is made of atomics.
+unsafe impl Send for Book {}
+// SAFETY: as above.
+unsafe impl Sync for Book {}
+
+impl Book {
+    /// A book for so many descriptors.
+    ///
+    /// # Errors
+    /// No memory, or no descriptors.
+    pub fn new(descriptors: usize) -> Result<Self, Errno> {
+        let entries = descriptors + 1;
+        let file = Internal::new(memfd_create(NAME, MemfdFlags::CLOEXEC)?)?;
+        ftruncate(&file, (entries * ENTRY) as u64)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        // SAFETY: a new mapping, which is unmapped when the value is dropped and nobody borrows from it.
+        let at = unsafe { mmap(core::ptr::null_mut(), entries * ENTRY, protection, flags, &file, 0)? };
+        let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
+        let book = Self { at, entries, _file: file };
+        if let Some(head) = book.entry(-1) {
+            head[0].store(MAGIC, Release);
+        }
+        Ok(book)
+    }
+
+    /// The words of a descriptor; those of -1 are the head.
+    #[inline(always)]
+    fn entry(&self, fd: RawFd) -> Option<&[AtomicU64; WORDS]> {
+        let place = usize::try_from(i64::from(fd) + 1).ok().filter(|place| *place < self.entries)?;
+        // SAFETY: inside of the mapping, which lives as long as `self`; any bits are valid atomics, and pages are aligned.
+        Some(unsafe { self.at.add(place).as_ref() })
+    }
+
+    pub fn write(&self, fd: RawFd, entry: Entry) {
+        let Some(words) = self.entry(fd) else { return };
+        let nowhere = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
+        let (tag, more, ends) = match entry {
+            Entry::Open => (1, 0, [nowhere; 2]),
+            Entry::Bound(at) => (2, 0, [at, nowhere]),
+            Entry::Listener(at, kernel) => (3, u64::from(kernel), [at, nowhere]),
+            Entry::Stream(ends) => (4, 0, ends),
+            Entry::Epoll => (5, 0, [nowhere; 2]),
+            Entry::Kernel(why, inode) => {
+                words[6].store(inode, Relaxed);
+                (6, why as u64, [nowhere; 2])
+            }
+            Entry::Internal => (7, 0, [nowhere; 2]),
+            Entry::Datagrams(ends, kernel) => (8, u64::from(kernel), ends),
+        };
+        let family = ends.map(|end| u64::from(end.is_ipv6()));
+        words[0].store(tag | more << 8 | family[0] << 16 | family[1] << 17, Relaxed);
+        words[1].store(u64::from(ends[0].port()) | u64::from(ends[1].port()) << 16, Relaxed);
+        for (words, end) in words[2..6].chunks_exact(2).zip(ends) {
+            let bits = match end.ip() {
+                IpAddr::V4(ip) => u128::from(ip.to_bits()),
+                IpAddr::V6(ip) => ip.to_bits(),
+            };
+            words[0].store(bits as u64, Relaxed);
+            words[1].store((bits >> 64) as u64, Relaxed);
+        }
+    }
+
+    /// It is ours no more, or closed.
+    #[inline]
+    pub fn clear(&self, fd: RawFd) {
+        if let Some(words) = self.entry(fd) {
+            words[0].store(0, Relaxed);
+        }
+    }
+}
+
+impl Drop for Book {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length, and nobody borrows from it any more.
+        let _ = unsafe { munmap(self.at.as_ptr().cast(), self.entries * ENTRY) };
+    }
+}
+
+fn decode(words: [u64; WORDS]) -> Option<Entry> {
+    let end = |which: usize| {
+        let bits = u128::from(words[2 + 2 * which]) | u128::from(words[3 + 2 * which]) << 64;
+        let ip = match words[0] >> (16 + which) & 1 {
+            0 => IpAddr::V4((bits as u32).into()),
+            _ => IpAddr::V6(Ipv6Addr::from_bits(bits)),
+        };
+        SocketAddr::new(ip, (words[1] >> (16 * which)) as u16)
+    };
+    let more = words[0] >> 8 & 0xff;
+    Some(match words[0] & 0xff {
+        1 => Entry::Open,
+        2 => Entry::Bound(end(0)),
+        3 => Entry::Listener(end(0), more != 0),
+        4 => Entry::Stream([end(0), end(1)]),
+        5 => Entry::Epoll,
+        6 => match more {
+            1 => Entry::Kernel(Why::NotReached, words[6]),
+            2 => Entry::Kernel(Why::NotLocal, words[6]),
+            _ => return None,
+        },
+        7 => Entry::Internal,
+        8 => Entry::Datagrams([end(0), end(1)], more != 0),
+        _ => return None,
+    })
+}
+
+/// Reads the book of another process: what its library knows of each of these descriptors. `None`: it has none.
+///
+/// # Errors
+/// The process is somebody else's, or gone.
+pub fn read(pid: u32, fds: &[RawFd]) -> io::Result<Option<Vec<Option<Entry>>>> {
+    let folder = format!("/proc/{pid}/fd");
+    for file in std::fs::read_dir(&folder)? {
+        let path = file?.path();
+        let is_book = |target: &Path| target.to_str().is_some_and(|t| t.starts_with("/memfd:ginnel-book"));
+        if !std::fs::read_link(&path).is_ok_and(|target| is_book(&target)) {
+            continue;
+        }
+        let file = File::open(&path)?;
+        let entry = |fd: i64| -> Option<[u64; WORDS]> {
+            let mut bytes = [0; ENTRY];
+            file.read_exact_at(&mut bytes, u64::try_from(fd + 1).ok()? * ENTRY as u64).ok()?;
+            let word =
+                |at: usize| u64::from_ne_bytes(bytes[8 * at..8 * at + 8].try_into().unwrap_or_default());
+            Some(core::array::from_fn(word))
+        };
+        if entry(-1).is_some_and(|head| head[0] == MAGIC) {
+            return Ok(Some(fds.iter().map(|fd| decode(entry((*fd).into())?)).collect()));
+        }
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_by_another_process_and_what_is_cleared_is_not() {
+        let book = Book::new(64).unwrap();
+        let ends = ["10.0.0.1:80".parse().unwrap(), "[2001:db8::1]:443".parse().unwrap()];
+        let entries = [
+            Entry::Open,
+            Entry::Bound(ends[1]),
+            Entry::Listener(ends[0], true),
+            Entry::Stream(ends),
+            Entry::Epoll,
+            Entry::Kernel(Why::NotLocal, 4711),
+            Entry::Internal,
+        ];
+        for (fd, entry) in (10..).zip(entries) {
+            book.write(fd, entry);
+        }
+        book.write(63, Entry::Stream(ends));
+        book.write(64, Entry::Open);
+        book.clear(10);
+        let fds = [10, 11, 12, 13, 14, 15, 16, 63, 64, 17];
+        let read = super::read(std::process::id(), &fds).unwrap().expect("a book");
+        let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
+        assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
+        assert_eq!(read[7..], [Some(Entry::Stream(ends)), None, None]);
+    }
+}

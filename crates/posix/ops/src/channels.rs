@@ -1,0 +1,544 @@
+//! The channels of a process, one to each shard of its stack, as if they were one. A connection belongs to one shard, and which one stands in its handle; a listener is on all of
+//! them, and takes from whichever has something.
+
+use core::net::{IpAddr, SocketAddr};
+use ginnel::channel::control::ReserveError;
+use ginnel::channel::{Arrived, Client, ClientEvent, Reserved, Sharing, Status};
+use ginnel::door::Held;
+use ginnel::{
+    Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError, Stale,
+    TcpInfo, TcpOption, UdpError, UdpOptions,
+};
+use rustix::fd::{BorrowedFd, RawFd};
+use std::io::{IoSlice, IoSliceMut};
+
+/// Shards are bits of a word (`shards.count`).
+const SHARDS_MAX: usize = 64;
+/// Where reservations are kept: one place has to know them all.
+const KEEPER: usize = 0;
+
+/// A listener on all shards.
+#[derive(Clone)]
+struct Spread {
+    /// Its number on each.
+    numbers: Box<[u32]>,
+    /// Those that may have something to be accepted.
+    offering: u64,
+    /// Where it is looked first.
+    turn: usize,
+}
+
+/// All channels. Handles of connections are those of the channels' with the number of the shard in their lowest bits.
+pub(crate) struct Channels {
+    clients: Vec<Client>,
+    /// Bits that hold the number of a shard.
+    bits: u32,
+    /// Shards whose channel was used since the last flush.
+    dirty: u64,
+    /// Whose news is taken next.
+    turn: usize,
+    /// Who opens the next connection.
+    opener: usize,
+    /// By number. With one shard it is the channel's own number, and there is no table.
+    listeners: Vec<Option<Spread>>,
+    /// By shard, and number there: the number here and one, or 0.
+    spread: Vec<Vec<u32>>,
+}
+
+impl Channels {
+    /// `None`: there are none, or more than a stack can have shards.
+    pub fn new(mut clients: Vec<Client>) -> Option<Self> {
+        if clients.is_empty() || clients.len() > SHARDS_MAX {
+            return None;
+        }
+        clients.iter_mut().for_each(Client::accept_by_hand);
+        let bits = clients.len().next_power_of_two().trailing_zeros();
+        // Processes that open one connection each do not all open it on the same shard.
+        let opener = std::process::id() as usize % clients.len();
+        let spread = vec![Vec::new(); clients.len()];
+        Some(Self { clients, bits, dirty: 0, turn: 0, opener, listeners: Vec::new(), spread })
+    }
+
+    /// The same for the child of a process: these take the place of its parent's.
+    pub fn replace(&mut self, mut clients: Vec<Client>) -> Vec<Client> {
+        clients.iter_mut().for_each(Client::accept_by_hand);
+        self.listeners.iter_mut().flatten().for_each(|spread| spread.offering = u64::MAX);
+        core::mem::replace(&mut self.clients, clients)
+    }
+
+    /// One after the other.
+    pub fn all(&self) -> &[Client] {
+        &self.clients
+    }
+
+    /// The same, to be changed.
+    pub fn all_mut(&mut self) -> &mut [Client] {
+        &mut self.clients
+    }
+
+    /// The shard of a connection, and its handle there.
+    #[inline(always)]
+    fn there(&self, conn: Conn) -> (usize, Conn) {
+        let index = conn.index();
+        let shard = (index & ((1 << self.bits) - 1)) as usize;
+        (shard, Conn::new(index >> self.bits, conn.generation()))
+    }
+
+    /// The reverse.
+    #[inline(always)]
+    fn here(&self, shard: usize, conn: Conn) -> Conn {
+        // Cannot overflow: sockets are numbered with 24 bits, and shards with 6.
+        Conn::new(conn.index() << self.bits | shard as u32, conn.generation())
+    }
+
+    /// The channel of a connection, to be looked at. A handle that was never made here finds none.
+    #[inline(always)]
+    fn of(&self, conn: Conn) -> Result<(&Client, Conn), Stale> {
+        let (shard, conn) = self.there(conn);
+        self.clients.get(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
+    }
+
+    /// The same, to be used: the stack is told with the next flush.
+    #[inline(always)]
+    fn with(&mut self, conn: Conn) -> Result<(&mut Client, Conn), Stale> {
+        let (shard, conn) = self.there(conn);
+        self.dirty |= 1 << shard;
+        self.clients.get_mut(shard).map(|client| (client, conn)).ok_or(Stale::Handle)
+    }
+
+    /// What the stack calls a connection.
+    pub fn held(&self, conn: Conn) -> Held {
+        let (shard, conn) = self.there(conn);
+        // Cannot truncate: shards are 64 at the most.
+        Held::conn(shard as u16, conn)
+    }
+
+    /// What this calls a connection that the stack calls so.
+    pub fn conn_of(&self, shard: u16, conn: Conn) -> Conn {
+        self.here(shard.into(), conn)
+    }
+
+    /// What the stack calls a listener: one on each shard.
+    pub fn held_listeners(&self, listener: u32) -> Vec<Held> {
+        // Cannot truncate: shards are 64 at the most.
+        (0..self.clients.len())
+            .filter_map(|shard| Some(Held::listener(shard as u16, self.number(listener, shard)?)))
+            .collect()
+    }
+
+    /// A listener that this process holds already, by its number on each shard.
+    pub fn know_listener(&mut self, numbers: &[u32]) -> u32 {
+        match numbers {
+            [only] if self.clients.len() == 1 => *only,
+            numbers => self.spread_over(numbers.into()),
+        }
+    }
+
+    /// What this calls a listener that the stack calls so.
+    pub fn listener_of(&self, shard: u16, number: u32) -> Option<u32> {
+        if self.clients.len() == 1 {
+            return Some(number);
+        }
+        self.spread.get(usize::from(shard))?.get(number as usize)?.checked_sub(1)
+    }
+
+    /// This process holds a listener of a shard no more.
+    pub fn unlisten_there(&mut self, shard: u16, number: u32) {
+        if let Some(client) = self.clients.get_mut(usize::from(shard)) {
+            // If the shard is gone, so is the listener.
+            let _ = client.unlisten(number);
+        }
+    }
+
+    fn spread_over(&mut self, numbers: Box<[u32]>) -> u32 {
+        let free = self.listeners.iter().position(Option::is_none);
+        let here = free.unwrap_or(self.listeners.len());
+        for (shard, &number) in numbers.iter().enumerate() {
+            let known = &mut self.spread[shard];
+            if known.len() <= number as usize {
+                known.resize(number as usize + 1, 0);
+            }
+            known[number as usize] = here as u32 + 1;
+        }
+        // What was offered before this was known is looked for.
+        let spread = Some(Spread { numbers, offering: u64::MAX, turn: 0 });
+        match free {
+            Some(place) => self.listeners[place] = spread,
+            None => self.listeners.push(spread),
+        }
+        here as u32
+    }
+
+    /// A listener's number on a shard.
+    fn number(&self, listener: u32, shard: usize) -> Option<u32> {
+        if self.clients.len() == 1 {
+            return Some(listener);
+        }
+        self.listeners.get(listener as usize)?.as_ref()?.numbers.get(shard).copied()
+    }
+
+    /// Keeps an address.
+    pub fn reserve(&mut self, address: SocketAddr, sharing: Sharing) -> Result<Reserved, Error> {
+        self.clients
+            .get_mut(KEEPER)
+            .ok_or(Error::Reserve(address, ReserveError::NotAvailable))?
+            .reserve(address, sharing)
+    }
+
+    pub fn unreserve(&mut self, reserved: Reserved) -> Result<(), Error> {
+        self.clients.get_mut(KEEPER).map_or(Ok(()), |client| client.unreserve(reserved))
+    }
+
+    /// Listens on all shards, or on none.
+    pub fn listen(&mut self, local: SocketAddr, options: ListenOptions, credits: u32) -> Result<u32, Error> {
+        if let [only] = self.clients.as_mut_slice() {
+            return only.listen(local, options, credits);
+        }
+        let mut numbers = Vec::new();
+        for client in &mut self.clients {
+            match client.listen(local, options, credits) {
+                Ok(number) => numbers.push(number),
+                Err(error) => {
+                    for (client, number) in self.clients.iter_mut().zip(numbers) {
+                        // It was opened a moment ago; if its shard is gone, so is the listener.
+                        let _ = client.unlisten(number);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(self.spread_over(numbers.into()))
+    }
+
+    /// Does something with a listener on each shard.
+    fn on_all(
+        &mut self,
+        listener: u32,
+        mut act: impl FnMut(&mut Client, u32) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut result = Ok(());
+        for shard in 0..self.clients.len() {
+            if let Some(number) = self.number(listener, shard) {
+                self.dirty |= 1 << shard;
+                result = result.and(act(&mut self.clients[shard], number));
+            }
+        }
+        result
+    }
+
+    pub fn unlisten(&mut self, listener: u32) -> Result<(), Error> {
+        let result = self.on_all(listener, Client::unlisten);
+        if let Some(spread) = self.listeners.get_mut(listener as usize).and_then(Option::take) {
+            for (known, number) in self.spread.iter_mut().zip(&spread.numbers) {
+                known[*number as usize] = 0;
+            }
+        }
+        result
+    }
+
+    pub fn set_backlog(&mut self, listener: u32, backlog: u32) -> Result<(), Error> {
+        self.on_all(listener, |client, number| client.set_backlog(number, backlog))
+    }
+
+    pub fn set_credits(&mut self, listener: u32, credits: u32) {
+        // It only writes.
+        let _ = self.on_all(listener, |client, number| {
+            client.set_credits(number, credits);
+            Ok(())
+        });
+    }
+
+    /// Takes a connection from the next shard in turn that has one. Shards that said nothing are not asked.
+    pub fn accept(&mut self, listener: u32) -> Option<Conn> {
+        if let [only] = self.clients.as_mut_slice() {
+            self.dirty = 1;
+            return only.accept(listener);
+        }
+        let count = self.clients.len();
+        let spread = self.listeners.get_mut(listener as usize)?.as_mut()?;
+        spread.offering &= u64::MAX >> (SHARDS_MAX - count);
+        while spread.offering != 0 {
+            let behind = spread.offering & u64::MAX.unbounded_shl(spread.turn as u32);
+            let shard = if behind != 0 { behind } else { spread.offering }.trailing_zeros() as usize;
+            if let Some(conn) = self.clients[shard].accept(spread.numbers[shard]) {
+                spread.turn = (shard + 1) % count;
+                self.dirty |= 1 << shard;
+                return Some(self.here(shard, conn));
+            }
+            spread.offering &= !(1 << shard);
+        }
+        None
+    }
+
+    /// Whether a connection could be accepted.
+    pub fn is_offered(&mut self, listener: u32) -> bool {
+        if let [only] = self.clients.as_mut_slice() {
+            return only.is_offered(listener);
+        }
+        let count = self.clients.len();
+        let Some(Some(spread)) = self.listeners.get_mut(listener as usize) else { return false };
+        spread.offering &= u64::MAX >> (SHARDS_MAX - count);
+        while spread.offering != 0 {
+            let shard = spread.offering.trailing_zeros() as usize;
+            if self.clients[shard].is_offered(spread.numbers[shard]) {
+                return true;
+            }
+            spread.offering &= !(1 << shard);
+        }
+        false
+    }
+
+    /// Opens a connection on the shard where its answers arrive: any shard that may choose the port, and the one that the port says otherwise.
+    pub fn connect(&mut self, remote: SocketAddr, options: ConnectOptions) -> Result<Conn, Error> {
+        let count = self.clients.len();
+        let mut refused = None;
+        for _ in 0..count {
+            let shard = self.opener;
+            self.opener = (shard + 1) % count;
+            match self.clients[shard].connect(remote, options) {
+                Ok(conn) => {
+                    self.dirty |= 1 << shard;
+                    return Ok(self.here(shard, conn));
+                }
+                Err(
+                    error @ Error::Connect(
+                        _,
+                        ConnectError::AddressNotAvailable | ConnectError::PortsExhausted,
+                    ),
+                ) => {
+                    refused = Some(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
+    }
+
+    /// The next thing that happened, from all in turn.
+    pub fn next_event(&mut self) -> Option<ClientEvent> {
+        if let [only] = self.clients.as_mut_slice() {
+            return only.next_event();
+        }
+        for _ in 0..self.clients.len() {
+            let shard = self.turn;
+            if let Some(event) = self.clients[shard].next_event() {
+                return Some(self.event_here(shard, event));
+            }
+            self.turn = (shard + 1) % self.clients.len();
+        }
+        None
+    }
+
+    fn event_here(&mut self, shard: usize, event: ClientEvent) -> ClientEvent {
+        let listener_here = |this: &mut Self, number: u32| {
+            let here = this.spread[shard].get(number as usize).copied().unwrap_or(0).checked_sub(1)?;
+            let spread = this.listeners.get_mut(here as usize)?.as_mut()?;
+            spread.offering |= 1 << shard;
+            Some(here)
+        };
+        match event {
+            // Of one that is no longer there: a number that nobody has.
+            ClientEvent::Offered { listener } => {
+                ClientEvent::Offered { listener: listener_here(self, listener).unwrap_or(u32::MAX) }
+            }
+            ClientEvent::Accepted { conn, listener } => ClientEvent::Accepted {
+                conn: self.here(shard, conn),
+                listener: listener_here(self, listener).unwrap_or(u32::MAX),
+            },
+            ClientEvent::Connected { conn } => ClientEvent::Connected { conn: self.here(shard, conn) },
+            ClientEvent::Readable { conn } => ClientEvent::Readable { conn: self.here(shard, conn) },
+            ClientEvent::Writable { conn } => ClientEvent::Writable { conn: self.here(shard, conn) },
+            ClientEvent::Acked { conn, bytes } => ClientEvent::Acked { conn: self.here(shard, conn), bytes },
+            ClientEvent::Urgent { conn } => ClientEvent::Urgent { conn: self.here(shard, conn) },
+            ClientEvent::Datagrams { conn } => ClientEvent::Datagrams { conn: self.here(shard, conn) },
+            ClientEvent::PeerClosed { conn } => ClientEvent::PeerClosed { conn: self.here(shard, conn) },
+            ClientEvent::Closed { conn, reason } => {
+                ClientEvent::Closed { conn: self.here(shard, conn), reason }
+            }
+        }
+    }
+
+    /// Tells the shards at once of what was done.
+    pub fn flush(&mut self) {
+        let mut dirty = core::mem::take(&mut self.dirty);
+        while dirty != 0 {
+            self.clients[dirty.trailing_zeros() as usize].flush();
+            dirty &= dirty - 1;
+        }
+    }
+
+    /// What wakes the process, whichever shard has news.
+    pub fn wake_fd(&self) -> BorrowedFd<'_> {
+        self.clients[0].wake_fd()
+    }
+
+    /// To be called before sleeping. False if something happened: do not sleep.
+    pub fn before_sleep(&mut self) -> bool {
+        self.clients.iter_mut().all(Client::before_sleep)
+    }
+
+    pub fn after_sleep(&mut self) {
+        self.clients.iter_mut().for_each(Client::after_sleep);
+    }
+
+    /// Whether a shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.
+    pub fn stack_works_elsewhere(&self) -> bool {
+        self.clients.iter().any(Client::stack_works_elsewhere)
+    }
+
+    /// Whether the stack is gone, and all of its shards with it.
+    pub fn is_gone(&self) -> bool {
+        self.clients.iter().any(Client::is_gone)
+    }
+
+    /// Whether the addresses of the stack can be used.
+    pub fn is_ready(&self) -> bool {
+        self.clients.iter().all(Client::is_ready)
+    }
+
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        self.clients.iter().flat_map(Client::descriptors).collect()
+    }
+
+    pub fn buffer_bytes(&self) -> usize {
+        self.clients[0].buffer_bytes()
+    }
+}
+
+/// What is done with a connection: the same as of a channel.
+impl Channels {
+    #[inline]
+    pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
+        let (client, conn) = self.of(conn)?;
+        client.status(conn)
+    }
+
+    pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
+        let (client, conn) = self.of(conn)?;
+        client.ends(conn)
+    }
+
+    #[inline]
+    pub fn peek(&self, conn: Conn, skip: usize, out: &mut [u8]) -> Result<usize, RecvError> {
+        let (client, conn) = self.of(conn).map_err(|_| RecvError::Stale)?;
+        client.peek(conn, skip, out)
+    }
+
+    #[inline]
+    pub fn consume(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.consume(conn, count)
+    }
+
+    #[inline]
+    pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        let (client, conn) = self.with(conn).map_err(|_| SendError::Stale)?;
+        client.send(conn, bytes)
+    }
+
+    pub fn await_room(&mut self, conn: Conn, enough: usize) -> Result<bool, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.await_room(conn, enough)
+    }
+
+    pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.shutdown_write(conn)
+    }
+
+    pub fn abort(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.abort(conn)
+    }
+
+    pub fn release(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.release(conn)
+    }
+
+    pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
+        let (client, conn) = self.with(conn).map_err(|_| OptionError::Stale)?;
+        client.set_option(conn, option)
+    }
+
+    pub fn info(&mut self, conn: Conn) -> Result<Box<TcpInfo>, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.info(conn)
+    }
+
+    pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        let (client, conn) = self.with(conn).map_err(|_| SendError::Stale)?;
+        client.send_urgent(conn, bytes)
+    }
+
+    pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
+        let (client, conn) = self.with(conn).map_err(|_| RecvError::Stale)?;
+        client.recv_urgent(conn)
+    }
+
+    pub fn shutdown_read(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.shutdown_read(conn)
+    }
+}
+
+/// UDP sockets. All of them have their home on one shard, which gets what comes for them wherever it arrives.
+impl Channels {
+    pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
+        let client = self.clients.get_mut(KEEPER).ok_or(Error::Udp(local, UdpError::Stale))?;
+        let conn = client.udp_open(local, options)?;
+        Ok(self.here(KEEPER, conn))
+    }
+
+    pub fn udp_connect(&mut self, conn: Conn, remote: SocketAddr) -> Result<(), UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_connect(conn, remote)
+    }
+
+    pub fn udp_set_options(&mut self, conn: Conn, options: UdpOptions) -> Result<(), UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_set_options(conn, options)
+    }
+
+    pub fn udp_send_from(
+        &mut self,
+        conn: Conn,
+        to: Option<SocketAddr>,
+        own: Option<IpAddr>,
+        data: &[u8],
+    ) -> Result<(), UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_send_from(conn, to, own, data)
+    }
+
+    pub fn udp_post(
+        &mut self,
+        conn: Conn,
+        to: Option<SocketAddr>,
+        own: Option<IpAddr>,
+        buffers: &[IoSlice<'_>],
+    ) -> Result<(), UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_post(conn, to, own, buffers)
+    }
+
+    pub fn udp_take(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [IoSliceMut<'_>],
+        take: bool,
+    ) -> Result<Arrived, UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_take(conn, buffers, take)
+    }
+
+    pub fn udp_error(&self, conn: Conn, take: bool) -> Option<UdpError> {
+        let (client, conn) = self.of(conn).ok()?;
+        client.udp_error(conn, take)
+    }
+
+    pub fn udp_next_bytes(&self, conn: Conn) -> Option<usize> {
+        let (client, conn) = self.of(conn).ok()?;
+        client.udp_next_bytes(conn)
+    }
+}

@@ -1,0 +1,242 @@
+//! Programs that become others, and start others: these find the stack, and the sockets that are not close-on-exec.
+#![allow(unsafe_code)] // functions that C calls, and such with any number of arguments
+
+use super::spawn_actions;
+use crate::heritage::{self, Environment};
+use crate::{attach, real};
+use core::ffi::{c_char, c_int, c_void};
+use ginnel_posix_ops::Heir;
+use libc::pid_t;
+
+unsafe extern "C" {
+    static environ: *const *mut c_char;
+}
+
+/// What a program that takes this one's place is given. Dropped if it does not: then nothing has happened.
+struct Successor {
+    environment: Environment,
+    _heir: Option<Heir<'static>>,
+}
+
+impl Successor {
+    /// # Safety
+    /// As of [`heritage::complete`].
+    unsafe fn new(envp: *const *mut c_char) -> Self {
+        let left = attach::ops().and_then(|ops| {
+            let kept: Vec<_> = ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
+            heritage::leave(ops, &kept)
+        });
+        let (heir, fds) = left.unzip();
+        // SAFETY: the caller's promise.
+        Self { environment: unsafe { heritage::complete(envp, fds) }, _heir: heir }
+    }
+}
+
+type Strings = *const *mut c_char;
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -> c_int {
+    // SAFETY: the program's arrays are as C wants them.
+    unsafe {
+        let next = Successor::new(envp);
+        real::execve(path, argv, next.environment.as_ptr())
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execv(path: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: passed on with the program's environment.
+    unsafe { execve(path, argv, environ) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) -> c_int {
+    // SAFETY: the program's arrays are as C wants them.
+    unsafe {
+        let next = Successor::new(envp);
+        real::execvpe(file, argv, next.environment.as_ptr())
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execvp(file: *const c_char, argv: Strings) -> c_int {
+    // SAFETY: passed on with the program's environment.
+    unsafe { execvpe(file, argv, environ) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
+    // SAFETY: the program's arrays are as C wants them.
+    unsafe {
+        let next = Successor::new(envp);
+        real::fexecve(fd, argv, next.environment.as_ptr())
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn execveat(
+    folder: c_int,
+    path: *const c_char,
+    argv: Strings,
+    envp: Strings,
+    flags: c_int,
+) -> c_int {
+    // SAFETY: the program's arrays are as C wants them.
+    unsafe {
+        let next = Successor::new(envp);
+        real::execveat(folder, path, argv, next.environment.as_ptr(), flags)
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawn(
+    pid: *mut pid_t,
+    path: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    // SAFETY: the program's arrays are as C wants them.
+    unsafe {
+        let started = spawned(actions, envp);
+        real::posix_spawn(pid, path, actions, attributes, argv, started.environment.as_ptr())
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn posix_spawnp(
+    pid: *mut pid_t,
+    file: *const c_char,
+    actions: *const c_void,
+    attributes: *const c_void,
+    argv: Strings,
+    envp: Strings,
+) -> c_int {
+    // SAFETY: the program's arrays are as C wants them.
+    unsafe {
+        let started = spawned(actions, envp);
+        real::posix_spawnp(pid, file, actions, attributes, argv, started.environment.as_ptr())
+    }
+}
+
+/// What a program that is started is given. To be kept until it has been.
+///
+/// # Safety
+/// As of [`heritage::complete`].
+unsafe fn spawned(actions: *const c_void, envp: Strings) -> Successor {
+    let left = attach::ops().and_then(|ops| {
+        let kept = spawn_actions::kept(actions, ops.inheritable(), |fd| ops.owns(fd));
+        heritage::leave(ops, &kept)
+    });
+    let (heir, fds) = left.unzip();
+    // SAFETY: the caller's promise.
+    Successor { environment: unsafe { heritage::complete(envp, fds) }, _heir: heir }
+}
+
+/// The arguments of `execl` and its like after the first: some in registers, which the entry below has stored, the others where the caller put them on the stack. They end
+/// with null.
+///
+/// # Safety
+/// Both point to arguments, of which one is null.
+unsafe fn collect(
+    registers: *const *mut c_char,
+    count: usize,
+    stack: Strings,
+) -> (Vec<*mut c_char>, Strings) {
+    let mut all = Vec::new();
+    loop {
+        let at = all.len();
+        // SAFETY: this is not behind the last, which is null.
+        let (argument, next) = unsafe {
+            if at < count { (*registers.add(at), at + 1) } else { (*stack.add(at - count), at + 1) }
+        };
+        all.push(argument);
+        if argument.is_null() {
+            // SAFETY: at most one behind the last; only `execle` reads there.
+            let behind = unsafe { if next < count { registers.add(next) } else { stack.add(next - count) } };
+            return (all, behind);
+        }
+    }
+}
+
+/// Registers with arguments behind the first.
+#[cfg(target_arch = "x86_64")]
+const REGISTERS: usize = 5;
+#[cfg(target_arch = "aarch64")]
+const REGISTERS: usize = 7;
+
+unsafe extern "C" fn ginnel_execl(path: *const c_char, registers: Strings, stack: Strings) -> c_int {
+    // SAFETY: the program's arguments end with null.
+    unsafe {
+        let (argv, _) = collect(registers, REGISTERS, stack);
+        execve(path, argv.as_ptr(), environ)
+    }
+}
+
+unsafe extern "C" fn ginnel_execlp(file: *const c_char, registers: Strings, stack: Strings) -> c_int {
+    // SAFETY: the program's arguments end with null.
+    unsafe {
+        let (argv, _) = collect(registers, REGISTERS, stack);
+        execvpe(file, argv.as_ptr(), environ)
+    }
+}
+
+unsafe extern "C" fn ginnel_execle(path: *const c_char, registers: Strings, stack: Strings) -> c_int {
+    // SAFETY: the program's arguments end with null, and the environment follows.
+    unsafe {
+        let (argv, behind) = collect(registers, REGISTERS, stack);
+        execve(path, argv.as_ptr(), (*behind).cast())
+    }
+}
+
+// A function of C with any number of arguments cannot be written in Rust: these store the arguments that are in registers and tell where the others are.
+#[cfg(target_arch = "x86_64")]
+macro_rules! entry {
+    ($name:ident, $function:path) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() -> c_int {
+            core::arch::naked_asm!(
+                "sub rsp, 56",
+                "mov [rsp], rsi",
+                "mov [rsp + 8], rdx",
+                "mov [rsp + 16], rcx",
+                "mov [rsp + 24], r8",
+                "mov [rsp + 32], r9",
+                "mov rsi, rsp",
+                "lea rdx, [rsp + 64]",
+                "call {function}",
+                "add rsp, 56",
+                "ret",
+                function = sym $function,
+            )
+        }
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! entry {
+    ($name:ident, $function:path) => {
+        #[unsafe(no_mangle)]
+        #[unsafe(naked)]
+        unsafe extern "C" fn $name() -> c_int {
+            core::arch::naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "mov x29, sp",
+                "stp x1, x2, [sp, #16]",
+                "stp x3, x4, [sp, #32]",
+                "stp x5, x6, [sp, #48]",
+                "str x7, [sp, #64]",
+                "add x1, sp, #16",
+                "add x2, sp, #80",
+                "bl {function}",
+                "ldp x29, x30, [sp], #80",
+                "ret",
+                function = sym $function,
+            )
+        }
+    };
+}
+entry!(execl, ginnel_execl);
+entry!(execlp, ginnel_execlp);
+entry!(execle, ginnel_execle);
