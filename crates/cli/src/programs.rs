@@ -13,6 +13,7 @@ const LIBRARY: &str = "libginnel.so";
 const STACK: &str = "GINNEL_STACK";
 const ON_MISSING: &str = "GINNEL_ON_MISSING";
 const KERNEL_LISTEN: &str = "GINNEL_KERNEL_LISTEN";
+const LISTEN_SPAWN: &str = "GINNEL_LISTEN_SPAWN";
 
 /// How a program is run.
 #[derive(Clone, Debug, Args)]
@@ -20,6 +21,10 @@ pub struct ProgramOptions {
     /// Whether listeners on all addresses (0.0.0.0 and ::) take connections that come by the kernel, too.
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = KernelListen::Auto)]
     kernel_listen: KernelListen,
+
+    /// On a stack with several shards: which of them a worker's listener takes connections from first. Others follow if nobody else takes theirs.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = ListenSpawn::Auto)]
+    listen_spawn: ListenSpawn,
 
     /// What becomes of the program if there is no stack for it.
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnMissing::Fail)]
@@ -37,6 +42,20 @@ enum KernelListen {
     Auto,
     /// Never: ports are the stack's alone.
     Off,
+}
+
+/// Which shard a worker serves first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ListenSpawn {
+    /// All alike.
+    #[value(alias = "0")]
+    Off,
+    /// That of the CPU which the worker is bound to, if it is bound to one.
+    #[value(alias = "1")]
+    Bound,
+    /// The same, and workers that are not bound get the shards in turn. What CPUs they may use is left as it is.
+    #[value(alias = "2")]
+    Auto,
 }
 
 /// What a program does without its stack.
@@ -87,8 +106,14 @@ impl ProgramOptions {
             OnMissing::Fail => "fail",
             OnMissing::Kernel => "kernel",
         };
+        let listen_spawn = match self.listen_spawn {
+            ListenSpawn::Off => "off",
+            ListenSpawn::Bound => "bound",
+            ListenSpawn::Auto => "auto",
+        };
         let mut command = self.command();
         command
+            .env(LISTEN_SPAWN, listen_spawn)
             .env("LD_PRELOAD", preload)
             .env(STACK, control)
             .env(ON_MISSING, on_missing)
@@ -118,7 +143,7 @@ impl ProgramOptions {
             Some(others) => command.env("LD_PRELOAD", others),
             None => command.env_remove("LD_PRELOAD"),
         };
-        for name in [STACK, ON_MISSING, KERNEL_LISTEN] {
+        for name in [STACK, ON_MISSING, KERNEL_LISTEN, LISTEN_SPAWN] {
             command.env_remove(name);
         }
         self.failed(&command.exec())

@@ -5,7 +5,7 @@ use crate::presence;
 use core::time::Duration;
 use ginnel::channel::ChannelServer;
 use ginnel::config::{ChannelConfig, DeviceKind, Loopback, Placement};
-use ginnel::door::{self, Door, Process, Terms};
+use ginnel::door::{self, Door, NOT_PINNED, Process, Terms};
 use ginnel::shards::{Opened, Shards};
 use ginnel::{Config, Presence, Shard, StopFlag};
 use ginnel_devices::memory::{self, MemoryConfig};
@@ -57,7 +57,12 @@ impl Made {
     /// Makes the stack that a configuration describes; `command` is a part of its name if that has none. Ports from `unprivileged_port_start` on are free, unless the
     /// configuration says otherwise.
     pub fn new(config: Config, command: &str, unprivileged_port_start: u16) -> Result<Self, Failure> {
+        let cpu = |index: u32| {
+            let own = config.shards.cpus.get(index as usize).copied().or(config.shard.cpu);
+            own.and_then(|cpu| u16::try_from(cpu).ok()).unwrap_or(NOT_PINNED)
+        };
         let terms = Terms {
+            shard_cpus: (0..config.shards.count).map(cpu).collect(),
             loopback: config.loopback == Loopback::Stack,
             unprivileged_port_start: config.run.unprivileged_port_start.unwrap_or(unprivileged_port_start),
         };

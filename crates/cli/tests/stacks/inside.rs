@@ -227,3 +227,57 @@ False
 ";
     assert_eq!(said, expected);
 }
+
+#[test]
+fn workers_serve_a_shard_of_their_own_first_and_others_if_nobody_else_does() {
+    if skipped("workers_serve_a_shard_of_their_own_first_and_others_if_nobody_else_does") {
+        return;
+    }
+    let place = Place::new("spawn");
+    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    let _up = place.up("lab", &["--config", "two.toml", "--loopback", "stack"]);
+    // Each worker writes down the ports that its connections came from, and keeps them open.
+    let serve = "
+s = server('127.0.0.1', 7007, backlog=200)
+for worker in range(2):
+    if not os.fork():
+        all_ = []
+        open('pid%d' % worker, 'w').write(str(os.getpid()))
+        while True:
+            a, peer = s.accept(); all_.append(a); a.sendall(b'%d' % worker)
+            open('of%d' % worker, 'a').write('%d ' % peer[1])
+os.wait()";
+    let server = Started::new(place.script(&["--stack", "lab", "--listen-spawn", "auto"], serve));
+    let read = |name: &str| std::fs::read_to_string(place.path().join(name)).unwrap_or_default();
+    until("both workers are there", || !read("pid0").is_empty() && !read("pid1").is_empty());
+    // One after the other, so that whoever is asked has time.
+    let ask = "
+all_ = []
+for _ in range(40):
+    c = socket.create_connection(('127.0.0.1', 7007)); all_.append(c); print(exactly(c, 1).decode(), flush=True); time.sleep(0.01)
+open('open', 'w').close()
+while not os.path.exists('seen'): time.sleep(0.01)";
+    let client = Started::new(place.script(&["--stack", "lab"], ask));
+    until("all were accepted", || place.path().join("open").exists());
+    let shard_of = |worker: &str| -> Vec<String> {
+        let lines = place.must(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7007"]);
+        let ports = read(worker);
+        let of =
+            |line: &&str| ports.split_whitespace().any(|port| line.contains(&format!("127.0.0.1:{port} ")));
+        lines.lines().filter(of).map(|line| line.split_whitespace().last().unwrap().to_string()).collect()
+    };
+    let (first, second) = (shard_of("of0"), shard_of("of1"));
+    assert!(first.len() > 5 && second.len() > 5 && first.len() + second.len() == 40, "{first:?} {second:?}");
+    let alone = |shards: &[String]| shards.iter().filter(|shard| **shard == shards[0]).count();
+    // One may have been busy when the other was asked.
+    assert!(alone(&first) + alone(&second) >= 36 && first[0] != second[0], "{first:?} {second:?}");
+    std::fs::write(place.path().join("seen"), "").unwrap();
+    assert!(client.finish().status.success());
+    // One dies: the other serves both.
+    assert!(std::process::Command::new("kill").args(["-9", &read("pid0")]).status().unwrap().success());
+    let ask =
+        "print({exactly(socket.create_connection(('127.0.0.1', 7007)), 1).decode() for _ in range(20)})";
+    assert_eq!(place.says(&["--stack", "lab"], ask), "{'1'}\n");
+    let _ = std::process::Command::new("kill").arg(read("pid1")).status();
+    drop(server);
+}

@@ -10,7 +10,19 @@ use ginnel::{
     TcpInfo, TcpOption, UdpError, UdpOptions,
 };
 use rustix::fd::{BorrowedFd, RawFd};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use std::io::{IoSlice, IoSliceMut};
+
+/// Which shard's connections a process takes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListenSpawn {
+    /// Those of all alike.
+    Off,
+    /// Those of the shard on the CPU that the process is bound to, if it is bound to one.
+    Bound,
+    /// The same; processes that are not bound get the shards in turn.
+    Auto,
+}
 
 /// Shards are bits of a word (`shards.count`).
 const SHARDS_MAX: usize = 64;
@@ -43,6 +55,9 @@ pub(crate) struct Channels {
     listeners: Vec<Option<Spread>>,
     /// By shard, and number there: the number here and one, or 0.
     spread: Vec<Vec<u32>>,
+    listen_spawn: ListenSpawn,
+    /// The CPU of each shard.
+    cpus: Vec<u16>,
 }
 
 impl Channels {
@@ -56,7 +71,26 @@ impl Channels {
         // Processes that open one connection each do not all open it on the same shard.
         let opener = std::process::id() as usize % clients.len();
         let spread = vec![Vec::new(); clients.len()];
-        Some(Self { clients, bits, dirty: 0, turn: 0, opener, listeners: Vec::new(), spread })
+        let (listeners, cpus, listen_spawn) = (Vec::new(), Vec::new(), ListenSpawn::Off);
+        Some(Self { clients, bits, dirty: 0, turn: 0, opener, listeners, spread, listen_spawn, cpus })
+    }
+
+    /// From now on connections are taken as this says, where shards have these CPUs.
+    pub fn prefer(&mut self, listen_spawn: ListenSpawn, cpus: Vec<u16>) {
+        (self.listen_spawn, self.cpus) = (listen_spawn, cpus);
+    }
+
+    /// The shard that this process serves first. Asked when a process begins to accept, so a worker that was bound after it was born is where it was bound to.
+    fn preferred(&self) -> Option<usize> {
+        if self.clients.len() == 1 || self.listen_spawn == ListenSpawn::Off {
+            return None;
+        }
+        let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1);
+        let there = |cpu: &u16| bound.as_ref().is_some_and(|bound| bound.is_set((*cpu).into()));
+        let known = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
+        let own = self.cpus.iter().position(|cpu| known(cpu) && there(cpu));
+        let in_turn = || self.clients[0].number() as usize % self.clients.len();
+        own.or_else(|| (self.listen_spawn == ListenSpawn::Auto).then(in_turn))
     }
 
     /// The same for the child of a process: these take the place of its parent's.
@@ -241,11 +275,17 @@ impl Channels {
     }
 
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
-        // It only writes.
-        let _ = self.on_all(listener, |client, number| {
-            client.set_credits(number, credits);
-            Ok(())
-        });
+        let preferred = self.preferred();
+        for shard in 0..self.clients.len() {
+            let Some(number) = self.number(listener, shard) else { continue };
+            self.dirty |= 1 << shard;
+            match preferred {
+                Some(preferred) if preferred != shard => {
+                    self.clients[shard].set_credits_as_second_choice(number, credits);
+                }
+                _ => self.clients[shard].set_credits(number, credits),
+            }
+        }
     }
 
     /// Takes a connection from the next shard in turn that has one. Shards that said nothing are not asked.

@@ -48,6 +48,7 @@ mod stream;
 mod travel;
 mod wake;
 
+pub use channels::ListenSpawn;
 pub use datagram::{Control, Received, Sending};
 pub use descriptor::Execing;
 pub use epoll::EpollEvent;
@@ -82,6 +83,8 @@ pub struct OpsConfig {
     pub kernel_listen: bool,
     /// `bind` to a lower port needs `CAP_NET_BIND_SERVICE`.
     pub unprivileged_port_start: u16,
+    /// Of several shards, which a process takes connections from first.
+    pub listen_spawn: ListenSpawn,
     /// Descriptors of closed sockets that are kept for the next ones. A program that needs the lowest number free (POSIX) wants 0.
     pub descriptors_kept: usize,
 }
@@ -93,6 +96,7 @@ impl Default for OpsConfig {
             takes: |_| true,
             kernel_listen: false,
             unprivileged_port_start: 0,
+            listen_spawn: ListenSpawn::Off,
             descriptors_kept: 0,
         }
     }
@@ -126,12 +130,14 @@ impl Ops {
     /// # Errors
     /// No descriptors.
     pub fn over(mut process: Process, config: OpsConfig) -> Result<Self, Errno> {
+        let config_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
         let ops = Self::with(clients, config)?;
         let mut lane = ops.lock();
         for fd in process.descriptors().into_iter().chain(lane.client.descriptors()) {
             descriptor::keep(fd);
         }
+        lane.client.prefer(config_spawn, process.terms().shard_cpus.clone());
         lane.process = Some(process);
         lane.begin_book(ops.fds.len());
         drop(lane);

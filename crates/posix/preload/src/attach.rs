@@ -4,7 +4,7 @@
 use crate::real;
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::{AtomicPtr, Ordering};
-use ginnel_posix_ops::{Ops, OpsConfig};
+use ginnel_posix_ops::{ListenSpawn, Ops, OpsConfig};
 use runtime::door::Process;
 use rustix::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
@@ -16,8 +16,10 @@ const STACK: &str = "GINNEL_STACK";
 const ON_MISSING: &str = "GINNEL_ON_MISSING";
 /// Whether listeners on all addresses take connections of the kernel, too: `auto`, the default, or `off`.
 const KERNEL_LISTEN: &str = "GINNEL_KERNEL_LISTEN";
+/// Which shard a worker's listener takes from first: `auto`, the default, `bound` or `off`.
+const LISTEN_SPAWN: &str = "GINNEL_LISTEN_SPAWN";
 /// What the library reads, and hands on to the programs that this one starts.
-pub const VARIABLES: [&str; 3] = [STACK, ON_MISSING, KERNEL_LISTEN];
+pub const VARIABLES: [&str; 4] = [STACK, ON_MISSING, KERNEL_LISTEN, LISTEN_SPAWN];
 /// Name of the library.
 pub const LIBRARY: &str = "libginnel.so";
 /// Addresses are checked before they are used (RFC 4862 §5.4); a stack that has just begun is waited for, but not longer than this.
@@ -98,6 +100,11 @@ fn config(process: &Process) -> OpsConfig {
     OpsConfig {
         takes: if terms.loopback { |_| true } else { |address| !address.is_loopback() },
         unprivileged_port_start: terms.unprivileged_port_start,
+        listen_spawn: match std::env::var(LISTEN_SPAWN).as_deref() {
+            Ok("off" | "0") => ListenSpawn::Off,
+            Ok("bound" | "1") => ListenSpawn::Bound,
+            _ => ListenSpawn::Auto,
+        },
         kernel_listen: std::env::var(KERNEL_LISTEN).map_or(true, |value| value != "off"),
         descriptors_kept: DESCRIPTORS_KEPT,
         ..OpsConfig::default()

@@ -13,7 +13,7 @@ pub use streams::Streams;
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
 use super::control::{Control, Reply, Request};
 use super::hand::Hand;
-use super::region::{Direction, Region};
+use super::region::{Direction, Region, SECOND_CHOICE};
 use super::socket::{reason, request, state};
 use super::sync::Ordering;
 use crate::error::Error;
@@ -273,6 +273,11 @@ impl Client {
         let Some(word) = self.region.credits(self.number).get(listener as usize) else { return };
         word.store(credits, Ordering::Release);
         self.knock();
+    }
+
+    /// The same for connections that no other client would take now: this one serves another shard rather than this.
+    pub fn set_credits_as_second_choice(&mut self, listener: u32, credits: u32) {
+        self.set_credits(listener, credits.min(SECOND_CHOICE - 1) | SECOND_CHOICE);
     }
 
     /// Rings for no socket in particular: credits are looked at with any bell.

@@ -28,6 +28,8 @@ use std::sync::Arc;
 pub(crate) const LISTENERS_MAX: usize = 64;
 /// Connections offered to a client at a time.
 pub(crate) const OFFERS_MAX: usize = 64;
+/// A bit of a client's credits for a listener: it is to be asked only if no other has any.
+pub(crate) const SECOND_CHOICE: u32 = 1 << 31;
 
 const PAGE: usize = 4096;
 /// "ginnelch", and the version of the layout.

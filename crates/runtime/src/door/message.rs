@@ -31,14 +31,19 @@ pub(super) struct Hello {
 record!(Hello { magic, version, domain });
 
 /// What holds for the programs on a stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// 127.0.0.0/8 and ::1 are the stack's, not the kernel's.
     pub loopback: bool,
     /// Ports from this one on can be bound without `CAP_NET_BIND_SERVICE`.
     pub unprivileged_port_start: u16,
+    /// The CPU of each shard; [`NOT_PINNED`] of one that has none of its own. Empty: nothing is known.
+    pub shard_cpus: Vec<u16>,
 }
-record!(Terms { loopback, unprivileged_port_start });
+record!(Terms { loopback, unprivileged_port_start, shard_cpus });
+
+/// No CPU.
+pub const NOT_PINNED: u16 = u16::MAX;
 
 /// A thing on one of the shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

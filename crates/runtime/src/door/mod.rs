@@ -25,7 +25,7 @@ mod users;
 
 #[doc(hidden)]
 pub use message::fuzz;
-pub use message::{Held, Refusal, Terms, VERSION};
+pub use message::{Held, NOT_PINNED, Refusal, Terms, VERSION};
 pub use process::{Expected, Process};
 pub use users::User;
 pub(crate) use users::Users;

@@ -172,8 +172,8 @@ impl Process {
     }
 
     /// What holds for programs on this stack.
-    pub fn terms(&self) -> Terms {
-        self.terms
+    pub fn terms(&self) -> &Terms {
+        &self.terms
     }
 
     /// Whether the stack has hung up: its process ended, or closed the door.

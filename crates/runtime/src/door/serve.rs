@@ -308,7 +308,7 @@ impl Porter {
                     self.say(
                         number,
                         asked,
-                        &Answer::Welcome(self.shards.len() as u16, self.books.terms),
+                        &Answer::Welcome(self.shards.len() as u16, self.books.terms.clone()),
                         &[wake],
                     )
                 }

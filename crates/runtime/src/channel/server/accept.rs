@@ -3,7 +3,7 @@
 use super::domain::{Domain, Listening, ones};
 use super::served::{Offered, Served};
 use crate::channel::bells::RUNG;
-use crate::channel::region::OFFERS_MAX;
+use crate::channel::region::{OFFERS_MAX, SECOND_CHOICE};
 use crate::channel::socket::Offer;
 use crate::channel::sync::Ordering;
 use crate::context::Context;
@@ -71,11 +71,16 @@ impl Domain {
         if client.dozes || listening.holders & 1 << number == 0 {
             return false;
         }
-        let credits = self.region.credits(number)[listener].load(Ordering::Acquire) as usize;
-        client.out_of(listener) < credits.min(OFFERS_MAX)
+        let credits = self.region.credits(number)[listener].load(Ordering::Acquire);
+        client.out_of(listener) < ((credits & !SECOND_CHOICE) as usize).min(OFFERS_MAX)
     }
 
-    /// Offers what waits to those who have credit: the one with the fewest offers first, and of several in turn.
+    /// Whether a client would rather serve another shard.
+    fn is_second_choice(&self, number: usize, listener: usize) -> bool {
+        self.region.credits(number)[listener].load(Ordering::Relaxed) & SECOND_CHOICE != 0
+    }
+
+    /// Offers what waits to those who have credit: those whose first choice this shard is before others, the one with the fewest offers first, and of several in turn.
     pub(super) fn deal(&mut self, cx: &mut Context<'_>) {
         for listener in ones(self.queued) {
             loop {
@@ -90,7 +95,8 @@ impl Domain {
                 let first = holders & !(u64::MAX >> (63 - self.dealt_to));
                 let in_turn = ones(first).chain(ones(holders & !first));
                 let able = in_turn.filter(|n| self.has_credit(*n, listener));
-                let Some(number) = able.min_by_key(out) else { break };
+                let rank = |n: &usize| (self.is_second_choice(*n, listener), out(n));
+                let Some(number) = able.min_by_key(rank) else { break };
                 if !self.offer(cx, listener, number) {
                     break;
                 }
