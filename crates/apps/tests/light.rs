@@ -5,7 +5,7 @@ use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Instant, Shard};
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
 use ginnel_apps::load::light::{Light, Place};
-use ginnel_apps::load::{Options, Report};
+use ginnel_apps::load::{Ask, Job, Options, Report};
 use ginnel_devices::memory::{self, MemoryConfig};
 use ginnel_testkit::alloc_counter::{CountingAllocator, count_allocations};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn parse<T: clap::Args>(words: &[&str]) -> T {
 struct Ends {
     server: Shard<Httpd>,
     light: Light,
-    options: Options,
+    job: Job,
     now: Instant,
     _root: tempfile::TempDir,
 }
@@ -65,10 +65,10 @@ impl Ends {
             server.poll_once(now).unwrap();
             now += Duration::from_millis(10);
         }
-        let options: Options = parse(words);
+        let job = parse::<Options>(words).job().unwrap();
         let place = Place { config: config(sources, faults), device: Some(near) };
-        let light = Light::new(&options.job().unwrap(), (0, 1), Arc::default(), place, now).unwrap();
-        Self { server, light, options, now, _root: root }
+        let light = Light::new(&job, (0, 1), Arc::default(), place, now).unwrap();
+        Self { server, light, job, now, _root: root }
     }
 
     /// A turn of both. True when the run is over. `measure` runs around the generator's part.
@@ -91,7 +91,7 @@ impl Ends {
         while !self.turn(&mut |turn| turn()) {
             assert!(self.now < end, "not done after {limit:?}: {} connections", self.light.connections());
         }
-        Report::new(&self.options, &self.light.stats())
+        Report::new(&self.job, &self.light.stats())
     }
 }
 

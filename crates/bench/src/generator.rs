@@ -12,7 +12,7 @@ use ginnel::{Error, Instant, Shard};
 use ginnel_apps::httpd::{self, Httpd};
 use ginnel_apps::load::light::{Light, Place};
 use ginnel_apps::load::stats::Stats;
-use ginnel_apps::load::{LoadHandler, Options, Outcome};
+use ginnel_apps::load::{Ask, LoadHandler, Options, Outcome};
 use ginnel_stack::device::Device;
 use ginnel_stack::tcp::config::TcpConfig;
 use std::sync::Arc;

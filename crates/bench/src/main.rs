@@ -7,6 +7,8 @@
 //! solo       both on one thread, step by step
 //! generator  the same with `ginnel load http` as the client, which is then what is measured
 //! server/    the servers: the engine, the runtime on top of it, smoltcp
+//! contest    a server and the generator in two processes, on the kernel and on a stack
+//! programs   unmodified servers and how they are configured
 //! client     a TCP client that is cheaper than any of them
 //! harness/   the machine, A B A B, results
 //! ```
@@ -14,6 +16,7 @@
 mod benches;
 mod bulk;
 mod client;
+mod contest;
 mod duel;
 mod frames;
 mod generator;
@@ -23,10 +26,10 @@ mod http;
 mod kernel_client;
 mod namespace;
 mod placed;
+mod programs;
 mod server;
 mod solo;
 mod tap;
-mod veth;
 
 use benches::{ALL, Bench, Needs};
 use clap::Parser;

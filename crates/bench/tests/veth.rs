@@ -1,13 +1,33 @@
-//! The comparison with the kernel over veth runs, in each layout, and says who was the bottleneck. Its figures mean nothing here.
+//! The comparisons with the kernel run, in each layout, and say who was the bottleneck. Their figures mean nothing here.
 
 use ginnel_testkit::interop::unavailable;
 use ginnel_testkit::skip;
+use std::path::Path;
 use std::process::Command;
+use std::sync::Once;
+
+const BENCH: &str = env!("CARGO_BIN_EXE_ginnel-bench");
+
+/// `ginnel` and its library, which cargo does not build for the tests of another package by itself.
+fn build_programs() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let target = Path::new(BENCH).ancestors().nth(2).unwrap();
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "--package", "ginnel-cli", "--package", "ginnel-posix"]);
+        build.arg("--target-dir").arg(target);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        let built = build.output().unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    });
+}
 
 /// Runs a bench for a moment and returns what it printed.
 fn smoke(bench: &str, layout: &str) -> String {
     let folder = env!("CARGO_TARGET_TMPDIR");
-    let output = Command::new(env!("CARGO_BIN_EXE_ginnel-bench"))
+    let output = Command::new(BENCH)
         .args([bench, "--smoke", "--seconds", "0.5", "--layout", layout])
         // A lock and a record of its own: it disturbs no measurement, and none has to wait for it.
         .env("TMPDIR", folder)
@@ -19,37 +39,79 @@ fn smoke(bench: &str, layout: &str) -> String {
     text.into_owned()
 }
 
-#[test]
-fn the_comparison_over_veth_runs_in_each_layout_and_names_the_bottleneck() {
-    const TEST: &str = "the_comparison_over_veth_runs_in_each_layout_and_names_the_bottleneck";
+/// Why the benches cannot run here, if they cannot.
+fn reason(programs: &[&str]) -> Option<String> {
     let missing = |program: &&&str| Command::new(program).arg("-v").output().is_err();
-    let reason = unavailable()
+    let programs =
+        ["ethtool", "ip"].iter().chain(programs).find(missing).map(|program| format!("no {program}"));
+    unavailable()
         .or_else(|| (!rustix::process::geteuid().is_root()).then(|| "BPF programs need root".into()))
-        .or_else(|| ["nginx", "ethtool", "ip"].iter().find(missing).map(|program| format!("no {program}")));
-    if let Some(reason) = reason {
-        return skip(TEST, &reason);
-    }
-    for (bench, layout) in [
-        ("short-vs-kernel", "charged"),
-        ("keepalive-vs-kernel", "charged"),
-        ("short-vs-kernel", "sender"),
-        ("short-vs-kernel", "one"),
-    ] {
-        let text = smoke(bench, layout);
-        let line = |start: &str| {
-            let line = text.lines().map(str::trim).find(|line| line.starts_with(start));
-            line.unwrap_or_else(|| panic!("no {start:?}: {text}"))
-        };
-        for arm in ["ours: ", "theirs: "] {
-            let line = line(arm);
+        .or(programs)
+}
+
+/// All that a bench printed is in order: both arms have figures, names for the bottleneck, and no failures.
+fn check(bench: &str, layout: &str, kernel_receives: bool) {
+    let text = smoke(bench, layout);
+    let lines = |start: &str| -> Vec<String> {
+        let lines = text.lines().map(str::trim).filter(|line| line.starts_with(start));
+        let lines: Vec<_> = lines.map(String::from).collect();
+        assert!(!lines.is_empty(), "no {start:?}: {text}");
+        lines
+    };
+    for arm in ["ours: ", "theirs: "] {
+        for line in lines(arm) {
             assert!(line.contains("bottleneck: ") && line.contains(&format!("layout {layout}")), "{line}");
-            assert!(!line.starts_with(&format!("{arm}0/s")), "{line}");
-            assert_eq!(line.contains("server_receives"), layout != "sender", "{line}");
+            assert!(!line.starts_with(&format!("{arm}0/s")) && !line.contains("NaN"), "{line}");
+            if arm == "theirs: " {
+                assert_eq!(line.contains("server_receives"), kernel_receives, "{line}");
+            }
         }
-        assert_eq!(
-            line("failures ").split_whitespace().collect::<Vec<_>>(),
-            ["failures", "0", "0"],
-            "{text}"
-        );
     }
+    for line in lines("failures ") {
+        assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["failures", "0", "0"], "{text}");
+    }
+    for line in lines("ratio ") {
+        let ratio: f64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        assert!(ratio > 0.0 && ratio.is_finite(), "{line}");
+    }
+}
+
+#[test]
+fn httpd_against_nginx_runs_in_each_layout() {
+    if let Some(reason) = reason(&["nginx"]) {
+        return skip("httpd_against_nginx_runs_in_each_layout", &reason);
+    }
+    check("short-vs-kernel", "charged", true);
+    check("keepalive-vs-kernel", "charged", true);
+    check("short-vs-kernel", "sender", false);
+    check("short-vs-kernel", "one", true);
+}
+
+#[test]
+fn unmodified_servers_run_on_both() {
+    if let Some(reason) = reason(&["nginx", "haproxy", "redis-server", "memcached"]) {
+        return skip("unmodified_servers_run_on_both", &reason);
+    }
+    build_programs();
+    for bench in [
+        "nginx-short-vs-kernel",
+        "nginx-keepalive-vs-kernel",
+        "nginx-short-memory",
+        "rtt-vs-kernel",
+        "redis-vs-kernel",
+        "memcached-vs-kernel",
+        "haproxy-vs-kernel",
+    ] {
+        check(bench, "charged", true);
+    }
+}
+
+#[test]
+fn unmodified_clients_run_on_both() {
+    if let Some(reason) = reason(&["ab", "wrk", "iperf3"]) {
+        return skip("unmodified_clients_run_on_both", &reason);
+    }
+    build_programs();
+    check("client-vs-kernel", "charged", true);
+    check("iperf-vs-kernel", "charged", true);
 }

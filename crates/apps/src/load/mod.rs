@@ -1,4 +1,4 @@
-//! `ginnel load http`: asks a server for pages, and measures how it answers.
+//! `ginnel load`: asks a server for pages (`http`) or values (`redis`, `memcached`), and measures how it answers.
 //!
 //! ```text
 //! options ─► plan, requests, sources                ┌─► kernel (epoll, threads)
@@ -27,10 +27,12 @@ pub mod session;
 pub mod sources;
 pub mod stats;
 pub mod urls;
+pub mod values;
 
 pub use handler::{LoadHandler, Outcome};
-pub use options::{Job, Options, StackKind};
+pub use options::{Ask, Common, Job, Options, StackKind};
 pub use report::Report;
+pub use values::{MemcachedOptions, RedisOptions};
 
 use crate::Run;
 use core::sync::atomic::AtomicU32;
@@ -40,21 +42,21 @@ use ginnel::{Error, StopFlag};
 use stats::{Progress, ProgressNow, Stats};
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Runs the program on Ginnel's TCP and returns its report. There is a stack for each of [`Options::workers`]. A run that `stop` ends early
+/// Runs the program on Ginnel's TCP and returns its report. There is a stack for each of [`Common::workers`]. A run that `stop` ends early
 /// reports what it has.
 ///
 /// # Errors
 /// What is wrong with the options, or the first worker that failed; the others are stopped then.
-pub fn measure<S: Run + Send>(options: &Options, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
-    on_workers(options, stop, stacks, |job, share, progress, stack| on_shard(job, share, progress, stack))
+pub fn measure<S: Run + Send>(job: &Job, stop: &StopFlag, stacks: Vec<S>) -> Result<Report, Error> {
+    on_workers(job, stop, stacks, |job, share, progress, stack| on_shard(job, share, progress, stack))
 }
 
 /// [`measure`] on the shards of one stack. Each has its share; they begin together, and none leaves before all are through.
 ///
 /// # Errors
-/// As there; and if there are not as many shards as [`Options::workers`].
-pub fn measure_on_shards(options: &Options, stop: &StopFlag, shards: Opened) -> Result<Report, Error> {
-    let job = options.job()?;
+/// As there; and if there are not as many shards as [`Common::workers`].
+pub fn measure_on_shards(job: &Job, stop: &StopFlag, shards: Opened) -> Result<Report, Error> {
+    let options = &job.common;
     let workers = options.workers();
     if shards.count() != workers as usize {
         return Err(Error::application(format!("{} shards for {workers} workers", shards.count())));
@@ -86,52 +88,49 @@ pub fn measure_on_shards(options: &Options, stop: &StopFlag, shards: Opened) -> 
     for stats in measured {
         total.add(&stats.ok_or_else(too_early)?);
     }
-    Ok(Report::new(options, &total))
+    Ok(Report::new(job, &total))
 }
 
 /// [`measure`] on the TCP in [`light`], with a place for each worker.
 ///
 /// # Errors
 /// As there.
-pub fn measure_light(options: &Options, stop: &StopFlag, places: Vec<light::Place>) -> Result<Report, Error> {
-    on_workers(options, stop, places, |job, share, progress, place| {
-        light::run(job, share, progress, place, stop)
-    })
+pub fn measure_light(job: &Job, stop: &StopFlag, places: Vec<light::Place>) -> Result<Report, Error> {
+    on_workers(job, stop, places, |job, share, progress, place| light::run(job, share, progress, place, stop))
 }
 
 /// [`measure`] on the kernel's TCP.
 ///
 /// # Errors
 /// As there.
-pub fn measure_on_kernel(options: &Options, stop: &StopFlag) -> Result<Report, Error> {
-    kernel::raise_descriptors(options.connections.into())?;
-    let sockets = vec![(); options.workers() as usize];
-    on_workers(options, stop, sockets, |job, (worker, workers), progress, ()| {
+pub fn measure_on_kernel(job: &Job, stop: &StopFlag) -> Result<Report, Error> {
+    kernel::raise_descriptors(job.common.connections.into())?;
+    let sockets = vec![(); job.common.workers() as usize];
+    on_workers(job, stop, sockets, |job, (worker, workers), progress, ()| {
         kernel::run(job, worker, workers, progress, stop)
     })
 }
 
 /// Runs `work` for each worker, with what it runs on.
 fn on_workers<T: Send>(
-    options: &Options,
+    job: &Job,
     stop: &StopFlag,
     stacks: Vec<T>,
     work: impl Fn(&Job, (u32, u32), Arc<Progress>, T) -> Result<Stats, Error> + Sync,
 ) -> Result<Report, Error> {
-    let job = options.job()?;
-    let workers = options.workers();
+    let workers = job.common.workers();
     if stacks.len() != workers as usize {
         return Err(Error::application(format!("{} stacks for {workers} workers", stacks.len())));
     }
     let progress: Vec<Arc<Progress>> = (0..workers).map(|_| Arc::default()).collect();
-    let stats = watched(options, &progress, || {
+    let stats = watched(&job.common, &progress, || {
         let works = (0..workers).zip(&progress).zip(stacks).map(|((worker, progress), stack)| {
-            let (job, work, progress) = (&job, &work, Arc::clone(progress));
+            let (work, progress) = (&work, Arc::clone(progress));
             move || work(job, (worker, workers), progress, stack)
         });
         in_parallel(works.collect(), stop)
     })?;
-    Ok(Report::new(options, &stats))
+    Ok(Report::new(job, &stats))
 }
 
 /// Does all the work at the same time, each on a thread of its own, and adds up what came of it. Fails with the error that came first.
@@ -181,7 +180,7 @@ fn too_early() -> Error {
 }
 
 /// Runs `work` while another thread prints a line of progress each second.
-fn watched<R>(options: &Options, progress: &[Arc<Progress>], work: impl FnOnce() -> R) -> R {
+fn watched<R>(options: &Common, progress: &[Arc<Progress>], work: impl FnOnce() -> R) -> R {
     if options.quiet {
         return work();
     }

@@ -33,22 +33,14 @@ impl StackKind {
     }
 }
 
-/// What `ginnel load http` is told.
+/// What the generator is told, whatever it asks for.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Options {
-    /// What to ask for, as http://10.0.0.1:8080/index.html. With --urls only its host and port count.
-    #[arg(value_name = "URL")]
-    pub url: Url,
-
+pub struct Common {
     /// Whose TCP to use; everything else is the same for all.
     #[arg(long, value_name = "STACK", value_enum, default_value_t)]
     pub stack: StackKind,
 
-    /// File with paths to ask for, one per line, each with a weight behind it or 1 (as “ginnel corpus” writes it).
-    #[arg(long, value_name = "FILE")]
-    pub urls: Option<PathBuf>,
-
-    /// Connect to this address and port instead of the URL's. May be given several times; connections take turns.
+    /// Connect to this address and port instead of the one above. May be given several times; connections take turns.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub dest: Vec<SocketAddr>,
 
@@ -61,7 +53,7 @@ pub struct Options {
     #[arg(short, long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     pub connections: u32,
 
-    /// Open loop: this many requests per second (connections per second without --keep-alive), whatever the server does. Latency counts from
+    /// Open loop: this many requests per second (connections per second where each has one of its own), whatever the server does. Latency counts from
     /// when a request was due. Without it each connection asks again as soon as it is answered.
     #[arg(short, long, value_name = "PER-SECOND", value_parser = parse_rate)]
     pub rate: Option<f64>,
@@ -69,18 +61,6 @@ pub struct Options {
     /// With --rate: random distances (a Poisson process) instead of equal ones.
     #[arg(long, requires = "rate")]
     pub poisson: bool,
-
-    /// Keep connections open for many requests. Without it each request has a connection of its own.
-    #[arg(short, long)]
-    pub keep_alive: bool,
-
-    /// With --keep-alive: close a connection after so many requests.
-    #[arg(long, value_name = "N", requires = "keep_alive", value_parser = clap::value_parser!(u32).range(2..))]
-    pub per_connection: Option<u32>,
-
-    /// With --keep-alive: requests in flight on one connection.
-    #[arg(long, value_name = "N", requires = "keep_alive", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub pipeline: u16,
 
     /// How long to measure [default: 10s, or until --requests are answered]
     #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
@@ -101,18 +81,6 @@ pub struct Options {
     /// Longest wait for a connection or a response; then it counts as failed.
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_timeout)]
     pub timeout: Duration,
-
-    /// Who closes connections that have served their purpose.
-    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
-    pub close: Closer,
-
-    /// Ask with HEAD instead of GET.
-    #[arg(long)]
-    pub head: bool,
-
-    /// Further header field, as “Accept: text/html”. May be given several times.
-    #[arg(short = 'H', long = "header", value_name = "FIELD")]
-    pub headers: Vec<String>,
 
     /// Threads of the generator, each with its share of connections, rate, requests and source addresses. Unless the stack is the kernel's each
     /// has one of its own: with --serve on a cable of its own to the server, otherwise on one of the N links of --config and its device.
@@ -137,6 +105,46 @@ pub struct Options {
     pub quiet: bool,
 }
 
+/// What `ginnel load http` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// What to ask for, as http://10.0.0.1:8080/index.html. With --urls only its host and port count.
+    #[arg(value_name = "URL")]
+    pub url: Url,
+
+    /// File with paths to ask for, one per line, each with a weight behind it or 1 (as “ginnel corpus” writes it).
+    #[arg(long, value_name = "FILE")]
+    pub urls: Option<PathBuf>,
+
+    /// Keep connections open for many requests. Without it each request has a connection of its own.
+    #[arg(short, long)]
+    pub keep_alive: bool,
+
+    /// With --keep-alive: close a connection after so many requests.
+    #[arg(long, value_name = "N", requires = "keep_alive", value_parser = clap::value_parser!(u32).range(2..))]
+    pub per_connection: Option<u32>,
+
+    /// With --keep-alive: requests in flight on one connection.
+    #[arg(long, value_name = "N", requires = "keep_alive", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub pipeline: u16,
+
+    /// Who closes connections that have served their purpose.
+    #[arg(long, value_name = "WHO", value_enum, default_value_t)]
+    pub close: Closer,
+
+    /// Ask with HEAD instead of GET.
+    #[arg(long)]
+    pub head: bool,
+
+    /// Further header field, as “Accept: text/html”. May be given several times.
+    #[arg(short = 'H', long = "header", value_name = "FIELD")]
+    pub headers: Vec<String>,
+
+    /// How it asks.
+    #[command(flatten)]
+    pub common: Common,
+}
+
 fn parse_rate(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(rate) if (1e-3..=1e9).contains(&rate) => Ok(rate),
@@ -155,21 +163,53 @@ fn parse_timeout(text: &str) -> Result<Duration, String> {
 pub struct Job {
     /// The plan of the whole run.
     pub plan: Plan,
-    /// The requests.
+    /// The requests, and the language of their answers.
     pub requests: Arc<Requests>,
     /// Where to connect to.
     pub targets: Vec<SocketAddr>,
-    ranges: Vec<SourceRange>,
+    /// What the report calls the server.
+    pub server: String,
+    /// What the generator was told.
+    pub common: Common,
 }
 
 impl Job {
     /// The source addresses of one worker.
     pub fn sources(&self, worker: u32, workers: u32) -> Sources {
-        Sources::new(&self.ranges, worker.into(), workers.into())
+        Sources::new(&self.common.source, worker.into(), workers.into())
     }
 }
 
-impl Options {
+/// How a program is told what to do: one for each language.
+pub trait Ask {
+    /// What is not about the language.
+    fn common(&self) -> &Common;
+
+    /// The same, to be changed.
+    fn common_mut(&mut self) -> &mut Common;
+
+    /// Where the server is, by name or address.
+    ///
+    /// # Errors
+    /// The name stands for nothing.
+    fn server(&self) -> Result<SocketAddr, Error>;
+
+    /// Checks what clap cannot, writes the requests, and resolves the server's name.
+    ///
+    /// # Errors
+    /// What is wrong with the options.
+    fn job(&self) -> Result<Job, Error>;
+}
+
+/// What the languages have to say about connections.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Connections {
+    pub requests: u32,
+    pub pipeline: u16,
+    pub closer: Closer,
+}
+
+impl Common {
     /// The measured time, if a time ends the run.
     pub fn duration(&self) -> Option<Duration> {
         self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
@@ -185,12 +225,57 @@ impl Options {
         Sources::new(&self.source, worker.into(), self.workers().into())
     }
 
-    /// Checks what clap cannot, reads the list of URLs, and resolves the server's name.
-    pub fn job(&self) -> Result<Job, Error> {
+    /// The job that these requests make.
+    pub(super) fn job(
+        &self,
+        requests: Requests,
+        connections: Connections,
+        server: &str,
+        resolve: impl FnOnce() -> Result<SocketAddr, Error>,
+    ) -> Result<Job, Error> {
         let sources: u64 = self.source.iter().map(SourceRange::count).sum();
         if sources > SOURCES_MAX {
             return Err(Error::application(format!("--source: {sources} addresses, at most {SOURCES_MAX}")));
         }
+        let targets = match self.dest.as_slice() {
+            [] => vec![resolve()?],
+            given => given.to_vec(),
+        };
+        let (plan, requests) = (self.plan(connections), Arc::new(requests));
+        Ok(Job { plan, requests, targets, server: server.to_owned(), common: self.clone() })
+    }
+
+    fn plan(&self, connections: Connections) -> Plan {
+        Plan {
+            connections: self.connections,
+            requests_per_connection: connections.requests,
+            pipeline: connections.pipeline,
+            rate: self.rate.map(|per_second| Rate { per_second, poisson: self.poisson }),
+            setup: self.setup,
+            warmup: self.warmup,
+            duration: self.duration(),
+            requests: self.requests,
+            timeout: self.timeout,
+            closer: connections.closer,
+            seed: self.seed,
+        }
+    }
+}
+
+impl Ask for Options {
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn server(&self) -> Result<SocketAddr, Error> {
+        self.url.resolve().map_err(Error::application)
+    }
+
+    fn job(&self) -> Result<Job, Error> {
         let paths = match &self.urls {
             Some(file) => {
                 let name = file.display();
@@ -201,31 +286,13 @@ impl Options {
         };
         let style = RequestStyle { head: self.head, close: !self.keep_alive, fields: self.headers.clone() };
         let requests = Requests::new(&self.url.authority, &paths, &style).map_err(Error::application)?;
-        let targets = match self.dest.as_slice() {
-            [] => vec![self.url.resolve().map_err(Error::application)?],
-            given => given.to_vec(),
-        };
-        Ok(Job { plan: self.plan(), requests: Arc::new(requests), targets, ranges: self.source.clone() })
-    }
-
-    fn plan(&self) -> Plan {
-        Plan {
-            connections: self.connections,
-            requests_per_connection: if self.keep_alive {
-                self.per_connection.unwrap_or(u32::MAX)
-            } else {
-                1
-            },
+        let of_many = self.per_connection.unwrap_or(u32::MAX);
+        let connections = Connections {
+            requests: if self.keep_alive { of_many } else { 1 },
             pipeline: self.pipeline,
-            rate: self.rate.map(|per_second| Rate { per_second, poisson: self.poisson }),
-            setup: self.setup,
-            warmup: self.warmup,
-            duration: self.duration(),
-            requests: self.requests,
-            timeout: self.timeout,
             closer: self.close,
-            seed: self.seed,
-        }
+        };
+        self.common.job(requests, connections, &self.url.authority, || self.server())
     }
 }
 
@@ -246,6 +313,11 @@ pub(super) mod tests {
         Command::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
     }
 
+    /// The job of a command line.
+    pub fn job(line: &str) -> Job {
+        parse(line).unwrap().job().unwrap()
+    }
+
     #[test]
     fn defaults_make_a_closed_loop_of_short_connections() {
         let job = parse("http://10.0.0.1/x").unwrap().job().unwrap();
@@ -257,8 +329,8 @@ pub(super) mod tests {
 
     #[test]
     fn a_number_of_requests_takes_the_place_of_the_default_time() {
-        assert_eq!(parse("http://a/ -n 5").unwrap().duration(), None);
-        assert_eq!(parse("http://a/ -n 5 -d 2s").unwrap().duration(), Some(Duration::from_secs(2)));
+        assert_eq!(parse("http://a/ -n 5").unwrap().common.duration(), None);
+        assert_eq!(parse("http://a/ -n 5 -d 2s").unwrap().common.duration(), Some(Duration::from_secs(2)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What a run came to, for people and for programs.
 
 use super::latency::Latency;
-use super::options::Options;
+use super::options::Job;
 use super::stats::{Failure, Stats};
 use crate::units::show_nanos;
 use core::fmt::{self, Write as _};
@@ -29,7 +29,7 @@ pub struct Report {
     pub achieved: Achieved,
     /// Requests in the measured time.
     pub requests: RequestCounts,
-    /// Responses by the class of their status.
+    /// Responses by the class of their status; of values, by whether they were there.
     pub statuses: BTreeMap<&'static str, u64>,
     /// Failures by kind; kinds that did not occur are left out.
     pub failures: BTreeMap<&'static str, u64>,
@@ -157,22 +157,22 @@ impl From<&Latency> for Quantiles {
 
 impl Report {
     /// The report of a run with these options.
-    pub fn new(options: &Options, stats: &Stats) -> Self {
-        let c = &stats.counters;
+    pub fn new(job: &Job, stats: &Stats) -> Self {
+        let (options, c) = (&job.common, &stats.counters);
         let seconds = stats.measured.as_secs_f64();
         let per_second = |count: u64| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        let classes = ["0xx", "1xx", "2xx", "3xx", "4xx", "5xx"];
+        let classes = job.requests.language().classes();
         let is_seen = |(_, count): &(&'static str, u64)| *count > 0;
         let mut report = Self {
             stack: options.stack.name(),
-            server: options.url.authority.clone(),
+            server: job.server.clone(),
             requested: Requested {
                 r#loop: if options.rate.is_some() { "open" } else { "closed" },
                 rate: options.rate,
                 poisson: options.poisson,
                 connections: options.connections,
-                keep_alive: options.keep_alive,
-                pipeline: options.pipeline,
+                keep_alive: !job.plan.is_short(),
+                pipeline: job.plan.pipeline,
                 workers: options.workers(),
                 shards: options.shards.is_some_and(|shards| shards > 1),
             },
@@ -326,7 +326,7 @@ fn counts(counts: &BTreeMap<&'static str, u64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::options::tests::parse;
+    use super::super::options::tests::job;
     use super::*;
     use core::time::Duration;
     use ginnel::Instant;
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn json_holds_what_was_asked_and_what_was_reached() {
-        let options = parse("http://h:1/ --rate 100 -c 50").unwrap();
+        let options = job("http://h:1/ --rate 100 -c 50");
         let json: serde_json::Value =
             serde_json::from_str(&Report::new(&options, &stats()).to_json()).unwrap();
         assert_eq!(json["requested"]["rate"], 100.0);
@@ -365,7 +365,7 @@ mod tests {
 
     #[test]
     fn what_was_not_reached_is_warned_about() {
-        let options = parse("http://h:1/ --rate 200 -c 50 -k").unwrap();
+        let options = job("http://h:1/ --rate 200 -c 50 -k");
         let mut stats = stats();
         stats.counters.not_started = 1_000;
         let text = Report::new(&options, &stats).to_string();
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_generator_without_time_left_says_so() {
-        let report = |busy, line| Report::new(&parse(line).unwrap(), &Stats { busy, ..stats() });
+        let report = |busy, line| Report::new(&job(line), &Stats { busy, ..stats() });
         let text = report(Some(0.97), "http://h:1/ -c 7 --stack light").to_string();
         assert!(text.contains("h:1 over light") && text.contains(" 97.0 %"), "{text}");
         assert!(text.contains("bottleneck: it was busy for 97 %"), "{text}");
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn the_table_names_everything_once() {
-        let options = parse("http://h:1/ -c 7").unwrap();
+        let options = job("http://h:1/ -c 7");
         let text = Report::new(&options, &stats()).to_string();
         for part in ["requests/s  ", "2xx 980, 5xx 10", "reset 10", "p99.9 ", "total", "closed loop"] {
             assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn an_empty_run_is_reported_without_nonsense() {
-        let options = parse("http://h:1/").unwrap();
+        let options = job("http://h:1/");
         let json = Report::new(&options, &Stats::default()).to_json();
         assert!(!json.contains("null,\"poisson\":null") && !json.contains("NaN"), "{json}");
         assert!(json.contains("no request was answered"));

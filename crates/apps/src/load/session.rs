@@ -253,7 +253,12 @@ impl Session {
         if self.is_measured(now) {
             self.stats.counters.connected += 1;
         }
-        if self.plan.is_short() {
+        if let Some(opening) = self.requests.opening() {
+            self.set_deadline(slot, now);
+            self.put_in_flight(slot, Pending { intended: now, request: opening });
+            // What is asked for comes when it is answered.
+            self.push(slot, net);
+        } else if self.plan.is_short() {
             self.set_deadline(slot, now);
             self.push(slot, net);
         } else if self.plan.rate.is_none() {
@@ -292,9 +297,9 @@ impl Session {
                 _ => return,
             }
             let at_start = s.parser.is_at_start();
-            let read = s.parser.read(bytes, self.requests.is_head(), &mut self.records);
-            let intended = self.pending(slot, 0).intended;
-            if at_start && self.is_measured(intended) {
+            let read = s.parser.read(bytes, self.requests.language(), &mut self.records);
+            let Pending { intended, request } = *self.pending(slot, 0);
+            if at_start && self.is_measured(intended) && !self.is_opening(request) {
                 self.stats.first_byte.record(intended, now);
             }
             match read {
@@ -333,15 +338,17 @@ impl Session {
     /// Counts the response to the oldest request in flight. False if that was not even sent as a whole: then the connection
     /// cannot go on.
     fn count(&mut self, slot: u32, response: Response, now: Instant) -> bool {
-        let intended = self.pending(slot, 0).intended;
-        self.now_published.completed += 1;
-        self.last_completion = now;
-        if self.is_measured(intended) {
-            self.stats.total.record(intended, now);
-            self.stats.counters.completed += 1;
-            self.stats.counters.by_class[usize::from(response.status / 100).min(5)] += 1;
+        let Pending { intended, request } = *self.pending(slot, 0);
+        if !self.is_opening(request) {
+            self.now_published.completed += 1;
+            self.last_completion = now;
+            if self.is_measured(intended) {
+                self.stats.total.record(intended, now);
+                self.stats.counters.completed += 1;
+                self.stats.counters.by_class[usize::from(response.status / 100).min(5)] += 1;
+            }
+            self.stats.counters.completed_in_time += u64::from(self.is_measured(now));
         }
-        self.stats.counters.completed_in_time += u64::from(self.is_measured(now));
         let s = &mut self.slots[slot as usize];
         let was_sent = s.sent > 0;
         s.head = (s.head + 1) % self.plan.pipeline;

@@ -1,5 +1,6 @@
 //! What is asked for: requests written once at start, and a weighted choice among them.
 
+use super::response::Language;
 use core::net::SocketAddr;
 use ginnel::Random;
 use std::net::ToSocketAddrs;
@@ -105,7 +106,8 @@ pub struct Requests {
     /// Where each request begins; one more entry says where the last one ends.
     starts: Vec<u32>,
     alias: Alias,
-    is_head: bool,
+    language: Language,
+    opening: Option<u32>,
 }
 
 impl Requests {
@@ -135,7 +137,26 @@ impl Requests {
             starts.push(u32::try_from(bytes.len()).map_err(|_| "more than 4 GiB of requests".to_owned())?);
         }
         let weights: Vec<u32> = paths.iter().map(|(_, weight)| *weight).collect();
-        Ok(Self { bytes, starts, alias: Alias::new(&weights), is_head: style.head })
+        let language = Language::Http { head: style.head };
+        Ok(Self { bytes, starts, alias: Alias::new(&weights), language, opening: None })
+    }
+
+    /// One request for a value, and what each connection has to ask before.
+    pub fn of_values(language: Language, get: &[u8], opening: Option<&[u8]>) -> Self {
+        let mut bytes = get.to_vec();
+        let mut starts = vec![0, get.len() as u32];
+        if let Some(opening) = opening {
+            bytes.extend_from_slice(opening);
+            // Values are limited to a megabyte.
+            starts.push(bytes.len() as u32);
+        }
+        let opening = opening.map(|_| 1);
+        Self { bytes, starts, alias: Alias::new(&[1]), language, opening }
+    }
+
+    /// The request that a connection begins with, if it has one. It is not chosen, and not counted.
+    pub const fn opening(&self) -> Option<u32> {
+        self.opening
     }
 
     /// Chooses a request.
@@ -149,9 +170,9 @@ impl Requests {
         &self.bytes[self.starts[i] as usize..self.starts[i + 1] as usize]
     }
 
-    /// Responses have no bodies.
-    pub const fn is_head(&self) -> bool {
-        self.is_head
+    /// How they are answered.
+    pub const fn language(&self) -> Language {
+        self.language
     }
 }
 

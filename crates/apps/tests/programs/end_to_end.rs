@@ -5,7 +5,7 @@ use core::time::Duration;
 use ginnel::{CloseReason, Conn, ConnectOptions, Context, Error, Handler, SocketOptions};
 use ginnel_apps::corpus;
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
-use ginnel_apps::load::{LoadHandler, Options as LoadOptions, Outcome, Report};
+use ginnel_apps::load::{Ask, Job, LoadHandler, Options as LoadOptions, Outcome, Report};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,11 +19,11 @@ fn httpd(root: &Path, options: &[&str]) -> Httpd {
 }
 
 /// A generator, and what it will have measured.
-fn load(options: &[&str]) -> (LoadHandler, Outcome, LoadOptions) {
-    let options: LoadOptions = parse(options);
+fn load(options: &[&str]) -> (LoadHandler, Outcome, Job) {
+    let job = parse::<LoadOptions>(options).job().unwrap();
     let outcome = Outcome::default();
-    let handler = LoadHandler::new(options.job().unwrap(), 0, 1, Arc::default(), Arc::clone(&outcome));
-    (handler, outcome, options)
+    let handler = LoadHandler::new(job.clone(), 0, 1, Arc::default(), Arc::clone(&outcome));
+    (handler, outcome, job)
 }
 
 /// Runs a generator against a server and returns the report, and the server with its counters.
@@ -33,11 +33,11 @@ fn measure(
     faults: Option<&str>,
     sources: &[&str],
 ) -> (Report, Pair<Httpd, LoadHandler>) {
-    let (client, outcome, options) = load(words);
+    let (client, outcome, job) = load(words);
     let mut pair = Pair::new(server, client, faults, sources);
     pair.run(Duration::from_secs(600));
     let stats = outcome.lock().unwrap().take().unwrap();
-    (Report::new(&options, &stats), pair)
+    (Report::new(&job, &stats), pair)
 }
 
 fn small_site() -> tempfile::TempDir {
@@ -88,11 +88,11 @@ fn the_server_lets_go_of_every_connection() {
 fn it_is_the_same_over_ipv6() {
     let root = small_site();
     let server = httpd(root.path(), &["--listen", "[::]:80"]);
-    let (client, outcome, options) =
+    let (client, outcome, job) =
         load(&["http://[fd00::1]/", "-n", "500", "-c", "8", "--source", "fd00::2"]);
     let mut pair = Pair::at("fd00::1/64", server, client, Some("delay=1ms loss=1%"), &["fd00::2/64"]);
     pair.run(Duration::from_secs(600));
-    let report = Report::new(&options, &outcome.lock().unwrap().take().unwrap());
+    let report = Report::new(&job, &outcome.lock().unwrap().take().unwrap());
     assert_eq!((report.requests.completed, report.failures.len()), (500, 0), "{report}");
 }
 

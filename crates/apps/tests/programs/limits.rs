@@ -5,7 +5,7 @@ use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{CloseReason, Config, Conn, ConnectOptions, Context, Error, Handler, Instant, Shard};
 use ginnel_apps::httpd::{Httpd, Options as HttpdOptions};
-use ginnel_apps::load::{LoadHandler, Options as LoadOptions, Outcome, Report};
+use ginnel_apps::load::{Ask, LoadHandler, Options as LoadOptions, Outcome, Report};
 use ginnel_devices::memory::{self, MemoryConfig};
 use std::sync::Arc;
 
@@ -133,9 +133,9 @@ fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
 fn a_server_short_of_everything_answers_everybody_in_the_end() {
     let (_root, server) = httpd(20_000);
     let words = ["http://10.0.0.1/", "-n", "400", "-c", "32", "--timeout", "10m"];
-    let options: LoadOptions = parse(&words);
+    let job = parse::<LoadOptions>(&words).job().unwrap();
     let outcome = Outcome::default();
-    let client = LoadHandler::new(options.job().unwrap(), 0, 1, Arc::default(), Arc::clone(&outcome));
+    let client = LoadHandler::new(job.clone(), 0, 1, Arc::default(), Arc::clone(&outcome));
     let (mut server, mut client, now) = shards(server, client, |config| {
         config.tcp.connections_max = 8;
         config.tcp.half_open_max = 2;
@@ -147,7 +147,7 @@ fn a_server_short_of_everything_answers_everybody_in_the_end() {
         config.shard.commands_max = 1;
     });
     run(&mut server, &mut client, now, Duration::from_secs(3600));
-    let report = Report::new(&options, &outcome.lock().unwrap().take().unwrap());
+    let report = Report::new(&job, &outcome.lock().unwrap().take().unwrap());
     assert_eq!((report.requests.completed, report.statuses["2xx"]), (400, 400), "{report}");
     assert!(report.failures.is_empty(), "{report}");
     assert!(server.handler().server().counters().connections >= 400);

@@ -1,5 +1,6 @@
 //! The benches. Each is a function that prints and records its results.
 
+mod clients;
 mod corpus;
 mod fair;
 pub mod idle;
@@ -10,6 +11,7 @@ mod loss;
 mod many;
 mod memif;
 mod placement;
+mod servers;
 mod versus;
 
 use crate::harness::result::BenchResult;
@@ -108,15 +110,69 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "short-vs-kernel",
-        about: "HTTP connections/s over veth: ginnel httpd on AF_XDP, against nginx on the kernel",
+        about: "HTTP connections/s of ginnel httpd on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
         run: fair::short,
     },
     Bench {
         name: "keepalive-vs-kernel",
-        about: "HTTP requests/s over veth: ginnel httpd on AF_XDP, against nginx on the kernel",
+        about: "HTTP requests/s of ginnel httpd on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
         needs: Needs::Namespace,
         run: fair::keep_alive,
+    },
+    Bench {
+        name: "nginx-short-vs-kernel",
+        about: "HTTP connections/s of nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: fair::nginx_short,
+    },
+    Bench {
+        name: "nginx-keepalive-vs-kernel",
+        about: "HTTP requests/s of nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over the same; server and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: fair::nginx_keep_alive,
+    },
+    Bench {
+        name: "nginx-short-memory",
+        about: "HTTP connections/s of nginx (ginnel run) over memif, with nginx on the kernel over veth as context; server and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: fair::nginx_memory,
+    },
+    Bench {
+        name: "rtt-vs-kernel",
+        about: "median round trip of one connection to nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over the same (ratio: kernel's/ours); server and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: fair::round_trip,
+    },
+    Bench {
+        name: "redis-vs-kernel",
+        about: "GET/s of redis (ginnel run), 50 connections, /memory over memif and /af_xdp over veth, each against redis on the kernel over veth; server and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: servers::redis,
+    },
+    Bench {
+        name: "memcached-vs-kernel",
+        about: "get/s of memcached (ginnel run), 50 connections, /memory over memif and /af_xdp over veth, each against memcached on the kernel over veth; server and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: servers::memcached,
+    },
+    Bench {
+        name: "haproxy-vs-kernel",
+        about: "HTTP connections/s of HAProxy in front of nginx, both on one stack (ginnel up) with AF_XDP over veth, against both on the kernel over the same; both servers and receive work on one core, generator on another",
+        needs: Needs::Namespace,
+        run: servers::haproxy,
+    },
+    Bench {
+        name: "iperf-vs-kernel",
+        about: "Gbit/s of iperf3, server and client each on a stack (ginnel run) with a memif with GSO between them, against both on the kernel with veth with offloads between two namespaces; server on one core, client on another",
+        needs: Needs::Namespace,
+        run: clients::iperf,
+    },
+    Bench {
+        name: "client-vs-kernel",
+        about: "requests/s of ab (short connections) and wrk (keep-alive) on a stack (ginnel run), asking ginnel httpd over memif, against the same on the kernel, asking ginnel httpd on AF_XDP over veth; client and its receive work on one core, httpd on another",
+        needs: Needs::Namespace,
+        run: clients::http,
     },
     Bench {
         name: "loss-table",

@@ -1,23 +1,10 @@
 //! What all benches share: the machine and its conditions, paired runs, and results.
 
 pub mod lock;
-pub mod machine;
 pub mod pairs;
 pub mod result;
 
-use std::fmt;
-
-/// Which cores the parts of a measurement with veth interfaces run on: server, client, and for each of them the kernel's thread that receives (threaded NAPI).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Layout {
-    /// The server and its receive work on one core, the client and its own on another: each pays for itself.
-    #[default]
-    Charged,
-    /// The same without threads for receiving: it happens on the core of whoever sends. What is received costs the server nothing, so that it looks better than it is.
-    Sender,
-    /// All on one core.
-    One,
-}
+pub use ginnel_measure::{Failure, Layout, machine};
 
 /// How a bench is to be run.
 #[derive(Clone, Debug, clap::Args)]
@@ -65,29 +52,5 @@ impl Options {
     /// Seconds of each measurement, where the bench wants `usual`.
     pub fn seconds(&self, usual: f64) -> f64 {
         self.seconds.unwrap_or(if self.smoke { usual.min(0.5) } else { usual })
-    }
-}
-
-/// Why a bench did not run.
-#[derive(Debug)]
-pub enum Failure {
-    /// Something it needs is not here; not an error.
-    Skipped(String),
-    /// It went wrong.
-    Failed(String),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Skipped(why) => write!(f, "skipped: {why}"),
-            Self::Failed(why) => write!(f, "failed: {why}"),
-        }
-    }
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self::Failed(error.to_string())
     }
 }

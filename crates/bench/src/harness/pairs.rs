@@ -4,6 +4,7 @@
 use super::machine::{CpuTimes, Cpus, cache_line_round_trip, children_cpu_time, process_cpu_time};
 use super::result::{BenchResult, median};
 use super::{Failure, Options};
+use core::time::Duration;
 use std::collections::BTreeMap;
 
 /// A pair is repeated if the cache line's round trip changed by more than this factor during it.
@@ -22,6 +23,8 @@ pub struct Measured {
     pub facts: BTreeMap<String, f64>,
     /// Why it cannot be trusted.
     pub complaints: Vec<String>,
+    /// CPU time of the kernel's threads that took part: nobody's children, and not others' programs either.
+    pub kernel_time: Duration,
 }
 
 impl Measured {
@@ -53,12 +56,15 @@ pub struct Conditions {
 
 impl Conditions {
     /// Measures during `run`.
-    pub fn of<R>(cpus: Cpus, run: impl FnOnce() -> Result<R, Failure>) -> Result<(R, Conditions), Failure> {
+    pub fn of(
+        cpus: Cpus,
+        run: impl FnOnce() -> Result<Measured, Failure>,
+    ) -> Result<(Measured, Conditions), Failure> {
         let before_ns = cache_line_round_trip(cpus)?;
         let (times, own) = (CpuTimes::read()?, process_cpu_time() + children_cpu_time()?);
         let result = run()?;
         let times = CpuTimes::read()?.since(&times);
-        let own = process_cpu_time() + children_cpu_time()? - own;
+        let own = process_cpu_time() + children_cpu_time()? - own + result.kernel_time;
         let conditions = Conditions {
             cache_line_ns: [before_ns, cache_line_round_trip(cpus)?],
             steal: times.steal_share(),
@@ -81,6 +87,25 @@ impl Conditions {
             found.push(format!("the cache line's round trip went from {a:.0} to {b:.0} ns"));
         }
         found
+    }
+}
+
+/// Which figures are good ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Better {
+    /// The ratio is how many times as much as theirs ours is.
+    #[default]
+    Higher,
+    /// The ratio is how many times as much as ours theirs is.
+    Lower,
+}
+
+impl Better {
+    fn ratio(self, ours: f64, theirs: f64) -> f64 {
+        match self {
+            Self::Higher => ours / theirs,
+            Self::Lower => theirs / ours,
+        }
     }
 }
 
@@ -124,6 +149,19 @@ pub fn run(
     unit: &str,
     options: &Options,
     bound: Bound,
+    ours: Arm<'_>,
+    theirs: Option<Arm<'_>>,
+) -> Result<BenchResult, Failure> {
+    run_for(Better::Higher, name, unit, options, bound, ours, theirs)
+}
+
+/// The same for figures of which either the high or the low ones are good.
+pub fn run_for(
+    better: Better,
+    name: &str,
+    unit: &str,
+    options: &Options,
+    bound: Bound,
     mut ours: Arm<'_>,
     mut theirs: Option<Arm<'_>>,
 ) -> Result<BenchResult, Failure> {
@@ -155,14 +193,14 @@ pub fn run(
         complaints.extend(found);
         pairs.push(pair);
     }
-    Ok(draw(name, unit, &pairs, complaints))
+    Ok(draw(better, name, unit, &pairs, complaints))
 }
 
-fn draw(name: &str, unit: &str, pairs: &[Pair], mut complaints: Vec<String>) -> BenchResult {
+fn draw(better: Better, name: &str, unit: &str, pairs: &[Pair], mut complaints: Vec<String>) -> BenchResult {
     let ours: Vec<f64> = pairs.iter().map(|p| p.ours.value).collect();
     let theirs: Vec<f64> = pairs.iter().filter_map(|p| p.theirs.as_ref().map(|m| m.value)).collect();
-    let ratios: Vec<f64> =
-        pairs.iter().filter_map(|p| p.theirs.as_ref().map(|t| p.ours.value / t.value)).collect();
+    let ratio = |p: &Pair| p.theirs.as_ref().map(|theirs| better.ratio(p.ours.value, theirs.value));
+    let ratios: Vec<f64> = pairs.iter().filter_map(ratio).collect();
     let spread_of = if ratios.is_empty() { &ours } else { &ratios };
     let spread = [
         spread_of.iter().copied().fold(f64::MAX, f64::min),
@@ -209,16 +247,28 @@ mod tests {
     #[test]
     fn the_ratio_is_the_median_of_the_pairs_ratios() {
         // The machine was twice as fast during the last pair: the ratio does not see it.
-        let result = draw("x", "1/s", &[pair(13.0, 10.0), pair(14.0, 10.0), pair(30.0, 20.0)], Vec::new());
+        let result = draw(
+            Better::Higher,
+            "x",
+            "1/s",
+            &[pair(13.0, 10.0), pair(14.0, 10.0), pair(30.0, 20.0)],
+            Vec::new(),
+        );
         assert_eq!((result.ratio, result.spread), (Some(1.4), [1.3, 1.5]));
         assert_eq!((result.ours, result.theirs), (14.0, Some(10.0)));
         assert_eq!(result.their_facts["idle"], 0.1);
     }
 
     #[test]
+    fn of_figures_that_should_be_low_the_ratio_is_the_other_way_round() {
+        let result = draw(Better::Lower, "x", "µs", &[pair(10.0, 25.0)], Vec::new());
+        assert_eq!((result.ours, result.theirs, result.ratio), (10.0, Some(25.0), Some(2.5)));
+    }
+
+    #[test]
     fn without_another_arm_the_spread_is_that_of_the_figure() {
         let alone = |v| Pair { ours: Measured::new(v), theirs: None, conditions: Vec::new() };
-        let result = draw("x", "bytes", &[alone(3.0), alone(1.0), alone(2.0)], Vec::new());
+        let result = draw(Better::Higher, "x", "bytes", &[alone(3.0), alone(1.0), alone(2.0)], Vec::new());
         assert_eq!((result.ours, result.theirs, result.ratio, result.spread), (2.0, None, None, [1.0, 3.0]));
     }
 

@@ -38,17 +38,7 @@ pub struct BenchResult {
     pub complaints: Vec<String>,
 }
 
-/// The median; `None` of nothing.
-pub fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let middle = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(sorted[middle]),
-        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
-    }
-}
+pub use ginnel_measure::median;
 
 /// Four significant digits are more than any of this is worth.
 fn round(value: f64) -> f64 {
@@ -212,13 +202,6 @@ pub fn number(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_median_of_even_counts_is_between_the_middle_two() {
-        assert_eq!(median(&[]), None);
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
-    }
 
     #[test]
     fn a_result_says_everything_that_belongs_to_it() {

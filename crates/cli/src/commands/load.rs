@@ -1,4 +1,4 @@
-//! `ginnel load http`.
+//! `ginnel load`.
 
 mod workers;
 
@@ -17,7 +17,7 @@ use ginnel::{Config, Error, Handler, Presence, Shard, ShardStats, Shards, StopFl
 use ginnel_apps::Run;
 use ginnel_apps::httpd::Httpd;
 use ginnel_apps::load::light::Place;
-use ginnel_apps::load::{self, Report, StackKind};
+use ginnel_apps::load::{self, Ask, Common, Job, Report, StackKind};
 use ginnel_devices::memory::{MemoryConfig, Spread, fan, pair};
 use ginnel_stack::device::Device;
 use std::path::{Path, PathBuf};
@@ -41,6 +41,16 @@ pub enum LoadCommand {
     /// like any other: it runs a whole TCP for each connection, so one core of it makes about as many as one core of Ginnel can serve, and
     /// needs two or more cores (--workers) for each core of the server. With --stack kernel a core makes some ten thousands.
     Http(Box<HttpOptions>),
+
+    /// Ask a Redis server for a value, again and again on connections that stay, and measure how it answers
+    ///
+    /// Each connection stores the value first, which is not counted. What is said about the stacks of ginnel load http holds here, too.
+    Redis(Box<ValueOptions<load::RedisOptions>>),
+
+    /// Ask a memcached server for a value, again and again on connections that stay, and measure how it answers
+    ///
+    /// Each connection stores the value first, which is not counted. What is said about the stacks of ginnel load http holds here, too.
+    Memcached(Box<ValueOptions<load::MemcachedOptions>>),
 }
 
 /// Options of `ginnel load http`.
@@ -60,13 +70,33 @@ pub struct HttpOptions {
     pub serve_cpu: Option<u32>,
 }
 
+/// Options of `ginnel load redis` and `ginnel load memcached`.
+#[derive(Clone, Debug, Args)]
+pub struct ValueOptions<A: Args> {
+    /// Options of the generator.
+    #[command(flatten)]
+    pub load: A,
+    /// Options of its stack.
+    #[command(flatten)]
+    pub stack: StackOptions,
+}
+
 impl LoadCommand {
     /// Runs the generator and prints its report.
     pub fn run(self) -> Result<(), Failure> {
-        let Self::Http(options) = self;
         let stop = signals::stop_on_signal()?;
-        let (report, server) = measure(&options, &stop)?;
-        if options.load.json {
+        let (json, (report, server)) = match self {
+            Self::Http(options) => (options.load.common.json, measure(&options, &stop)?),
+            Self::Redis(options) => (
+                options.load.common().json,
+                (measure_without_server(&options.load, &options.stack, &stop)?, None),
+            ),
+            Self::Memcached(options) => (
+                options.load.common().json,
+                (measure_without_server(&options.load, &options.stack, &stop)?, None),
+            ),
+        };
+        if json {
             println!("{}", report.to_json());
             return Ok(());
         }
@@ -92,35 +122,53 @@ pub struct ServerSide {
 
 /// Runs the generator, and the server if one was asked for.
 pub fn measure(options: &HttpOptions, stop: &StopFlag) -> Result<(Report, Option<ServerSide>), Failure> {
-    if options.load.stack == StackKind::Kernel {
-        if let Some(option) = options.stack.first_given() {
-            return Err(Failure::usage(format!("{option} is for --stack ginnel and --stack light")));
-        }
-        if options.load.shards.is_some() {
-            return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
-        }
-        return Ok((load::measure_on_kernel(&options.load, stop)?, None));
-    }
     let Some(root) = &options.serve else {
-        if options.stack.device == Some(DeviceName::Memory) {
-            return Err(Failure::usage(
-                "--device memory needs --serve ROOT: a server at the other end of the cable",
-            ));
-        }
-        let config = options.stack.to_config()?;
-        let presence = presence::of(&config.run, "load")?;
-        if let Some(count) = shards(&options.load, &config)? {
-            return Ok((on_shards(options, count, config, None, presence, stop)?, None));
-        }
-        let shares = workers::split(&config, options.load.workers())?;
-        let places =
-            with_sources(shares, &options.load)?.into_iter().map(|config| Place { config, device: None });
-        return Ok((on_devices(&options.load, stop, places.collect(), presence)?, None));
+        return Ok((measure_without_server(&options.load, &options.stack, stop)?, None));
     };
+    check_stack(&options.load.common, &options.stack)?;
+    if options.load.common.stack == StackKind::Kernel {
+        return Err(Failure::usage("--serve is for --stack ginnel and --stack light"));
+    }
     if options.stack.device != Some(DeviceName::Memory) {
         return Err(Failure::usage("--serve needs --device memory"));
     }
     with_server(options, root, stop)
+}
+
+/// The kernel has a stack already.
+fn check_stack(common: &Common, stack: &StackOptions) -> Result<(), Failure> {
+    if common.stack != StackKind::Kernel {
+        return Ok(());
+    }
+    if let Some(option) = stack.first_given() {
+        return Err(Failure::usage(format!("{option} is for --stack ginnel and --stack light")));
+    }
+    if common.shards.is_some() {
+        return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
+    }
+    Ok(())
+}
+
+/// Runs the generator, whatever it asks for, against a server that is somewhere else.
+fn measure_without_server(ask: &impl Ask, stack: &StackOptions, stop: &StopFlag) -> Result<Report, Failure> {
+    let common = ask.common();
+    check_stack(common, stack)?;
+    if common.stack == StackKind::Kernel {
+        return Ok(load::measure_on_kernel(&ask.job()?, stop)?);
+    }
+    if stack.device == Some(DeviceName::Memory) {
+        return Err(Failure::usage(
+            "--device memory needs --serve ROOT: a server at the other end of the cable",
+        ));
+    }
+    let config = stack.to_config()?;
+    let presence = presence::of(&config.run, "load")?;
+    if let Some(count) = shards(common, &config)? {
+        return on_shards(&ask.job()?, count, config, None, presence, stop);
+    }
+    let shares = workers::split(&config, common.workers())?;
+    let places = with_sources(shares, common)?.into_iter().map(|config| Place { config, device: None });
+    Ok(on_devices(&ask.job()?, stop, places.collect(), presence)?)
 }
 
 /// The generator's workers and the server, each on a thread, and a cable from each worker to the server.
@@ -130,24 +178,25 @@ fn with_server(
     stop: &StopFlag,
 ) -> Result<(Report, Option<ServerSide>), Failure> {
     let target = options.load.url.resolve().map_err(Failure::usage)?;
-    let mut load = options.load.clone();
+    let mut ask = options.load.clone();
+    let load = &mut ask.common;
     let ends = if load.shards.is_some() || load.workers() == 1 {
         let end = workers::sole_end(&options.stack, target.ip())?;
-        if let Some(count) = shards(&load, &end.worker)? {
+        if let Some(count) = shards(load, &end.worker)? {
             return with_server_of_shards(options, root, stop, end, (target, count));
         }
         vec![end]
     } else {
-        workers::ends(&options.stack, &mut load, target.ip())?
+        workers::ends(&options.stack, load, target.ip())?
     };
     let (near, far): (Vec<_>, Vec<_>) =
         ends.iter().map(|end| pair(cable(end.worker.devices.first()))).unzip();
     let presence = presence_of(ends.first())?;
     let server = server_on_cables(&ends, target, root, far, options.serve_cpu, presence.clone())?;
-    let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), &load)?;
+    let configs = with_sources(ends.into_iter().map(|end| end.worker).collect(), load)?;
     let places = configs.into_iter().zip(near).map(|(config, cable)| Place { config, device: Some(cable) });
     let places = places.collect();
-    beside_server(server, stop, || Ok(on_devices(&load, stop, places, presence)?))
+    beside_server(server, stop, || Ok(on_devices(&ask.job()?, stop, places, presence)?))
 }
 
 /// The same with a generator whose shards share one cable.
@@ -162,7 +211,8 @@ fn with_server_of_shards(
     let presence = presence_of(Some(&end))?;
     let ends = core::slice::from_ref(&end);
     let server = server_on_cables(ends, target, root, vec![far], options.serve_cpu, presence.clone())?;
-    beside_server(server, stop, || on_shards(options, count, end.worker, Some(near), presence, stop))
+    let job = options.load.job()?;
+    beside_server(server, stop, || on_shards(&job, count, end.worker, Some(near), presence, stop))
 }
 
 /// Measures while the server runs on another thread.
@@ -228,7 +278,7 @@ fn cable(device: Option<&DeviceConfig>) -> MemoryConfig {
 }
 
 /// Gives each worker's stack its share of the source addresses.
-fn with_sources(mut configs: Vec<Config>, options: &load::Options) -> Result<Vec<Config>, Failure> {
+fn with_sources(mut configs: Vec<Config>, options: &Common) -> Result<Vec<Config>, Failure> {
     let count: u64 = options.source.iter().map(|range| range.count()).sum();
     if count > SOURCES_MAX {
         return Err(Failure::usage(format!(
@@ -255,7 +305,7 @@ fn with_sources(mut configs: Vec<Config>, options: &load::Options) -> Result<Vec
 }
 
 /// How many shards the generator's stack has, if there are several.
-fn shards(options: &load::Options, config: &Config) -> Result<Option<u32>, Failure> {
+fn shards(options: &Common, config: &Config) -> Result<Option<u32>, Failure> {
     let count = options.shards.unwrap_or(config.shards.count);
     if count > 1 && options.stack == StackKind::Light {
         return Err(Failure::usage("--shards is for --stack ginnel: take --workers"));
@@ -272,16 +322,17 @@ fn shards(options: &load::Options, config: &Config) -> Result<Option<u32>, Failu
 
 /// Runs the generator on several shards, with these queues if it is not to open its device.
 fn on_shards(
-    options: &HttpOptions,
+    job: &Job,
     count: u32,
     config: Config,
     queues: Option<Vec<Device>>,
     presence: Option<Arc<Presence>>,
     stop: &StopFlag,
 ) -> Result<Report, Failure> {
-    let load = load::Options { shards: Some(count), ..options.load.clone() };
+    let mut job = job.clone();
+    job.common.shards = Some(count);
     // All shards have all addresses of their stack; each opens connections from its share of them.
-    let alone = load::Options { shards: None, workers: 1, ..load.clone() };
+    let alone = Common { shards: None, workers: 1, ..job.common.clone() };
     let mut config = with_sources(vec![config], &alone)?.remove(0);
     config.shards.count = count;
     config.validate().map_err(|e| Failure::usage(e.to_string()))?;
@@ -290,22 +341,22 @@ fn on_shards(
     if let Some(queues) = queues {
         shards = shards.device(name, queues);
     }
-    Ok(load::measure_on_shards(&load, stop, shards.open()?)?)
+    Ok(load::measure_on_shards(&job, stop, shards.open()?)?)
 }
 
 /// Runs the generator on a TCP of this program.
 fn on_devices(
-    options: &load::Options,
+    job: &Job,
     stop: &StopFlag,
     places: Vec<Place>,
     presence: Option<Arc<Presence>>,
 ) -> Result<Report, Error> {
-    if options.stack == StackKind::Light {
-        return load::measure_light(options, stop, places);
+    if job.common.stack == StackKind::Light {
+        return load::measure_light(job, stop, places);
     }
     let stack = |(index, place)| OnStack { place, stop, index, presence: presence.clone() };
     let stacks = places.into_iter().enumerate().map(stack).collect();
-    load::measure(options, stop, stacks)
+    load::measure(job, stop, stacks)
 }
 
 /// How the generator's stacks are seen, all under one name.

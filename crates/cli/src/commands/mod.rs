@@ -1,6 +1,7 @@
 //! The subcommands.
 
 mod check;
+mod bench;
 mod corpus;
 mod demo;
 mod load;
@@ -31,6 +32,9 @@ pub enum Command {
     /// Put load on a server and measure it
     #[command(subcommand)]
     Load(load::LoadCommand),
+    /// Measure a program of your own on Ginnel and on the kernel
+    #[command(subcommand)]
+    Bench(bench::BenchCommand),
     /// Show the sockets of a running stack
     Ss(ss::SsOptions),
     /// Show what a running stack counts
@@ -52,6 +56,7 @@ impl Command {
             Self::Down(options) => up::down(&options),
             Self::Check(options) => check::run(&options),
             Self::Load(command) => command.run(),
+            Self::Bench(command) => command.run(),
             Self::Ss(options) => ss::run(&options),
             Self::Stat(options) => stat::run(&options),
             Self::Demo(options) => demo::run(&options),

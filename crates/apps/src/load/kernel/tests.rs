@@ -1,6 +1,6 @@
 //! Runs against a small server on the kernel's own sockets, over loopback.
 
-use super::super::options::tests::parse;
+use super::super::options::tests::job;
 use super::super::{Report, measure_on_kernel};
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;
@@ -63,8 +63,8 @@ fn answer(stream: &mut TcpStream, head: &[u8]) -> bool {
 }
 
 fn load(address: SocketAddr, options: &str) -> Report {
-    let options = parse(&format!("http://{address}/x --stack kernel -q {options}")).unwrap();
-    measure_on_kernel(&options, &StopFlag::new().unwrap()).unwrap()
+    let job = job(&format!("http://{address}/x --stack kernel -q {options}"));
+    measure_on_kernel(&job, &StopFlag::new().unwrap()).unwrap()
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn responses_that_end_with_the_connection() {
 #[test]
 fn a_run_that_is_told_to_stop_reports_what_it_has() {
     let server = serve(answer);
-    let options = parse(&format!("http://{}/ --stack kernel -q -k -c 2 -d 1h", server.address)).unwrap();
+    let job = job(&format!("http://{}/ --stack kernel -q -k -c 2 -d 1h", server.address));
     let stop = StopFlag::new().unwrap();
     let requests = Arc::clone(&server.requests);
     let flag = stop.clone();
@@ -168,13 +168,13 @@ fn a_run_that_is_told_to_stop_reports_what_it_has() {
         }
         flag.stop();
     });
-    let report = measure_on_kernel(&options, &stop).unwrap();
+    let report = measure_on_kernel(&job, &stop).unwrap();
     assert!(report.requests.completed >= 98 && report.measured_seconds < 3600.0);
 }
 
 #[test]
 fn more_connections_than_descriptors_are_refused_by_name() {
-    let options = parse("http://127.0.0.1:1/ --stack kernel -q -c 268435456").unwrap();
-    let error = measure_on_kernel(&options, &StopFlag::new().unwrap()).unwrap_err().to_string();
+    let job = job("http://127.0.0.1:1/ --stack kernel -q -c 268435456");
+    let error = measure_on_kernel(&job, &StopFlag::new().unwrap()).unwrap_err().to_string();
     assert!(error.contains("RLIMIT_NOFILE"), "{error}");
 }

@@ -6,7 +6,7 @@ use super::locals::Locals;
 use super::{Light, Place};
 use crate::echo::{self, Echo};
 use crate::httpd::{Httpd, Options as HttpdOptions};
-use crate::load::options::tests::parse;
+use crate::load::options::tests::job;
 use crate::load::session::Network;
 use crate::load::stats::Failure;
 use clap::Parser;
@@ -77,7 +77,7 @@ impl<S: Handler> Ends<S> {
         };
         let builder = Shard::builder(config(own)).handler(server).device("cable", far);
         let server = builder.seed([seed as u8; 32]).now(now).build().unwrap();
-        let job = parse(&format!("http://{to}/")).unwrap().job().unwrap();
+        let job = job(&format!("http://{to}/"));
         let mut place = Place { config: config(near), device: Some(device) };
         place.config.devices[0].faults = faults.map(|f| f.parse().unwrap());
         place.config.devices[0].faults_seed = seed;

@@ -155,7 +155,12 @@ impl Session {
 
     pub(super) fn measured_in_flight(&self, slot: u32) -> u64 {
         let s = &self.slots[slot as usize];
-        (0..s.in_flight).filter(|i| self.is_measured(self.pending(slot, *i).intended)).count() as u64
+        (0..s.in_flight)
+            .filter(|i| {
+                let Pending { intended, request } = *self.pending(slot, *i);
+                self.is_measured(intended) && !self.is_opening(request)
+            })
+            .count() as u64
     }
 
     pub(super) fn publish(&mut self) {

@@ -28,12 +28,10 @@ impl Session {
 
     /// Puts a request in flight without sending it.
     pub(super) fn enqueue(&mut self, slot: u32, intended: Instant, now: Instant) {
-        let place = self.place(slot, self.slots[slot as usize].in_flight);
-        self.pending[place] = Pending { intended, request: self.requests.choose(&mut self.rng) };
+        let request = self.requests.choose(&mut self.rng);
+        self.put_in_flight(slot, Pending { intended, request });
         let s = &mut self.slots[slot as usize];
-        s.in_flight += 1;
         s.requests_left = s.requests_left.saturating_sub(u32::from(s.requests_left != u32::MAX));
-        self.in_flight += 1;
         if self.is_measured(intended) {
             self.begun += 1;
             self.stats.counters.started += 1;
@@ -41,6 +39,19 @@ impl Session {
                 self.stats.lag.record(intended, now);
             }
         }
+    }
+
+    /// Puts this one in flight, for which nobody counts.
+    pub(super) fn put_in_flight(&mut self, slot: u32, pending: Pending) {
+        let place = self.place(slot, self.slots[slot as usize].in_flight);
+        self.pending[place] = pending;
+        self.slots[slot as usize].in_flight += 1;
+        self.in_flight += 1;
+    }
+
+    /// It is the one that a connection begins with.
+    pub(super) fn is_opening(&self, request: u32) -> bool {
+        self.requests.opening() == Some(request)
     }
 
     pub(super) fn issue(&mut self, slot: u32, intended: Instant, now: Instant, net: &mut impl Network) {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::load::plan::Rate;
+use crate::load::response::Language;
 use crate::load::urls::RequestStyle;
 use proptest::prelude::*;
 use std::cmp::Reverse;
@@ -188,7 +189,10 @@ const fn at_rate(plan: Plan, per_second: f64) -> Plan {
 fn run(plan: Plan, server: Server) -> (Session, Net) {
     let style = RequestStyle { close: plan.is_short(), ..RequestStyle::default() };
     let paths = [("/a".to_owned(), 1), ("/longer/path".to_owned(), 2)];
-    let requests = Requests::new("h", &paths, &style).unwrap();
+    run_with(plan, Requests::new("h", &paths, &style).unwrap(), server)
+}
+
+fn run_with(plan: Plan, requests: Requests, server: Server) -> (Session, Net) {
     let target = "10.0.0.1:80".parse().unwrap();
     let ranges = ["10.0.0.2-4".parse().unwrap()];
     let sources = Sources::new(&ranges, 0, 1);
@@ -475,6 +479,36 @@ fn an_interrupted_run_reports_what_it_has() {
     assert_eq!(session.stats().measured, Duration::from_millis(2_500));
     assert_eq!(session.stats().counters.unanswered, 1);
     assert!(net.connections.iter().all(Option::is_none));
+}
+
+#[test]
+fn a_connection_begins_with_its_opening_which_counts_for_nothing() {
+    let language = Language::Http { head: false };
+    let get = b"GET /value HTTP/1.1\r\n\r\n";
+    let store = [&b"GET /store HTTP/1.1\r\nX: "[..], &[b'x'; 500], b"\r\n\r\n"].concat();
+    let closed = Plan { requests: Some(100), duration: None, ..plan() };
+    for plan in [
+        closed,
+        Plan { requests_per_connection: 7, closer: Closer::Client, ..closed },
+        Plan { pipeline: 4, ..closed },
+        at_rate(closed, 1_000.0),
+    ] {
+        for (room, piece) in [(usize::MAX, usize::MAX), (33, 5)] {
+            let requests = Requests::of_values(language, get, Some(&store));
+            let (session, net) = run_with(plan, requests, Server { room, piece, ..Server::default() });
+            let c = session.stats().counters;
+            assert_eq!(
+                (c.started, c.completed, failures(&session), c.unanswered),
+                (100, 100, 0, 0),
+                "{plan:?}"
+            );
+            assert_eq!(session.stats().total.histogram().len(), 100);
+            assert_eq!(session.stats().first_byte.histogram().len(), 100);
+            // One for each connection whose opening was sent before the run was over.
+            let openings = net.requests - 100;
+            assert!(openings > 0 && openings <= u64::from(net.opened), "{openings} of {}", net.opened);
+        }
+    }
 }
 
 proptest! {

@@ -61,7 +61,7 @@ pub fn sole_end(stack: &StackOptions, server: IpAddr) -> Result<End, Failure> {
 
 /// A cable for each of several workers, in a network of its own each; all reach the server by the address `server`. Source addresses are
 /// chosen here, as many as the connections need.
-pub fn ends(stack: &StackOptions, load: &mut load::Options, server: IpAddr) -> Result<Vec<End>, Failure> {
+pub fn ends(stack: &StackOptions, load: &mut load::Common, server: IpAddr) -> Result<Vec<End>, Failure> {
     let given = [
         ("--config", stack.config.is_some()),
         ("--address", !stack.address.is_empty()),

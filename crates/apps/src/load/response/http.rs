@@ -1,22 +1,10 @@
-//! Reads responses: just enough of HTTP to know the status and where each one ends (RFC 9112 §6.3).
-//!
-//! A generator must be faster than the server it measures, so a response whose head is in one piece is read where it lies, in one pass over its
-//! lines; only what comes in pieces is copied, into a record that the connection borrows meanwhile.
+//! Just enough of HTTP to know the status and where each response ends (RFC 9112 §6.3).
 
-use crate::httpd::body::BodyReader;
+use super::{BadResponse, KEEP_BYTES_MAX, Parser, Progress, Records, State};
 use crate::httpd::head::trim;
 
 /// Longest head; servers send a few hundred bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// A buffer that grew beyond this is given back instead of kept.
-const KEEP_BYTES_MAX: usize = 8 << 10;
-/// No record.
-const NONE: u32 = u32::MAX;
-
-/// Why a response cannot be understood.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BadResponse;
-
 /// How the end of a body is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Framing {
@@ -27,69 +15,16 @@ enum Framing {
 
 /// What a head says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+pub(super) struct Head {
     status: u16,
     framing: Framing,
     /// The server closes afterwards.
     close: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Nothing of a response has come.
-    Start,
-    /// A part of a head lies in the record.
-    Head,
-    /// `left` bytes of a body are to come.
-    Length,
-    /// The record's reader finds the end.
-    Chunked,
-    UntilClose,
-}
-
-/// Where the reading of a connection's responses stands: 16 bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Parser {
-    left: u64,
-    record: u32,
-    status: u16,
-    state: State,
-    close: bool,
-}
-
-/// A response that is complete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Response {
-    /// Status.
-    pub status: u16,
-    /// The server closes the connection now.
-    pub close: bool,
-}
-
-/// What [`Parser::read`] came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// All bytes were used, and the response is not complete.
-    More,
-    /// A response was completed with this many bytes.
-    Complete(usize, Response),
-}
-
-impl Default for Parser {
-    fn default() -> Self {
-        Self { left: 0, record: NONE, status: 0, state: State::Start, close: false }
-    }
-}
-
 impl Parser {
-    /// The next byte will be the first of a response.
-    pub fn is_at_start(&self) -> bool {
-        self.state == State::Start
-    }
-
-    /// Reads on. `to_head` says that the response answers HEAD and has no body whatever it says. After an error the parser is of no
-    /// use any more and must be reset.
-    pub fn read(
+    /// Reads on. `to_head` says that the response answers HEAD and has no body whatever it says.
+    pub(super) fn read_http(
         &mut self,
         bytes: &[u8],
         to_head: bool,
@@ -99,7 +34,7 @@ impl Parser {
         while used < bytes.len() {
             let rest = &bytes[used..];
             match self.state {
-                State::Start => match records.head(rest)? {
+                State::Start => match records.last.head(rest)? {
                     Some((len, head)) => {
                         used += len;
                         if self.begin_body(head, to_head, records) {
@@ -108,7 +43,7 @@ impl Parser {
                     }
                     None => {
                         self.record = records.take();
-                        records.get(self.record).head.extend_from_slice(rest);
+                        records.get(self.record).pieces.extend_from_slice(rest);
                         self.state = State::Head;
                         return Ok(Progress::More);
                     }
@@ -139,34 +74,11 @@ impl Parser {
                     }
                 }
                 State::UntilClose => used = bytes.len(),
+                // States of another language.
+                State::Closing | State::ClosingHead => return Err(BadResponse),
             }
         }
         Ok(Progress::More)
-    }
-
-    /// The server closed. Some if that completes a response.
-    pub fn end(&mut self) -> Option<Response> {
-        (self.state == State::UntilClose).then(|| {
-            self.state = State::Start;
-            Response { status: self.status, close: true }
-        })
-    }
-
-    /// Gives back what it borrowed and begins anew.
-    pub fn reset(&mut self, records: &mut Records) {
-        self.release(records);
-        *self = Self::default();
-    }
-
-    fn complete(&mut self, used: usize) -> Progress {
-        self.state = State::Start;
-        Progress::Complete(used, Response { status: self.status, close: self.close })
-    }
-
-    fn release(&mut self, records: &mut Records) {
-        if self.record != NONE {
-            records.give_back(core::mem::replace(&mut self.record, NONE));
-        }
     }
 
     /// True if the response is complete with its head.
@@ -200,7 +112,7 @@ impl Parser {
         bytes: &[u8],
         records: &mut Records,
     ) -> Result<Option<(usize, Head)>, BadResponse> {
-        let buffer = &mut records.get(self.record).head;
+        let buffer = &mut records.get(self.record).pieces;
         let before = buffer.len();
         let room = HEAD_BYTES_MAX.saturating_sub(before).min(bytes.len());
         buffer.extend_from_slice(&bytes[..room]);
@@ -215,60 +127,26 @@ impl Parser {
     }
 }
 
-/// What a response in pieces needs.
-#[derive(Debug)]
-struct Record {
-    head: Vec<u8>,
-    body: BodyReader,
-}
-
-/// Records that connections borrow, one at most each; and the head read last. Within a second a server's heads for one page
-/// are the same byte for byte, and comparing is much faster than reading.
+/// The head read last. Within a second a server's heads for one page are the same byte for byte, and comparing is much faster than reading.
 #[derive(Debug, Default)]
-pub struct Records {
-    records: Vec<Record>,
-    free: Vec<u32>,
-    last: Vec<u8>,
-    last_head: Option<Head>,
+pub(super) struct Last {
+    bytes: Vec<u8>,
+    head: Option<Head>,
 }
 
-impl Records {
+impl Last {
     /// [`parse_head`], by comparison if the head is the last one again.
     fn head(&mut self, bytes: &[u8]) -> Result<Option<(usize, Head)>, BadResponse> {
-        if let Some(head) = self.last_head.filter(|_| bytes.starts_with(&self.last)) {
-            return Ok(Some((self.last.len(), head)));
+        if let Some(head) = self.head.filter(|_| bytes.starts_with(&self.bytes)) {
+            return Ok(Some((self.bytes.len(), head)));
         }
         let parsed = parse_head(bytes)?;
         if let Some((len, head)) = parsed.filter(|(len, _)| *len <= KEEP_BYTES_MAX) {
-            self.last.clear();
-            self.last.extend_from_slice(&bytes[..len]);
-            self.last_head = Some(head);
+            self.bytes.clear();
+            self.bytes.extend_from_slice(&bytes[..len]);
+            self.head = Some(head);
         }
         Ok(parsed)
-    }
-
-    fn take(&mut self) -> u32 {
-        self.free.pop().unwrap_or_else(|| {
-            self.records.push(Record { head: Vec::new(), body: BodyReader::chunked() });
-            self.records.len() as u32 - 1
-        })
-    }
-
-    fn get(&mut self, index: u32) -> &mut Record {
-        &mut self.records[index as usize]
-    }
-
-    fn give_back(&mut self, index: u32) {
-        let record = &mut self.records[index as usize];
-        record.head.clear();
-        record.head.shrink_to(KEEP_BYTES_MAX);
-        record.body = BodyReader::chunked();
-        self.free.push(index);
-    }
-
-    /// Records that are lent.
-    pub fn in_use(&self) -> usize {
-        self.records.len() - self.free.len()
     }
 }
 
@@ -369,7 +247,7 @@ impl Fields {
     }
 }
 
-fn decimal(digits: &[u8]) -> Option<u64> {
+pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;
     }
@@ -382,6 +260,7 @@ fn decimal(digits: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::response::Language;
     use proptest::prelude::*;
 
     /// All responses in `bytes` shown in pieces of `step`, then the end. Status 0 stands for an error.
@@ -389,7 +268,7 @@ mod tests {
         let (mut parser, mut records, mut seen) = (Parser::default(), Records::default(), Vec::new());
         for mut piece in bytes.chunks(step) {
             while !piece.is_empty() {
-                match parser.read(piece, to_head, &mut records) {
+                match parser.read(piece, Language::Http { head: to_head }, &mut records) {
                     Ok(Progress::More) => break,
                     Ok(Progress::Complete(used, response)) => {
                         seen.push((response.status, response.close));

@@ -1,6 +1,6 @@
 //! The machine: its CPUs, what else they do, and how far apart they are.
 
-use super::Failure;
+use crate::Failure;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use std::io;

@@ -1,0 +1,196 @@
+//! What `ginnel load redis` and `ginnel load memcached` ask: for one value by its key, which each connection stores first.
+
+use super::options::{Ask, Common, Connections, Job};
+use super::plan::Closer;
+use super::response::Language;
+use super::urls::Requests;
+use core::net::SocketAddr;
+use ginnel::Error;
+use std::net::ToSocketAddrs;
+
+/// Longest key: memcached's.
+const KEY_BYTES_MAX: usize = 250;
+/// Longest value: a little less than what memcached takes unless it is told otherwise.
+const VALUE_BYTES_MAX: u32 = 1_000_000;
+
+/// Options that are the same for both.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Values {
+    /// The key.
+    #[arg(long, value_name = "KEY", default_value = "ginnel", value_parser = parse_key)]
+    pub key: String,
+
+    /// Bytes of its value. Each connection stores it before it asks for it; these requests are not counted.
+    #[arg(long, value_name = "BYTES", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=i64::from(VALUE_BYTES_MAX)))]
+    pub size: u32,
+
+    /// Ask for what is there, and store nothing.
+    #[arg(long, conflicts_with = "size")]
+    pub no_store: bool,
+
+    /// Requests in flight on one connection.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub pipeline: u16,
+
+    /// Close a connection after so many requests, and open another one.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub per_connection: Option<u32>,
+
+    /// How it asks.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// What `ginnel load redis` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RedisOptions {
+    /// The server, as 10.0.0.1 or 10.0.0.1:6379.
+    #[arg(value_name = "SERVER")]
+    pub server: String,
+
+    /// What is asked for.
+    #[command(flatten)]
+    pub values: Values,
+}
+
+/// What `ginnel load memcached` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MemcachedOptions {
+    /// The server, as 10.0.0.1 or 10.0.0.1:11211.
+    #[arg(value_name = "SERVER")]
+    pub server: String,
+
+    /// What is asked for.
+    #[command(flatten)]
+    pub values: Values,
+}
+
+fn parse_key(text: &str) -> Result<String, String> {
+    if (1..=KEY_BYTES_MAX).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic()) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("must be 1 to {KEY_BYTES_MAX} letters of ASCII without spaces"))
+}
+
+/// The first address that a server's name stands for.
+fn resolve(server: &str, port: u16) -> Result<SocketAddr, Error> {
+    let failed = |problem: String| Error::application(format!("{server}: {problem}"));
+    let bare = server.strip_prefix('[').and_then(|s| s.strip_suffix(']')).unwrap_or(server);
+    if let Ok(address) = bare.parse() {
+        return Ok(SocketAddr::new(address, port));
+    }
+    let found =
+        if server.contains(':') { server.to_socket_addrs() } else { (server, port).to_socket_addrs() };
+    found.map_err(|e| failed(e.to_string()))?.next().ok_or_else(|| failed("no address".to_owned()))
+}
+
+impl Values {
+    fn job(&self, language: Language, server: &str, port: u16) -> Result<Job, Error> {
+        let (key, value) = (&self.key, "x".repeat(self.size as usize));
+        let (get, set) = match language {
+            Language::Redis => (
+                format!("*2\r\n$3\r\nGET\r\n${}\r\n{key}\r\n", key.len()),
+                format!("*3\r\n$3\r\nSET\r\n${}\r\n{key}\r\n${}\r\n{value}\r\n", key.len(), value.len()),
+            ),
+            _ => (format!("get {key}\r\n"), format!("set {key} 0 0 {}\r\n{value}\r\n", value.len())),
+        };
+        let opening = (!self.no_store).then_some(set.as_bytes());
+        let requests = Requests::of_values(language, get.as_bytes(), opening);
+        let connections = Connections {
+            requests: self.per_connection.unwrap_or(u32::MAX),
+            pipeline: self.pipeline,
+            closer: Closer::Client,
+        };
+        self.common.job(requests, connections, server, || resolve(server, port))
+    }
+}
+
+/// Redis' port.
+const REDIS_PORT: u16 = 6379;
+/// memcached's.
+const MEMCACHED_PORT: u16 = 11211;
+
+impl Ask for RedisOptions {
+    fn common(&self) -> &Common {
+        &self.values.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.values.common
+    }
+
+    fn server(&self) -> Result<SocketAddr, Error> {
+        resolve(&self.server, REDIS_PORT)
+    }
+
+    fn job(&self) -> Result<Job, Error> {
+        self.values.job(Language::Redis, &self.server, REDIS_PORT)
+    }
+}
+
+impl Ask for MemcachedOptions {
+    fn common(&self) -> &Common {
+        &self.values.common
+    }
+
+    fn common_mut(&mut self) -> &mut Common {
+        &mut self.values.common
+    }
+
+    fn server(&self) -> Result<SocketAddr, Error> {
+        resolve(&self.server, MEMCACHED_PORT)
+    }
+
+    fn job(&self) -> Result<Job, Error> {
+        self.values.job(Language::Memcached, &self.server, MEMCACHED_PORT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Debug, Parser)]
+    struct Command<T: clap::Args> {
+        #[command(flatten)]
+        options: T,
+    }
+
+    fn parse<T: clap::Args>(line: &str) -> Result<T, String> {
+        let words = ["load"].into_iter().chain(line.split_whitespace());
+        Command::try_parse_from(words).map(|c| c.options).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn requests_are_written_as_the_servers_want_them() {
+        let redis = parse::<RedisOptions>("10.0.0.1 --key ab --size 3").unwrap().job().unwrap();
+        assert_eq!(redis.targets, ["10.0.0.1:6379".parse().unwrap()]);
+        assert_eq!(redis.requests.get(0), b"*2\r\n$3\r\nGET\r\n$2\r\nab\r\n");
+        let opening = redis.requests.opening().unwrap();
+        assert_eq!(redis.requests.get(opening), b"*3\r\n$3\r\nSET\r\n$2\r\nab\r\n$3\r\nxxx\r\n");
+        let memcached = parse::<MemcachedOptions>("[fd00::1]:99 --key ab --size 3").unwrap().job().unwrap();
+        assert_eq!(memcached.targets, ["[fd00::1]:99".parse().unwrap()]);
+        assert_eq!(memcached.requests.get(0), b"get ab\r\n");
+        let opening = memcached.requests.opening().unwrap();
+        assert_eq!(memcached.requests.get(opening), b"set ab 0 0 3\r\nxxx\r\n");
+        let job = parse::<RedisOptions>("10.0.0.1 --no-store --pipeline 4").unwrap().job().unwrap();
+        assert_eq!((job.requests.opening(), job.plan.pipeline, job.plan.is_short()), (None, 4, false));
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for line in [
+            "",
+            "a --key=",
+            "a --size -1",
+            "a --size 1000001",
+            "a --no-store --size 5",
+            "a --per-connection 1",
+        ] {
+            assert!(parse::<RedisOptions>(line).is_err(), "{line}");
+        }
+        assert!(parse::<RedisOptions>(&format!("a --key {}", "k".repeat(251))).is_err());
+        assert!(parse::<MemcachedOptions>("10.0.0.1:x").unwrap().job().is_err());
+    }
+}

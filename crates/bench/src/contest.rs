@@ -1,0 +1,206 @@
+//! Servers in processes of their own, or in this one, on the kernel and on a stack, beside each other: the same generator puts the same load on each.
+
+use crate::harness::machine::{Cpus, pin};
+use crate::harness::pairs::{self, Arm, Better, Bound, Measured};
+use crate::harness::result::BenchResult;
+use crate::harness::{Failure, Layout, Options};
+use crate::http;
+use core::time::Duration;
+use ginnel::{Error, Shard, StopFlag};
+use ginnel_apps::httpd::{self, Httpd};
+use ginnel_apps::load::Report;
+use ginnel_measure::account::{Account, Parts, this_thread};
+use ginnel_measure::generator::{Load, PATIENCE, parse};
+use ginnel_measure::program::{Host, Running, ginnel};
+use ginnel_measure::wire::{Ground, Wire};
+use std::ffi::OsString;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use tempfile::TempDir;
+
+/// The server's address in either arm.
+pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+
+/// Runs `ginnel httpd`, which serves the files of a folder, on the server's core of this process while `act` runs, which is told its thread's folder below /proc.
+pub fn with_httpd<R>(
+    ground: &Ground,
+    site: &Path,
+    act: impl FnOnce(String) -> Result<R, Failure>,
+) -> Result<R, Failure> {
+    let words = [site.to_string_lossy().into_owned(), "--listen".into(), "0.0.0.0:80".into()];
+    let options: httpd::Options = parse(&words)?;
+    let config = ground.server_config()?;
+    let stop = StopFlag::new().map_err(Failure::failed)?;
+    let cpu = ground.cpus.server;
+    std::thread::scope(|scope| {
+        let (started, ready) = mpsc::channel();
+        let server = scope.spawn({
+            let stop = stop.clone();
+            move || -> Result<(), Error> {
+                pin(cpu).map_err(|e| Error::application(e.to_string()))?;
+                let mut shard = Shard::builder(config).handler(Httpd::new(&options)?).build()?;
+                // Nobody waits for it if the measurement has failed meanwhile.
+                let _ = started.send(this_thread());
+                shard.run(&stop)
+            }
+        });
+        let acted = match ready.recv_timeout(PATIENCE) {
+            Ok(thread) => act(thread),
+            Err(_) => Err(Failure::Failed("the server did not start".into())),
+        };
+        stop.stop();
+        server.join().expect("the server does not panic").map_err(Failure::failed)?;
+        acted
+    })
+}
+
+/// A site with one file of 64 bytes, "64".
+pub fn site_in(folder: &Path) -> Result<PathBuf, Failure> {
+    let site = folder.join("site");
+    std::fs::create_dir_all(&site)?;
+    std::fs::write(site.join("64"), [b'x'; http::BODY_BYTES])?;
+    Ok(site)
+}
+
+/// What is read off a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Figure {
+    /// Requests per second; with a connection for each, these.
+    Rate,
+    /// The median of the time from a request to its answer, in microseconds. Its server is not the bottleneck, and need not be.
+    RoundTrip,
+}
+
+/// How servers are put under load.
+pub struct Contest<'a> {
+    name: String,
+    unit: &'static str,
+    figure: Figure,
+    options: &'a Options,
+    load: Load,
+    cpus: Cpus,
+    folder: TempDir,
+}
+
+impl<'a> Contest<'a> {
+    /// A contest under this name.
+    ///
+    /// # Errors
+    /// This machine does not permit it.
+    pub fn new(
+        name: impl Into<String>,
+        unit: &'static str,
+        figure: Figure,
+        options: &'a Options,
+        load: Load,
+    ) -> Result<Self, Failure> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::Skipped("needs root: BPF programs, and the kernel's threads".into()));
+        }
+        let mut cpus = Cpus::choose()?;
+        if options.layout == Layout::One {
+            cpus.client = cpus.server;
+        }
+        Ok(Self { name: name.into(), unit, figure, options, load, cpus, folder: tempfile::tempdir()? })
+    }
+
+    /// A folder for files of the servers.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Lets them compete.
+    pub fn run(&self, ours: Arm<'_>, theirs: Option<Arm<'_>>) -> Result<BenchResult, Failure> {
+        let better = match self.figure {
+            Figure::Rate => Better::Higher,
+            Figure::RoundTrip => Better::Lower,
+        };
+        pairs::run_for(better, &self.name, self.unit, self.options, Bound::Machine, ours, theirs)
+    }
+
+    fn ground(&self, wire: Wire) -> Ground {
+        let folder = self.folder.path().to_owned();
+        Ground { wire, cpus: self.cpus, layout: self.options.layout, address: ADDRESS, folder }
+    }
+
+    /// Measures programs on the kernel.
+    pub fn on_kernel(&self, programs: &[Vec<OsString>]) -> Result<Measured, Failure> {
+        self.programs("theirs", programs, Host::Kernel, Wire::Veth)
+    }
+
+    /// Measures programs on a stack.
+    pub fn on_stack(&self, programs: &[Vec<OsString>], wire: Wire) -> Result<Measured, Failure> {
+        // Missing is said before anything is measured.
+        ginnel()?;
+        self.programs("ours", programs, Host::Stack, wire)
+    }
+
+    fn programs(
+        &self,
+        arm: &str,
+        programs: &[Vec<OsString>],
+        host: Host,
+        wire: Wire,
+    ) -> Result<Measured, Failure> {
+        let ground = self.ground(wire);
+        ground.lay(host == Host::Kernel)?;
+        let mut running = Running::start(programs, host, &ground)?;
+        let said = |running: &Running, failure| match failure {
+            Failure::Failed(why) if !why.contains("it said") => Failure::Failed(why + &running.said()),
+            other => other,
+        };
+        self.load.wait_for_answer(&ground, PATIENCE, || running.check()).map_err(|e| said(&running, e))?;
+        let measured = self.measure(&ground, arm, |parts| running.add_to(parts))?;
+        running.check()?;
+        Ok(measured)
+    }
+
+    /// Measures `ginnel httpd`, which serves the files of a folder, in this process over AF_XDP.
+    pub fn on_httpd(&self, site: &Path) -> Result<Measured, Failure> {
+        let ground = self.ground(Wire::Veth);
+        ground.lay(false)?;
+        with_httpd(&ground, site, |thread| {
+            self.measure(&ground, "ours", |parts| parts.add_thread("server", thread))
+        })
+    }
+
+    fn measure(
+        &self,
+        ground: &Ground,
+        arm: &str,
+        add: impl FnOnce(&mut Parts) + Send,
+    ) -> Result<Measured, Failure> {
+        let (report, account) = self.load.measure(ground, self.options.seconds(5.0), add)?;
+        Ok(self.judge(arm, &report, &account))
+    }
+
+    fn judge(&self, arm: &str, report: &Report, account: &Account) -> Measured {
+        let rate = report.achieved.requests_per_second;
+        let median = Duration::from_nanos(report.latency_ns.total.p50).as_secs_f64() * 1e6;
+        let mut measured = Measured::new(match self.figure {
+            Figure::Rate => rate,
+            Figure::RoundTrip => median,
+        });
+        measured.kernel_time = account.kernel_time;
+        println!("    {arm}: {rate:.0}/s, median {median:.1} µs; {}", account.line);
+        let facts = &mut measured.facts;
+        facts.extend(account.shares.iter().map(|(role, share)| ((*role).to_string(), *share)));
+        facts.insert("median_us".into(), median);
+        facts.insert("p99_us".into(), report.latency_ns.total.p99 as f64 / 1e3);
+        let answered = report.requests.completed.max(1) as f64;
+        if account.packets > 0 {
+            // What the warm-up sent is not among the requests, so this is a little too much, for both alike.
+            facts.insert("packets_per_request".into(), account.packets as f64 / answered);
+        }
+        let failures: u64 = report.failures.values().sum();
+        facts.insert("failures".into(), failures as f64);
+        if failures > 0 {
+            measured.complaints.push(format!("{} failed of {arm}: {:?}", self.name, report.failures));
+        }
+        if self.figure == Figure::Rate && !account.bottleneck.is_server() {
+            measured.complaints.push(format!("{arm}: the server was not the {}", account.line));
+        }
+        measured
+    }
+}

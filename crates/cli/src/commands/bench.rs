@@ -1,0 +1,257 @@
+//! `ginnel bench compare`: a user's own program on the kernel and on Ginnel, in turns, under the same load.
+
+mod summary;
+
+use self::summary::{Run, Summary};
+use crate::failure::Failure;
+use clap::{Args, Subcommand, ValueEnum};
+use core::net::{IpAddr, Ipv4Addr};
+use core::str::FromStr;
+use core::time::Duration;
+use ginnel_apps::load::urls::Url;
+use ginnel_measure::generator::{Language, Load};
+use ginnel_measure::machine::Cpus;
+use ginnel_measure::program::{Host, Running};
+use ginnel_measure::wire::{Ground, Wire};
+use ginnel_measure::{self as measure, Layout, namespace};
+use std::ffi::OsString;
+
+/// What to measure.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Run a server on the kernel and on Ginnel in turns, put the same load on it, and say which is faster
+    ///
+    /// Makes a network namespace with a veth cable, which vanishes at the end; nothing outside of it is touched. The program gets one core, with the stack and the kernel's thread that
+    /// receives for it; the generator gets another. The program must stay in the foreground and listen on the URL's address or on all addresses, as
+    /// in: ginnel bench compare --url http://10.77.0.1:8080/ -- nginx -c /etc/mine.conf -g 'daemon off;'
+    Compare(CompareOptions),
+}
+
+/// Options of `ginnel bench compare`.
+#[derive(Clone, Debug, Args)]
+pub struct CompareOptions {
+    /// What to ask the program for, with an IPv4 address that the program will have: http://10.77.0.1:8080/path, or for GET of a value redis://10.77.0.1 or memcached://10.77.0.1
+    #[arg(long, value_name = "URL", default_value = "http://10.77.0.1/")]
+    url: Target,
+
+    /// Many requests on each connection. Without it each request has a connection of its own (values are always asked for on connections that stay).
+    #[arg(short, long)]
+    keep_alive: bool,
+
+    /// Connections at the same time, each with one request in flight.
+    #[arg(short, long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    connections: u32,
+
+    /// Pairs of measurements: kernel, Ginnel, kernel, Ginnel …
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pairs: u32,
+
+    /// Length of each measurement, after a fifth of it to warm up.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = parse_seconds)]
+    seconds: f64,
+
+    /// What joins Ginnel and the generator. The kernel is always at a veth.
+    #[arg(long, value_name = "DEVICE", value_enum, default_value_t = Device::AfXdp)]
+    device: Device,
+
+    /// Who pays for what the kernel does to receive, in both arms.
+    #[arg(long, value_name = "LAYOUT", value_enum, default_value_t)]
+    layout: Layout,
+
+    /// How long the program may take until it answers, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
+    patience: u64,
+
+    /// Print the result as JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+/// What Ginnel runs over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Device {
+    /// AF_XDP on the same veth that the kernel has: the same way for both.
+    #[value(name = "af_xdp")]
+    AfXdp,
+    /// Shared memory, which the kernel does not have: what programs beside each other on one machine would use.
+    Memif,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("must be a number from 0.1 to 3600".into()),
+    }
+}
+
+/// What is asked for, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Target {
+    language: Language,
+    address: Ipv4Addr,
+    /// As `ginnel load` wants it.
+    word: String,
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let values = [("redis://", Language::Redis), ("memcached://", Language::Memcached)];
+        let of_values =
+            values.into_iter().find_map(|(scheme, language)| Some((text.strip_prefix(scheme)?, language)));
+        let (language, word) = match of_values {
+            Some((rest, language)) => (language, rest.trim_end_matches('/').to_owned()),
+            None => (Language::Http, text.to_owned()),
+        };
+        // A server of values has no path, and is otherwise written as one of HTTP.
+        let url: Url = word.parse()?;
+        let host = url.authority.rsplit_once(':').map_or(&*url.authority, |(host, _)| host);
+        let address: Ipv4Addr = host.parse().map_err(|_| format!("“{host}” is no IPv4 address"))?;
+        if address.is_loopback()
+            || address.is_unspecified()
+            || address.is_multicast()
+            || address.is_broadcast()
+        {
+            return Err(format!(
+                "{address} cannot be the program's address in a network; take one as 10.77.0.1"
+            ));
+        }
+        debug_assert!(url.resolve().is_ok_and(|server| server.ip() == IpAddr::from(address)));
+        Ok(Self { language, address, word })
+    }
+}
+
+impl BenchCommand {
+    /// Measures, and prints what came of it.
+    pub fn run(self) -> Result<(), Failure> {
+        let Self::Compare(options) = self;
+        if !namespace::is_inside() {
+            return outside();
+        }
+        namespace::prepare().map_err(Failure::running)?;
+        let summary = compare(&options)?;
+        if options.json {
+            println!("{}", summary.to_json());
+        } else {
+            print!("{summary}");
+        }
+        Ok(())
+    }
+}
+
+/// Runs the same command again inside of a namespace.
+fn outside() -> Result<(), Failure> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(Failure::running(
+            "bench compare needs root: for BPF programs (AF_XDP), and to put the kernel's threads where they belong",
+        ));
+    }
+    let problem = |why: String| Failure::running(format!("a network namespace of its own: {why}"));
+    let status = namespace::run(std::env::args_os().skip(1)).map_err(problem)?;
+    match status.code() {
+        Some(0) => Ok(()),
+        // It has said why.
+        code => Err(Failure::program(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1))),
+    }
+}
+
+fn failure(error: measure::Failure) -> Failure {
+    match error {
+        measure::Failure::Skipped(why) | measure::Failure::Failed(why) => Failure::running(why),
+    }
+}
+
+/// The words of `ginnel load`.
+fn load_of(options: &CompareOptions) -> Load {
+    let connections = options.connections.to_string();
+    let mut words = vec![&*options.url.word, "--connections", &connections];
+    if options.keep_alive && options.url.language == Language::Http {
+        words.push("--keep-alive");
+    }
+    Load::new(options.url.language, &words)
+}
+
+fn compare(options: &CompareOptions) -> Result<Summary, Failure> {
+    let mut cpus = Cpus::choose().map_err(failure)?;
+    if options.layout == Layout::One {
+        cpus.client = cpus.server;
+    }
+    let folder = tempfile::tempdir().map_err(|e| Failure::running(format!("temporary directory: {e}")))?;
+    let of = |wire| Ground {
+        wire,
+        cpus,
+        layout: options.layout,
+        address: options.url.address,
+        folder: folder.path().to_owned(),
+    };
+    let wire = if options.device == Device::Memif { Wire::Memif } else { Wire::Veth };
+    let mut summary = Summary::new(&options.program, &options.url.word, options.layout, wire);
+    let load = load_of(options);
+    eprintln!(
+        "program on CPU {}, generator on CPU {}; {} pairs of {} s each",
+        cpus.server, cpus.client, options.pairs, options.seconds
+    );
+    for pair in 1..=options.pairs {
+        let measure = |host, ground: &Ground| -> Result<Run, Failure> {
+            let name = if host == Host::Kernel { "the kernel" } else { "Ginnel" };
+            let run = run(options, &load, host, ground);
+            let run = run.map_err(|e| Failure::running(format!("on {name}: {}", failure(e))))?;
+            eprintln!("{pair}/{} on {name}: {}", options.pairs, run.line());
+            Ok(run)
+        };
+        let kernel = measure(Host::Kernel, &of(Wire::Veth))?;
+        summary.add(kernel, measure(Host::Stack, &of(wire))?);
+    }
+    Ok(summary)
+}
+
+/// Starts the program, waits until it answers, and measures.
+fn run(options: &CompareOptions, load: &Load, host: Host, ground: &Ground) -> Result<Run, measure::Failure> {
+    ground.lay(host == Host::Kernel)?;
+    let mut running = Running::start(core::slice::from_ref(&options.program), host, ground)?;
+    let measured = load
+        .wait_for_answer(ground, Duration::from_secs(options.patience), || running.check())
+        .and_then(|()| load.measure(ground, options.seconds, |parts| running.add_to(parts)));
+    match measured {
+        Ok((report, account)) => {
+            running.check()?;
+            Ok(Run::new(&report, &account))
+        }
+        Err(measure::Failure::Failed(why)) if !why.contains("it said") => {
+            Err(measure::Failure::Failed(why + &running.said()))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Language, Target};
+
+    #[test]
+    fn urls_say_what_is_asked_and_where() {
+        let target = |text: &str| text.parse::<Target>();
+        let http = target("http://10.1.2.3:8080/x?y").unwrap();
+        assert_eq!((http.language, http.address.to_string()), (Language::Http, "10.1.2.3".into()));
+        assert_eq!(http.word, "http://10.1.2.3:8080/x?y");
+        let redis = target("redis://10.1.2.3/").unwrap();
+        assert_eq!((redis.language, redis.word.as_str()), (Language::Redis, "10.1.2.3"));
+        let memcached = target("memcached://10.1.2.3:99").unwrap();
+        assert_eq!((memcached.language, memcached.word.as_str()), (Language::Memcached, "10.1.2.3:99"));
+        for bad in [
+            "http://[fd00::1]/",
+            "http://127.0.0.1/",
+            "http://0.0.0.0/",
+            "http://host/",
+            "ftp://10.0.0.1/",
+            "redis://",
+        ] {
+            assert!(target(bad).is_err(), "{bad}");
+        }
+    }
+}

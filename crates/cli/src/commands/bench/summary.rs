@@ -1,0 +1,285 @@
+//! What the runs of a comparison came to.
+
+use crate::table::{Table, grouped};
+use core::fmt;
+use ginnel_apps::load::Report;
+use ginnel_apps::units::show_nanos;
+use ginnel_measure::account::{Account, Bottleneck};
+use ginnel_measure::wire::Wire;
+use ginnel_measure::{Layout, median};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+/// What one run of one arm found.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Requests per second.
+    rate: f64,
+    /// Nanoseconds.
+    median_ns: u64,
+    p99_ns: u64,
+    /// Requests without an answer of success.
+    errors: u64,
+    bottleneck: Bottleneck,
+    shares: BTreeMap<&'static str, f64>,
+    /// Who was busy, in words.
+    account: String,
+}
+
+impl Run {
+    /// From what was measured.
+    pub fn new(report: &Report, account: &Account) -> Self {
+        let is_success = |class: &str| matches!(class, "2xx" | "3xx" | "hit");
+        let refused: u64 =
+            report.statuses.iter().filter(|(class, _)| !is_success(class)).map(|(_, n)| n).sum();
+        Self {
+            rate: report.achieved.requests_per_second,
+            median_ns: report.latency_ns.total.p50,
+            p99_ns: report.latency_ns.total.p99,
+            errors: report.failures.values().sum::<u64>() + refused,
+            bottleneck: account.bottleneck,
+            shares: account.shares.clone(),
+            account: account.line.clone(),
+        }
+    }
+
+    /// One line for whoever watches.
+    pub fn line(&self) -> String {
+        format!(
+            "{} requests/s, median {}, {} errors; {}",
+            grouped(self.rate as u64),
+            show_nanos(self.median_ns),
+            self.errors,
+            self.account
+        )
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "requests_per_second": self.rate,
+            "median_ns": self.median_ns,
+            "p99_ns": self.p99_ns,
+            "errors": self.errors,
+            "bottleneck": self.bottleneck.name(),
+            "cpu": self.shares,
+        })
+    }
+}
+
+/// All runs.
+#[derive(Clone, Debug)]
+pub struct Summary {
+    program: Vec<String>,
+    url: String,
+    layout: Layout,
+    wire: Wire,
+    kernel: Vec<Run>,
+    ginnel: Vec<Run>,
+}
+
+/// Who is faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    Ginnel,
+    Kernel,
+    /// Some pairs say so, and some so.
+    Neither,
+}
+
+impl Summary {
+    /// Without runs so far.
+    pub fn new(program: &[OsString], url: &str, layout: Layout, wire: Wire) -> Self {
+        let program = program.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+        Self { program, url: url.into(), layout, wire, kernel: Vec::new(), ginnel: Vec::new() }
+    }
+
+    /// Adds a pair.
+    pub fn add(&mut self, kernel: Run, ginnel: Run) {
+        self.kernel.push(kernel);
+        self.ginnel.push(ginnel);
+    }
+
+    /// How many times as fast as the kernel Ginnel was: median, smallest, largest. A pair without any answer has no ratio.
+    fn ratio(&self) -> Option<[f64; 3]> {
+        let pairs = self.ginnel.iter().zip(&self.kernel).filter(|(_, kernel)| kernel.rate > 0.0);
+        let ratios: Vec<f64> = pairs.map(|(ginnel, kernel)| ginnel.rate / kernel.rate).collect();
+        let (low, high) = spread(&ratios);
+        Some([median(&ratios)?, low, high])
+    }
+
+    fn verdict(&self) -> Verdict {
+        match self.ratio() {
+            Some([_, low, _]) if low > 1.0 => Verdict::Ginnel,
+            Some([_, _, high]) if high < 1.0 => Verdict::Kernel,
+            _ => Verdict::Neither,
+        }
+    }
+
+    /// Who is faster, in a sentence.
+    fn sentence(&self) -> String {
+        let Some([ratio, low, high]) = self.ratio() else { return "Nothing was measured.".into() };
+        match self.verdict() {
+            Verdict::Ginnel => format!("Ginnel is faster: {ratio:.2} times as fast as the kernel."),
+            Verdict::Kernel => format!("The kernel is faster: {:.2} times as fast as Ginnel.", 1.0 / ratio),
+            Verdict::Neither => format!(
+                "Neither is faster for certain: Ginnel was between {low:.2} and {high:.2} times as fast as the kernel."
+            ),
+        }
+    }
+
+    /// What makes the result doubtful.
+    fn doubts(&self) -> Vec<String> {
+        let mut doubts = Vec::new();
+        for (name, runs) in [("the kernel", &self.kernel), ("Ginnel", &self.ginnel)] {
+            let idle = runs.iter().filter(|run| !run.bottleneck.is_server()).count();
+            if idle > 0 {
+                doubts.push(format!(
+                    "on {name} the program's core was not full in {idle} of {} runs: it may be faster than shown (raise --connections, or the generator is the limit)",
+                    runs.len()
+                ));
+            }
+            let errors: u64 = runs.iter().map(|run| run.errors).sum();
+            if errors > 0 {
+                doubts.push(format!("on {name} {errors} requests had no answer of success"));
+            }
+        }
+        doubts
+    }
+
+    /// One line of JSON.
+    pub fn to_json(&self) -> String {
+        let runs = |runs: &[Run]| runs.iter().map(Run::to_json).collect::<Vec<_>>();
+        let ratio =
+            self.ratio().map(|[median, low, high]| json!({"median": median, "min": low, "max": high}));
+        let arm = |runs: &[Run]| median(&rates(runs));
+        json!({
+            "program": self.program,
+            "url": self.url,
+            "layout": format!("{:?}", self.layout).to_lowercase(),
+            "device": self.wire.name(),
+            "kernel_device": Wire::Veth.name(),
+            "requests_per_second": {"kernel": arm(&self.kernel), "ginnel": arm(&self.ginnel)},
+            "ratio": ratio,
+            "faster": match self.verdict() {
+                Verdict::Ginnel => "ginnel",
+                Verdict::Kernel => "kernel",
+                Verdict::Neither => "neither",
+            },
+            "verdict": self.sentence(),
+            "doubts": self.doubts(),
+            "runs": {"kernel": runs(&self.kernel), "ginnel": runs(&self.ginnel)},
+        })
+        .to_string()
+    }
+}
+
+fn rates(runs: &[Run]) -> Vec<f64> {
+    runs.iter().map(|run| run.rate).collect()
+}
+
+fn spread(values: &[f64]) -> (f64, f64) {
+    (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max))
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wire = self.wire.name();
+        let ginnel = format!("Ginnel, {wire}");
+        let mut table = Table::new(&[&self.program.join(" "), "kernel, veth", &ginnel]);
+        let mut row = |name: &str, of: &dyn Fn(&[Run]) -> String| {
+            table.row([name.into(), of(&self.kernel), of(&self.ginnel)]);
+        };
+        let middle = |of: fn(&Run) -> u64| {
+            move |runs: &[Run]| {
+                let values: Vec<f64> = runs.iter().map(|run| of(run) as f64).collect();
+                median(&values).unwrap_or_default()
+            }
+        };
+        row("requests/s, median", &|runs| grouped(median(&rates(runs)).unwrap_or_default() as u64));
+        row("spread", &|runs| {
+            let (low, high) = spread(&rates(runs));
+            format!("{} to {}", grouped(low as u64), grouped(high as u64))
+        });
+        row("answer, median", &|runs| show_nanos(middle(|run| run.median_ns)(runs) as u64));
+        row("answer, p99", &|runs| show_nanos(middle(|run| run.p99_ns)(runs) as u64));
+        row("errors", &|runs| grouped(runs.iter().map(|run| run.errors).sum()));
+        row("bottleneck", &|runs| {
+            let mut names: Vec<&str> = runs.iter().map(|run| run.bottleneck.name()).collect();
+            names.sort_unstable();
+            names.dedup();
+            names.join(", ")
+        });
+        write!(f, "{table}")?;
+        if let Some([ratio, low, high]) = self.ratio() {
+            let pairs = self.kernel.len();
+            writeln!(f, "\nGinnel / kernel: {ratio:.2} ({low:.2} to {high:.2}, {pairs} pairs)")?;
+        }
+        writeln!(f, "{}", self.sentence())?;
+        for doubt in self.doubts() {
+            writeln!(f, "warning: {doubt}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(rate: f64) -> Run {
+        Run {
+            rate,
+            median_ns: 1000,
+            p99_ns: 2000,
+            errors: 0,
+            bottleneck: Bottleneck::Server,
+            shares: BTreeMap::from([("server_cpu", 1.0)]),
+            account: "bottleneck: server".into(),
+        }
+    }
+
+    fn summary(pairs: &[(f64, f64)]) -> Summary {
+        let mut summary = Summary::new(&["nginx".into()], "http://10.77.0.1/", Layout::Charged, Wire::Veth);
+        for (kernel, ginnel) in pairs {
+            summary.add(run(*kernel), run(*ginnel));
+        }
+        summary
+    }
+
+    #[test]
+    fn who_is_faster_is_said_plainly() {
+        let ginnel = summary(&[(100.0, 300.0), (50.0, 100.0), (100.0, 250.0)]);
+        let text = ginnel.to_string();
+        assert!(text.contains("Ginnel is faster: 2.50 times as fast as the kernel."), "{text}");
+        assert!(text.contains("2.50 (2.00 to 3.00, 3 pairs)") && !text.contains("warning"), "{text}");
+        let kernel = summary(&[(200.0, 100.0), (200.0, 100.0)]).to_string();
+        assert!(kernel.contains("The kernel is faster: 2.00 times as fast as Ginnel."), "{kernel}");
+        let neither = summary(&[(100.0, 90.0), (100.0, 120.0)]).to_string();
+        assert!(
+            neither.contains("Neither is faster for certain") && neither.contains("0.90 and 1.20"),
+            "{neither}"
+        );
+    }
+
+    #[test]
+    fn what_is_doubtful_is_said_for_each() {
+        let mut doubtful = summary(&[(100.0, 200.0), (100.0, 200.0)]);
+        doubtful.kernel[1].bottleneck = Bottleneck::Generator;
+        doubtful.ginnel[0].errors = 7;
+        let text = doubtful.to_string();
+        assert!(text.contains("on the kernel the program's core was not full in 1 of 2 runs"), "{text}");
+        assert!(text.contains("on Ginnel 7 requests had no answer of success"), "{text}");
+        assert!(text.contains("generator, server"), "{text}");
+        let json: Value = serde_json::from_str(&doubtful.to_json()).unwrap();
+        assert_eq!((&json["faster"], &json["ratio"]["median"]), (&json!("ginnel"), &json!(2.0)));
+        assert_eq!(json["runs"]["kernel"][1]["bottleneck"], "generator");
+        assert_eq!(json["doubts"].as_array().unwrap().len(), 2);
+    }
+
+    #[test]
+    fn a_kernel_that_answered_nothing_makes_no_ratio() {
+        let text = summary(&[(0.0, 100.0)]).to_string();
+        assert!(text.contains("Nothing was measured.") && !text.contains("inf"), "{text}");
+    }
+}

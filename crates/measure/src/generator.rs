@@ -1,0 +1,177 @@
+//! The generator: `ginnel load` with the light stack, on a core of its own.
+
+use crate::Failure;
+use crate::account::{Account, Parts, account};
+use crate::machine::pin;
+use crate::wire::{Ground, Wire};
+use clap::{Args, Parser};
+use core::time::Duration;
+use ginnel::StopFlag;
+use ginnel_apps::load::light::Place;
+use ginnel_apps::load::stats;
+use ginnel_apps::load::{self, Ask, Common, Job, MemcachedOptions, Options, RedisOptions, Report};
+use std::time::Instant;
+
+/// How long a server may take to answer.
+pub const PATIENCE: Duration = Duration::from_secs(15);
+/// A question whether it does takes no longer.
+const PROBE: Duration = Duration::from_secs(3);
+
+/// The command line of a program.
+#[derive(Parser)]
+struct CommandLine<T: Args> {
+    #[command(flatten)]
+    options: T,
+}
+
+/// Options from the words of a command line.
+///
+/// # Errors
+/// As clap has it.
+pub fn parse<T: Args>(words: &[String]) -> Result<T, Failure> {
+    let words = core::iter::once("program").chain(words.iter().map(String::as_str));
+    CommandLine::try_parse_from(words).map(|line| line.options).map_err(Failure::failed)
+}
+
+/// In which language the generator asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// `ginnel load http`.
+    Http,
+    /// `ginnel load redis`.
+    Redis,
+    /// `ginnel load memcached`.
+    Memcached,
+}
+
+/// What the generator asks.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// The language.
+    pub language: Language,
+    /// The words of its command, without the generator's stack, sources and times.
+    pub words: Vec<String>,
+}
+
+impl Load {
+    /// What these words say.
+    pub fn new(language: Language, words: &[&str]) -> Self {
+        Self { language, words: words.iter().map(ToString::to_string).collect() }
+    }
+
+    /// The job that these words and `more` make; `change` is made to what they say before.
+    fn job(
+        &self,
+        ground: &Ground,
+        more: &[String],
+        change: impl FnOnce(&mut Common),
+    ) -> Result<Job, Failure> {
+        let mut words = self.words.clone();
+        words.extend(ground.source_options());
+        words.extend(["--stack".into(), "light".into(), "--quiet".into()]);
+        words.extend_from_slice(more);
+        fn of<A: Args + Ask>(words: &[String], change: impl FnOnce(&mut Common)) -> Result<Job, Failure> {
+            let mut ask: A = parse(words)?;
+            change(ask.common_mut());
+            ask.job().map_err(Failure::failed)
+        }
+        match self.language {
+            Language::Http => of::<Options>(&words, change),
+            Language::Redis => of::<RedisOptions>(&words, change),
+            Language::Memcached => of::<MemcachedOptions>(&words, change),
+        }
+    }
+
+    /// Asks once: how many answers came, and what failed.
+    fn probe(&self, ground: &Ground) -> Result<Report, Failure> {
+        let more = ["--requests", "1", "--duration", "1s", "--timeout", "500ms"].map(String::from);
+        let job = self.job(ground, &more, |common| (common.connections, common.rate) = (1, None))?;
+        let stop = StopFlag::new().map_err(Failure::failed)?;
+        let place = ground.generator()?;
+        let report = std::thread::scope(|scope| {
+            let asks = scope.spawn(|| load::measure_light(&job, &stop, vec![place]));
+            let until = Instant::now() + PROBE;
+            while !asks.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            stop.stop();
+            asks.join().expect("the generator does not panic")
+        });
+        report.map_err(Failure::failed)
+    }
+
+    /// Waits until a server answers. `check` fails if there is none any more.
+    ///
+    /// # Errors
+    /// There is none, or it does not answer within `patience`: whether it listens, and what came instead of an answer.
+    pub fn wait_for_answer(
+        &self,
+        ground: &Ground,
+        patience: Duration,
+        mut check: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let until = Instant::now() + patience;
+        loop {
+            check()?;
+            let report = self.probe(ground)?;
+            if report.requests.completed > 0 {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return Err(Failure::Failed(no_answer(&report, ground, patience)));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Puts load on a server that answers, for so many seconds after a fifth of that to warm up, and says what it came to and what it cost whom. `add` names the server's threads.
+    ///
+    /// # Errors
+    /// The generator's device cannot be opened, or its options are wrong.
+    pub fn measure(
+        &self,
+        ground: &Ground,
+        seconds: f64,
+        add: impl FnOnce(&mut Parts) + Send,
+    ) -> Result<(Report, Account), Failure> {
+        let milliseconds = |share: f64| format!("{:.0}ms", 1000.0 * share * seconds);
+        let times = ["--duration".into(), milliseconds(1.0), "--warmup".into(), milliseconds(0.2)];
+        let job = self.job(ground, &times, |_| ())?;
+        let stop = StopFlag::new().map_err(Failure::failed)?;
+        let work = || -> Result<_, Failure> {
+            pin(ground.cpus.client)?;
+            let Place { config, .. } = ground.generator()?;
+            // The kernel's threads are there once both devices are.
+            let device = ginnel::raw::open(&config.devices[0], &config, None).map_err(Failure::failed)?;
+            let mut parts = Parts::new(ground.cpus, ground.layout);
+            if ground.wire == Wire::Veth {
+                parts.place_receivers()?;
+            }
+            add(&mut parts);
+            let places = vec![Place { config, device: Some(device) }];
+            account(&parts, || load::measure_light(&job, &stop, places))
+        };
+        let measured =
+            std::thread::scope(|scope| scope.spawn(work).join().expect("the generator does not panic"));
+        let (report, account) = measured?;
+        Ok((report.map_err(Failure::failed)?, account))
+    }
+}
+
+/// Why nobody answered.
+fn no_answer(report: &Report, ground: &Ground, patience: Duration) -> String {
+    let (server, seconds) = (&report.server, patience.as_secs());
+    let failed = |kind: stats::Failure| report.failures.contains_key(kind.name());
+    if failed(stats::Failure::Refused) {
+        let address = ground.address;
+        return format!(
+            "after {seconds} s nothing listens at {server}: the program has to listen on {address} or on all addresses"
+        );
+    }
+    if failed(stats::Failure::BadResponse) {
+        return format!("what listens at {server} does not speak the language that it is asked in");
+    }
+    let others: Vec<&str> = report.failures.keys().copied().collect();
+    let how = if others.is_empty() { String::new() } else { format!(" ({})", others.join(", ")) };
+    format!("no answer from {server} within {seconds} s{how}")
+}

@@ -1,0 +1,282 @@
+//! Unmodified programs as servers: on the kernel, on a stack of their own (`ginnel run`), or several on one (`ginnel up`, `ginnel run --stack`).
+
+use crate::Failure;
+use crate::account::{Parts, descendants};
+use crate::machine::pin;
+use crate::wire::Ground;
+use rustix::process::{Pid, Signal, kill_process};
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a program may take to end when it is asked to.
+const FAREWELL: Duration = Duration::from_secs(5);
+/// How often it is looked whether it has.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long a stack may take to serve, of which programs have to be told.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+/// What a stack is called that several programs share.
+const SHARED: &str = "measured";
+/// Lines of what a program said that are repeated when it fails.
+const LINES_KEPT: usize = 5;
+
+/// The `ginnel` command: beside the program that asks.
+///
+/// # Errors
+/// It, or its library, is not there.
+pub fn ginnel() -> Result<PathBuf, Failure> {
+    let own = std::env::current_exe()?;
+    for (file, package) in [("ginnel", "ginnel-cli"), ("libginnel.so", "ginnel-posix")] {
+        let path = own.with_file_name(file);
+        // A library may be somewhere else: `ginnel run` knows where.
+        if !path.exists() && !(file != "ginnel" && std::env::var_os("GINNEL_LIBRARY").is_some()) {
+            let built = "cargo build --release -p";
+            return Err(Failure::Skipped(format!("{} is missing: {built} {package}", path.display())));
+        }
+    }
+    Ok(own.with_file_name("ginnel"))
+}
+
+/// What a program runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Host {
+    /// The kernel's network.
+    Kernel,
+    /// A stack.
+    Stack,
+}
+
+/// Programs that serve, until the value is dropped.
+#[derive(Debug)]
+pub struct Running {
+    processes: Vec<Process>,
+    log: PathBuf,
+}
+
+/// One that was started.
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    /// It is the stack.
+    is_stack: bool,
+}
+
+impl Running {
+    /// Starts programs on the server's core, in this order. Several on a stack share one.
+    ///
+    /// # Errors
+    /// One cannot be started.
+    pub fn start(programs: &[Vec<OsString>], host: Host, ground: &Ground) -> Result<Self, Failure> {
+        let log = ground.folder.join("said");
+        File::create(&log)?;
+        let mut running = Self { processes: Vec::new(), log };
+        let with_stack = |words: &[&str], program: &[OsString]| -> Result<Vec<OsString>, Failure> {
+            let mut line: Vec<OsString> = vec![ginnel()?.into()];
+            line.extend(words.iter().map(Into::into));
+            line.push("--".into());
+            line.extend(program.iter().cloned());
+            Ok(line)
+        };
+        match (host, programs) {
+            (Host::Kernel, _) => {
+                for program in programs {
+                    running.add(program, false, ground)?;
+                }
+            }
+            (Host::Stack, [program]) => {
+                let options = ground.stack_options()?;
+                let words: Vec<&str> =
+                    ["run"].into_iter().chain(options.iter().map(String::as_str)).collect();
+                running.add(&with_stack(&words, program)?, true, ground)?;
+            }
+            (Host::Stack, _) => {
+                let mut line: Vec<OsString> = vec![ginnel()?.into(), "up".into(), SHARED.into()];
+                line.extend(ground.stack_options()?.into_iter().map(Into::into));
+                running.add(&line, true, ground)?;
+                running.wait_for_stack(ground)?;
+                for program in programs {
+                    // It becomes the program.
+                    let line = with_stack(&["run", "--stack", SHARED], program)?;
+                    running.add(&line, false, ground)?;
+                }
+            }
+        }
+        Ok(running)
+    }
+
+    fn add(&mut self, line: &[OsString], is_stack: bool, ground: &Ground) -> Result<(), Failure> {
+        let Some((program, arguments)) = line.split_first() else {
+            return Err(Failure::failed("no program was given"));
+        };
+        let said = File::options().append(true).open(&self.log)?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
+        // Stacks are found by their directories: these are nobody else's.
+        command.env("XDG_RUNTIME_DIR", &ground.folder);
+        let cpu = ground.cpus.server;
+        let spawn = || -> Result<Child, Failure> {
+            // A child runs where the thread did that started it.
+            pin(cpu)?;
+            command.spawn().map_err(|e| Failure::Failed(format!("{}: {e}", program.display())))
+        };
+        let child = std::thread::scope(|scope| scope.spawn(spawn).join().expect("it does not panic"))?;
+        self.processes.push(Process { child, is_stack });
+        Ok(())
+    }
+
+    fn wait_for_stack(&mut self, ground: &Ground) -> Result<(), Failure> {
+        let until = Instant::now() + READY_WITHIN;
+        loop {
+            self.check()?;
+            let mut stat = Command::new(ginnel()?);
+            stat.args(["stat", SHARED]).env("XDG_RUNTIME_DIR", &ground.folder);
+            if stat.output()?.status.success() {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return Err(Failure::Failed(format!("the stack does not become ready{}", self.said())));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Takes all of their threads into an account.
+    pub fn add_to(&self, parts: &mut Parts) {
+        for process in &self.processes {
+            let pid = process.child.id();
+            parts.add_process(if process.is_stack { "stack" } else { "program" }, pid);
+            parts.add_descendants("program", pid);
+        }
+    }
+
+    /// Fails if one has ended.
+    pub fn check(&mut self) -> Result<(), Failure> {
+        for process in &mut self.processes {
+            if let Some(status) = process.child.try_wait()? {
+                return Err(Failure::Failed(format!(
+                    "the program has ended: {}{}",
+                    shown(status),
+                    self.said()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The last lines of what they said, behind a colon.
+    pub fn said(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        let last = &lines[lines.len().saturating_sub(LINES_KEPT)..];
+        if last.is_empty() { String::new() } else { format!("; it said: {}", last.join(" / ")) }
+    }
+}
+
+fn shown(status: ExitStatus) -> String {
+    status.code().map_or_else(|| status.to_string(), |code| format!("exit status {code}"))
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Those that came last use what the first serve.
+        for process in self.processes.iter_mut().rev() {
+            end(&mut process.child);
+        }
+    }
+}
+
+/// Asks a program to end; one that does not is killed with all that came of it.
+fn end(child: &mut Child) {
+    let offspring = descendants(child.id());
+    send(child.id(), Signal::TERM);
+    let until = Instant::now() + FAREWELL;
+    while Instant::now() < until {
+        if !matches!(child.try_wait(), Ok(None)) {
+            break;
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    if matches!(child.try_wait(), Ok(None)) {
+        let _ = child.kill();
+        let _ = child.wait();
+        // Their parent is gone, and whoever had its number before cannot have it within these moments.
+        for pid in offspring.into_iter().filter(|pid| Path::new(&format!("/proc/{pid}")).exists()) {
+            send(pid, Signal::KILL);
+        }
+    }
+}
+
+fn send(pid: u32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid.cast_signed()) {
+        // It may have ended by itself.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layout;
+    use crate::machine::Cpus;
+    use crate::wire::Wire;
+
+    fn ground(name: &str) -> Ground {
+        let folder = std::env::temp_dir().join(format!("ginnel-measure-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let cpus = Cpus::choose().unwrap_or(Cpus { server: 0, client: 0 });
+        let address = "10.77.0.1".parse().unwrap();
+        Ground { wire: Wire::Veth, cpus, layout: Layout::Charged, address, folder }
+    }
+
+    fn start(name: &str, script: &str) -> (Running, Ground) {
+        let ground = ground(name);
+        let line = ["sh", "-c", script].map(OsString::from).to_vec();
+        (Running::start(&[line], Host::Kernel, &ground).unwrap(), ground)
+    }
+
+    #[test]
+    fn a_program_that_ends_is_noticed_with_what_it_said() {
+        let (mut running, ground) = start("ends", "echo no such file >&2; exit 3");
+        let until = Instant::now() + Duration::from_secs(20);
+        let failure = loop {
+            if let Err(failure) = running.check() {
+                break failure.to_string();
+            }
+            assert!(Instant::now() < until);
+            std::thread::sleep(LOOK_EVERY);
+        };
+        assert!(failure.contains("exit status 3") && failure.contains("no such file"), "{failure}");
+        std::fs::remove_dir_all(ground.folder).unwrap();
+    }
+
+    #[test]
+    fn a_program_and_its_children_end_with_the_value() {
+        let (running, ground) = start("children", "trap '' TERM; sleep 600 & wait; wait");
+        let until = Instant::now() + Duration::from_secs(20);
+        let pid = running.processes[0].child.id();
+        let children = loop {
+            let children = descendants(pid);
+            if !children.is_empty() {
+                break children;
+            }
+            assert!(Instant::now() < until);
+            std::thread::sleep(LOOK_EVERY);
+        };
+        drop(running);
+        // A process that nobody has waited for is a zombie until init does.
+        let lives = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            !stat.is_empty() && !stat.contains(") Z ")
+        };
+        let until = Instant::now() + Duration::from_secs(20);
+        while children.iter().any(lives) {
+            assert!(Instant::now() < until, "{children:?}");
+            std::thread::sleep(LOOK_EVERY);
+        }
+        assert!(!lives(&pid));
+        std::fs::remove_dir_all(ground.folder).unwrap();
+    }
+}

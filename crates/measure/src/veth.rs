@@ -1,0 +1,100 @@
+//! A cable of two veth interfaces in the namespace of the measurement, a server at one end and a generator at the other, and fair charging: on veth the kernel receives on the core
+//! of whoever sends, unless it has threads for that, which can be put where the receiver runs.
+
+use crate::{Failure, Layout};
+use std::fs;
+use std::net::Ipv4Addr;
+use std::process::Command;
+
+/// The server's interface.
+pub const SERVER: &str = "srv0";
+/// The generator's.
+pub const GENERATOR: &str = "gen0";
+/// Length of the network's prefix.
+pub const PREFIX_LEN: u8 = 24;
+
+/// Runs a program that sets something up.
+pub fn run(command: &str) -> Result<(), Failure> {
+    let mut words = command.split_whitespace();
+    let output = Command::new(words.next().unwrap_or_default())
+        .args(words)
+        .output()
+        .map_err(|e| Failure::Skipped(format!("{command}: {e}")))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!("{command}: {}", String::from_utf8_lossy(&output.stderr).trim())))
+}
+
+/// Who is at the ends of the cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// The kernel at one of them at the most: it leaves no checksums and segments undone, which are none to a device that is no kernel.
+    Wire,
+    /// The kernel at both, with all its offloads.
+    Kernel,
+}
+
+/// Lays the cable anew: nothing is left of the one before.
+///
+/// # Errors
+/// A program for that is missing, or the kernel does not permit it.
+pub fn lay(ends: Ends, layout: Layout) -> Result<(), Failure> {
+    // There is none the first time.
+    let _ = run(&format!("ip link del {SERVER}"));
+    // Whoever asks a server of the same namespace goes through it.
+    run("ip link set lo up")?;
+    run(&format!("ip link add {SERVER} type veth peer name {GENERATOR}"))?;
+    if fs::metadata(format!("/sys/class/net/{SERVER}")).is_err() {
+        // Interfaces of a namespace are only to be seen in a view of /sys that was made inside.
+        run("mount -t sysfs sysfs /sys")?;
+    }
+    for interface in [SERVER, GENERATOR] {
+        fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1")?;
+        let undone = match ends {
+            Ends::Wire => "tx off tso off gso off",
+            Ends::Kernel => "tx on tso on gso on",
+        };
+        // GRO makes veth receive as a network card's driver does.
+        run(&format!("ethtool -K {interface} {undone} gro on"))?;
+        run(&format!("ip link set {interface} up"))?;
+        if layout != Layout::Sender {
+            fs::write(format!("/sys/class/net/{interface}/threaded"), "1")?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives the kernel an address at one end. `within` are the words of a command that runs another one where the interface is; usually none.
+///
+/// # Errors
+/// The kernel does not permit it.
+pub fn give_kernel(interface: &str, address: Ipv4Addr, within: &str) -> Result<(), Failure> {
+    run(&format!("{within} ip addr add {address}/{PREFIX_LEN} dev {interface}"))?;
+    run(&format!("{within} ip link set {interface} up"))?;
+    // The kernel's default may be another one; a namespace cannot choose it, a route can.
+    let network = Ipv4Addr::from_bits(address.to_bits() & u32::MAX << (32 - u32::from(PREFIX_LEN)));
+    run(&format!("{within} ip route replace {network}/{PREFIX_LEN} dev {interface} congctl cubic"))
+}
+
+/// The kernel's threads that receive for an interface.
+pub fn receivers(interface: &str) -> Vec<i32> {
+    let name = format!("napi/{interface}");
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let comm = fs::read_to_string(format!("/proc/{pid}/comm"));
+            comm.is_ok_and(|comm| comm.starts_with(&name))
+        })
+        .collect()
+}
+
+/// Packets that an interface has received and sent so far; 0 if there is none of this name.
+pub fn packets(interface: &str) -> u64 {
+    let of = |counter: &str| {
+        let text = fs::read_to_string(format!("/sys/class/net/{interface}/statistics/{counter}"));
+        text.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0)
+    };
+    of("rx_packets") + of("tx_packets")
+}

@@ -1,0 +1,184 @@
+//! What joins the server and the generator, and how each end is told to use it.
+
+use crate::machine::Cpus;
+use crate::veth::{self, Ends, PREFIX_LEN};
+use crate::{Failure, Layout};
+use ginnel::config::{AfXdpKeys, Config, DeviceConfig, DeviceKind};
+use ginnel_apps::load::light::Place;
+use ginnel_stack::tcp::config::TcpConfig;
+use std::fs;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+/// Room for all connections that wait for the end of TIME_WAIT.
+pub const TIME_WAIT_MAX: u32 = 6_000_000;
+/// Hosts of the network that the generator has: with 32,768 ports each they last longer than TIME_WAIT.
+const SOURCES: core::ops::RangeInclusive<u8> = 50..=249;
+
+/// What frames go through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wire {
+    /// Two veth interfaces, with AF_XDP at the ends that are not the kernel's.
+    Veth,
+    /// A memif: shared memory between two processes. The kernel cannot be at one of its ends.
+    Memif,
+}
+
+impl Wire {
+    /// Its name, for reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Veth => "veth (AF_XDP)",
+            Self::Memif => "memif",
+        }
+    }
+}
+
+/// Where a measurement takes place.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    /// What joins the two ends.
+    pub wire: Wire,
+    /// Their CPUs.
+    pub cpus: Cpus,
+    /// Who pays for receiving.
+    pub layout: Layout,
+    /// The server's address.
+    pub address: Ipv4Addr,
+    /// A folder for what processes have to find: sockets, configurations. It must last as long as the value.
+    pub folder: PathBuf,
+}
+
+impl Ground {
+    /// Makes it ready for the next server: of the cable before nothing is left. On `kernel` the address is the kernel's.
+    pub fn lay(&self, kernel: bool) -> Result<(), Failure> {
+        match self.wire {
+            Wire::Veth => {
+                veth::lay(Ends::Wire, self.layout)?;
+                if kernel { veth::give_kernel(veth::SERVER, self.address, "") } else { Ok(()) }
+            }
+            Wire::Memif if kernel => Err(Failure::failed("the kernel has no memif")),
+            // The server removes what is left of the socket.
+            Wire::Memif => Ok(()),
+        }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("wire")
+    }
+
+    /// Options of `ginnel run` or `ginnel up` for a stack at the server's end. The shard sleeps when there is nothing to do: on its core there are the program and the thread that
+    /// receives for it.
+    pub fn stack_options(&self) -> Result<Vec<String>, Failure> {
+        self.options_of_end(veth::SERVER, "server", self.address)
+    }
+
+    /// The same for a client, which has the generator's place.
+    pub fn client_options(&self) -> Result<Vec<String>, Failure> {
+        self.options_of_end(veth::GENERATOR, "client", self.client_address())
+    }
+
+    /// The address of a client in the generator's place.
+    pub fn client_address(&self) -> Ipv4Addr {
+        self.with_host(*SOURCES.start())
+    }
+
+    fn options_of_end(&self, interface: &str, role: &str, address: Ipv4Addr) -> Result<Vec<String>, Failure> {
+        let file = self.folder.join("stack.toml");
+        fs::write(&file, format!("[tcp]\ntime_wait_max = {TIME_WAIT_MAX}\n"))?;
+        let device = match self.wire {
+            Wire::Veth => ["--device".into(), format!("af_xdp:{interface}")],
+            Wire::Memif => ["--memif".into(), format!("socket={},role={role}", self.socket().display())],
+        };
+        let mut options: Vec<String> = device.into();
+        options.extend(["--config".into(), display(&file)]);
+        options.extend(["--address".into(), format!("{address}/{PREFIX_LEN}")]);
+        options.extend(["--spin-us".into(), "0".into()]);
+        Ok(options)
+    }
+
+    /// A stack in this process at the server's end.
+    pub fn server_config(&self) -> Result<Config, Failure> {
+        self.config("", veth::SERVER, "server", self.address)
+    }
+
+    /// Where the generator runs.
+    pub fn generator(&self) -> Result<Place, Failure> {
+        let config = self.config("take=all", veth::GENERATOR, "client", self.client_address())?;
+        Ok(Place { config, device: None })
+    }
+
+    /// The generator's options for its source addresses: all but the server's.
+    pub fn source_options(&self) -> Vec<String> {
+        let host = self.address.octets()[3];
+        let (first, last) = (*SOURCES.start(), *SOURCES.end());
+        let ranges = match host {
+            _ if !SOURCES.contains(&host) => vec![(first, last)],
+            _ => vec![(first, host.saturating_sub(1)), (host.saturating_add(1), last)],
+        };
+        let range = |(from, to): (u8, u8)| {
+            (from <= to).then(|| format!("{}-{}", self.with_host(from), self.with_host(to)))
+        };
+        ranges.into_iter().filter_map(range).flat_map(|range| ["--source".into(), range]).collect()
+    }
+
+    fn with_host(&self, host: u8) -> Ipv4Addr {
+        let [a, b, c, _] = self.address.octets();
+        let taken = self.address.octets()[3] == host;
+        // One that the server has is nobody else's.
+        Ipv4Addr::new(a, b, c, if taken { host + 1 } else { host })
+    }
+
+    fn config(&self, keys: &str, interface: &str, role: &str, address: Ipv4Addr) -> Result<Config, Failure> {
+        let device = match self.wire {
+            Wire::Veth => {
+                let keys: AfXdpKeys = keys.parse().map_err(Failure::Failed)?;
+                DeviceConfig { af_xdp: Some(keys), ..DeviceConfig::new(interface, DeviceKind::AfXdp) }
+            }
+            Wire::Memif => {
+                let memif = format!("socket={},role={role}", self.socket().display());
+                let memif = memif.parse().map_err(Failure::Failed)?;
+                DeviceConfig { memif: Some(memif), ..DeviceConfig::new("memif", DeviceKind::Memif) }
+            }
+        };
+        let prefix = format!("{address}/{PREFIX_LEN}").parse().map_err(Failure::Failed)?;
+        let mut config = Config {
+            tcp: TcpConfig { time_wait_max: TIME_WAIT_MAX, ..TcpConfig::default() },
+            ..Config::single(device, &[prefix], &[])
+        };
+        config.shard.spin_us = 0;
+        Ok(config)
+    }
+}
+
+fn display(path: &Path) -> String {
+    path.display().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ground(address: &str) -> Ground {
+        Ground {
+            wire: Wire::Veth,
+            cpus: Cpus { server: 0, client: 1 },
+            layout: Layout::Charged,
+            address: address.parse().unwrap(),
+            folder: std::env::temp_dir(),
+        }
+    }
+
+    #[test]
+    fn the_generator_has_all_addresses_but_the_server_s() {
+        assert_eq!(ground("10.77.0.1").source_options(), ["--source", "10.77.0.50-10.77.0.249"]);
+        let around = ground("10.77.0.60").source_options();
+        assert_eq!(around, ["--source", "10.77.0.50-10.77.0.59", "--source", "10.77.0.61-10.77.0.249"]);
+        assert_eq!(ground("10.77.0.50").source_options(), ["--source", "10.77.0.51-10.77.0.249"]);
+        assert_eq!(ground("10.77.0.249").source_options(), ["--source", "10.77.0.50-10.77.0.248"]);
+        for address in ["10.77.0.1", "10.77.0.50", "10.77.0.249"] {
+            let config = ground(address).generator().unwrap().config;
+            assert_ne!(config.links[0].addresses[0].address.to_string(), address);
+        }
+    }
+}
