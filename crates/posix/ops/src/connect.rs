@@ -25,7 +25,7 @@ impl Ops {
     /// # Errors
     /// `EINVAL` (bound already, or too short an address), `EAFNOSUPPORT`, `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         let family = socket.family;
@@ -85,7 +85,7 @@ impl Ops {
     /// # Errors
     /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EINTR` …
     pub fn connect(&self, fd: RawFd, address: &[u8]) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         if socket.datagrams {
@@ -140,7 +140,7 @@ impl Ops {
     /// # Errors
     /// `EINVAL` for an unknown way, `ENOTCONN`.
     pub fn shutdown(&self, fd: RawFd, how: c_int) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         let (read, write) = match how {

@@ -12,6 +12,7 @@ pub use ancillary::{Control, Received};
 use crate::Ops;
 use crate::fd_table::FileId;
 use crate::file::{Dgram, Shape};
+use crate::held::Locked;
 use crate::lane::Lane;
 use crate::sleep::{Patience, Wait};
 use crate::sockaddr::{self, Family};
@@ -24,7 +25,6 @@ use ginnel::{Conn, Error, UdpError, UdpOptions};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::MutexGuard;
 
 /// What a datagram is sent with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,7 +70,7 @@ impl Ops {
     /// # Errors
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and what came of earlier datagrams: `ECONNREFUSED` …
     pub fn send_to(&self, fd: RawFd, buffers: &[IoSlice<'_>], sending: &Sending<'_>) -> Result<usize, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         if !lane.files.socket(file)?.datagrams {
             drop(lane);
@@ -138,7 +138,7 @@ impl Ops {
         flags: c_int,
         control_room: usize,
     ) -> Result<Received, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         if !lane.files.socket(file)?.datagrams {
             drop(lane);
@@ -174,7 +174,7 @@ impl Ops {
     /// `bind` of a UDP socket.
     pub(crate) fn bind_datagrams(
         &self,
-        mut lane: MutexGuard<'_, Lane>,
+        mut lane: Locked<'_>,
         (fd, file): (RawFd, FileId),
         address: SocketAddr,
         bytes: &[u8],
@@ -205,7 +205,7 @@ impl Ops {
     /// `connect` of a UDP socket.
     pub(crate) fn connect_datagrams(
         &self,
-        mut lane: MutexGuard<'_, Lane>,
+        mut lane: Locked<'_>,
         (fd, file): (RawFd, FileId),
         bytes: &[u8],
     ) -> Result<(), Errno> {
@@ -243,7 +243,7 @@ impl Ops {
     /// Who is to send a datagram. A socket that has no address yet gets one, and the side is chosen by where it sends first.
     fn give_side<'a>(
         &'a self,
-        mut lane: MutexGuard<'a, Lane>,
+        mut lane: Locked<'a>,
         (fd, file): (RawFd, FileId),
         to: Option<SocketAddr>,
     ) -> Result<Side<'a>, Errno> {
@@ -276,7 +276,7 @@ impl Ops {
 
 /// Who sends.
 enum Side<'a> {
-    Stack(MutexGuard<'a, Lane>, Dgram),
+    Stack(Locked<'a>, Dgram),
     Kernel(RawFd),
 }
 

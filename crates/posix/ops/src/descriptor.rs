@@ -3,12 +3,11 @@
 #![allow(unsafe_code)] // descriptors go through the program as plain numbers and come back
 
 use crate::Ops;
-use crate::lane::Lane;
+use crate::held::Locked;
 use core::sync::atomic::{AtomicU64, Ordering};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, FdFlags, dup, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use std::sync::MutexGuard;
 
 /// Descriptors that are the process's own, not the program's, stand above those that `select` can use.
 const OWN_FDS_FROM: RawFd = 1024;
@@ -187,7 +186,7 @@ impl Placeholders {
 }
 
 /// While another program is being started no placeholder that is merely kept goes to it. See [`Ops::before_exec`].
-pub struct Execing<'a>(MutexGuard<'a, Lane>);
+pub struct Execing<'a>(Locked<'a>);
 
 impl Drop for Execing<'_> {
     fn drop(&mut self) {
@@ -199,7 +198,7 @@ impl Ops {
     /// To be called before `execve` and whatever else starts a program with this process's descriptors. The result is dropped if that failed, or when the
     /// program has begun and this one goes on (`posix_spawn`).
     pub fn before_exec(&self) -> Execing<'_> {
-        let lane = self.lock();
+        let lane = self.lock_for_good();
         lane.placeholders.set_kept(true);
         Execing(lane)
     }

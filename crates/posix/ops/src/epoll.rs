@@ -178,7 +178,7 @@ impl Ops {
         }
         let program = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
         let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?)?;
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         self.adopt(&mut lane, program.into_raw_fd(), Kind::Epoll(Box::new(EpollSet::new(own))))
     }
 
@@ -193,7 +193,7 @@ impl Ops {
         fd: RawFd,
         event: Option<EpollEvent>,
     ) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let set = self.file(epfd)?;
         // What happened before concerns what is in the sets now.
         lane.pump();
@@ -275,7 +275,7 @@ impl Ops {
         if events.is_empty() {
             return Err(Errno::INVAL);
         }
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let set = self.file(epfd)?;
         let epoll = lane.files.epoll(set)?;
         let mut kernel = [pollfd { fd: epoll.kernel.as_raw_fd(), events: POLLIN, revents: 0 }];

@@ -5,6 +5,7 @@ use crate::descriptor::{Internal, borrow};
 use crate::epoll::{EpollEvent, EpollSet};
 use crate::fd_table::FileId;
 use crate::file::{Bound, Dgram, Kind, Listening, Shape, Shut, Socket, Stream};
+use crate::held::Locked;
 use crate::lane::Lane;
 use crate::note::{Note, fields};
 use crate::options::Options;
@@ -19,14 +20,13 @@ use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 use std::collections::BTreeMap;
-use std::sync::MutexGuard;
 
 /// A reservation that is another process's, or nobody's any more.
 const NOT_OURS: u32 = u32::MAX;
 
 /// What the next program is left. While it exists no other thread uses the stack. If the program is not started, dropping it says so.
 pub struct Heir<'a> {
-    _lane: MutexGuard<'a, Lane>,
+    _lane: Locked<'a>,
     line: Internal,
     table: Internal,
 }
@@ -166,6 +166,10 @@ struct ItemNote {
 fields!(ItemNote { fd, file, events, data, queued });
 
 /// A description.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each socket, once, while another program is started"
+)]
 enum FileNote {
     Socket(SocketNote),
     /// Those that may be ready come first, in their order. Beside them: entries of the kernel.
@@ -212,7 +216,7 @@ impl Ops {
     /// # Errors
     /// `ENOBUFS`: the stack has no room for another process, or there are too many sockets; no descriptors.
     pub fn heir(&self, kept: &[(RawFd, RawFd)]) -> Result<Heir<'_>, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let (held, note) = self.note_of(&mut lane, kept)?;
         let process = lane.process.as_ref().ok_or(Errno::NOBUFS)?;
         let expected = process.expect_program(&held).map_err(|_| Errno::NOBUFS)?;
@@ -273,7 +277,7 @@ impl Ops {
         let ops = Self::over(process, config)?;
         let mut rest = &note[..];
         let (fds, files) = <(Vec<Fd>, Vec<FileNote>)>::get(&mut rest).ok_or(Errno::INVAL)?;
-        let mut lane = ops.lock();
+        let mut lane = ops.lock()?;
         ops.restore(&mut lane, &fds, files)?;
         lane.drop_unclaimed(&held);
         ops.write_all_down(&mut lane);

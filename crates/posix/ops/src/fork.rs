@@ -1,17 +1,17 @@
 //! `fork`: the child goes on with all that the parent holds (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::file::{Kind, Shape};
+use crate::held::Locked;
 use crate::lane::Lane;
 use crate::sleep::Sleepers;
 use crate::wake::Watcher;
 use crate::{Ops, descriptor};
 use ginnel::door::Expected;
 use rustix::io::Errno;
-use std::sync::MutexGuard;
 
 /// A fork that is about to happen. While it exists no other thread uses the stack, so the child finds everything whole.
 pub struct Forking<'a> {
-    lane: MutexGuard<'a, Lane>,
+    lane: Locked<'a>,
     /// The child's way in; `None` if the stack has no room for another process, or is gone.
     child: Option<Expected>,
 }
@@ -19,7 +19,7 @@ pub struct Forking<'a> {
 impl Ops {
     /// To be called before `fork`, and its result to be given to [`Ops::forked_here`] in the parent and to [`Ops::forked_child`] in the child.
     pub fn before_fork(&self) -> Forking<'_> {
-        let lane = self.lock();
+        let lane = self.lock_for_good();
         let child = lane.process.as_ref().and_then(|process| process.expect_child().ok());
         Forking { lane, child }
     }

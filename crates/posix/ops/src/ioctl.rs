@@ -11,7 +11,7 @@ impl Ops {
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as on Linux.
     pub fn bytes_readable(&self, fd: RawFd) -> Result<i32, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
             Shape::Fresh { .. } => Ok(0),
@@ -33,7 +33,7 @@ impl Ops {
     /// # Errors
     /// `EINVAL` for a listener and for an epoll set, as on Linux.
     pub fn bytes_unacknowledged(&self, fd: RawFd) -> Result<i32, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         match lane.files.socket(file).map_err(|_| Errno::INVAL)?.shape {
             Shape::Fresh { .. } => Ok(0),

@@ -28,6 +28,7 @@ mod exec;
 mod fd_table;
 mod file;
 mod fork;
+mod held;
 mod ioctl;
 mod kernel;
 mod lane;
@@ -68,7 +69,6 @@ use ginnel::door::Process;
 use lane::Lane;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// How often it is looked whether a stack that has just begun can be used.
 const READY_LOOKS_EVERY: Duration = Duration::from_millis(1);
@@ -105,7 +105,7 @@ impl Default for OpsConfig {
 /// The socket calls of one process.
 pub struct Ops {
     fds: FdTable,
-    lane: Mutex<Lane>,
+    lane: held::Lock,
     signals: signal::Signals,
     config: OpsConfig,
 }
@@ -121,7 +121,7 @@ impl Ops {
 
     fn with(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
         let channels = Channels::new(clients).ok_or(Errno::OPNOTSUPP)?;
-        let (lane, signals) = (Mutex::new(Lane::new(channels)?), signal::Signals::default());
+        let (lane, signals) = (held::Lock::new(Lane::new(channels)?), signal::Signals::default());
         Ok(Self { fds: FdTable::new(), lane, signals, config })
     }
 
@@ -133,7 +133,7 @@ impl Ops {
         let config_spawn = config.listen_spawn;
         let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
         let ops = Self::with(clients, config)?;
-        let mut lane = ops.lock();
+        let mut lane = ops.lock()?;
         for fd in process.descriptors().into_iter().chain(lane.client.descriptors()) {
             descriptor::keep(fd);
         }
@@ -147,7 +147,7 @@ impl Ops {
     /// Waits until the addresses of the stack can be used, or this time is over.
     pub fn wait_until_ready(&self, within: Duration) {
         let until = std::time::Instant::now() + within;
-        while !self.lock().client.is_ready() && std::time::Instant::now() < until {
+        while !self.lock_for_good().client.is_ready() && std::time::Instant::now() < until {
             std::thread::sleep(READY_LOOKS_EVERY);
         }
     }
@@ -181,11 +181,6 @@ impl Ops {
     /// The first of the library's own descriptors from `from` to `last`.
     pub fn next_internal(from: RawFd, last: RawFd) -> Option<RawFd> {
         descriptor::next_internal(from, last)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Lane> {
-        // Nothing panics while it is locked; if it did, the state of other sockets would still be what it was.
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The open file description of a descriptor, while the lane is locked.

@@ -4,6 +4,7 @@ use crate::Ops;
 use crate::descriptor;
 use crate::fd_table::FileId;
 use crate::file::{Kind, Shape, Shut, Socket};
+use crate::held::Locked;
 use crate::lane::Lane;
 use crate::options::Options;
 use crate::sleep::{Patience, Wait};
@@ -12,7 +13,6 @@ use core::ffi::c_int;
 use ginnel::State;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 impl Ops {
@@ -47,7 +47,8 @@ impl Ops {
             past: None,
             cookie: 0,
         };
-        self.open(&mut self.lock(), Kind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
+        let mut lane = self.lock()?;
+        self.open(&mut lane, Kind::Socket(Box::new(socket)), kind & libc::SOCK_CLOEXEC != 0)
     }
 
     /// A new description with a descriptor of its own.
@@ -75,7 +76,7 @@ impl Ops {
     /// # Errors
     /// `EBADF` if `fd` is not ours, `EMFILE` if `copy` is beyond what can be ours.
     pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         self.flags_changed(copy);
         if !self.fds.set(copy, file) {
@@ -93,7 +94,10 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn close(&self, fd: RawFd) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        if let Some(left) = self.close_later(fd) {
+            return left;
+        }
+        let mut lane = self.lock()?;
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
         if lane.is_backed(file) {
             // Something of the kernel's stands behind it, which ends with its last descriptor.
@@ -107,7 +111,8 @@ impl Ops {
 
     /// The kernel has closed the descriptor already, or put something else behind it (`dup2`).
     pub fn forget(&self, fd: RawFd) {
-        let lane = self.lock();
+        // A handler that puts something over a descriptor in the middle of a call leaves the socket open.
+        let Ok(lane) = self.lock() else { return };
         if let Some(file) = self.fds.take(fd) {
             self.put_down(lane, fd, file);
         }
@@ -121,7 +126,7 @@ impl Ops {
     }
 
     /// One descriptor less.
-    fn put_down<'a>(&'a self, mut lane: MutexGuard<'a, Lane>, fd: RawFd, file: FileId) {
+    fn put_down<'a>(&'a self, mut lane: Locked<'a>, fd: RawFd, file: FileId) {
         lane.strike_out(fd);
         let known = lane.files.get(file);
         known.descriptors -= 1;
@@ -143,12 +148,7 @@ impl Ops {
     }
 
     /// Waits until what was written is acknowledged, as `SO_LINGER` asks (`tcp_close`, `sk_stream_wait_close`).
-    fn linger<'a>(
-        &'a self,
-        mut lane: MutexGuard<'a, Lane>,
-        file: FileId,
-        time: Duration,
-    ) -> MutexGuard<'a, Lane> {
+    fn linger<'a>(&'a self, mut lane: Locked<'a>, file: FileId, time: Duration) -> Locked<'a> {
         let Some((stream, status)) = lane.status(file) else { return lane };
         if status.readable > 0 || lane.client.shutdown_write(stream.conn).is_err() {
             return lane;
@@ -177,7 +177,7 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn is_nonblocking(&self, fd: RawFd) -> Result<bool, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         Ok(lane.files.socket(file).is_ok_and(|socket| socket.nonblocking))
     }
@@ -187,7 +187,7 @@ impl Ops {
     /// # Errors
     /// `EBADF`.
     pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         if let Ok(socket) = lane.files.socket(file) {
             socket.nonblocking = nonblocking;

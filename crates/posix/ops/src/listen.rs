@@ -26,7 +26,7 @@ impl Ops {
     /// # Errors
     /// `EADDRINUSE`, `EINVAL` if it is connected, `ENFILE`.
     pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         // A negative one is as long as possible, as on Linux, where it is compared without its sign.
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
@@ -79,7 +79,7 @@ impl Ops {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
         }
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         let patience = if socket.nonblocking { Patience::None } else { socket.options.recv_patience() };
@@ -106,7 +106,7 @@ impl Ops {
                 (Err(Errno::AGAIN | Errno::NETDOWN), Some(half)) => {
                     kernel::accept(half, flags, family).map(Accepted::Kernel)
                 }
-                (result, _) => result.map(Accepted::Stack),
+                (result, _) => result.map(|socket| Accepted::Stack(Box::new(socket))),
             }
         });
         let result = result.and_then(|accepted| match accepted {
@@ -123,7 +123,7 @@ impl Ops {
                 Some(fd) => fd,
                 None => lane.placeholders.take(cloexec)?,
             };
-            self.adopt(&mut lane, fd, Kind::Socket(Box::new(socket))).map(|fd| (fd, family, conn, peer))
+            self.adopt(&mut lane, fd, Kind::Socket(socket)).map(|fd| (fd, family, conn, peer))
         });
         match accepted {
             Ok((new, family, conn, peer)) => {
@@ -146,7 +146,7 @@ impl Ops {
 
 /// Where a connection came from.
 enum Accepted {
-    Stack(Socket),
+    Stack(Box<Socket>),
     /// The kernel: its descriptor is not ours.
     Kernel((RawFd, Written)),
 }

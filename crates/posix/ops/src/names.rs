@@ -12,7 +12,7 @@ impl Ops {
     /// # Errors
     /// `EBADF`, `ENOTSOCK`.
     pub fn getsockname(&self, fd: RawFd) -> Result<Written, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         let family = socket.family;
@@ -30,7 +30,7 @@ impl Ops {
     /// # Errors
     /// `ENOTCONN`, `EBADF`, `ENOTSOCK`.
     pub fn getpeername(&self, fd: RawFd) -> Result<Written, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let family = lane.files.socket(file)?.family;
         if let Shape::Datagrams(dgram) = lane.files.socket(file)?.shape {

@@ -7,6 +7,7 @@ mod words;
 use crate::Ops;
 use crate::fd_table::FileId;
 use crate::file::Shape;
+use crate::held::Locked;
 use crate::kernel;
 use crate::lane::Lane;
 use crate::raw;
@@ -18,7 +19,6 @@ use ginnel::channel::Sharing;
 use ginnel::{CongestionControl, OptionError, SocketOptions, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
-use std::sync::MutexGuard;
 use words::Words;
 
 /// Options that are on or off.
@@ -366,7 +366,7 @@ impl Ops {
     /// # Errors
     /// `ENOPROTOOPT` for what is not honoured, `EINVAL`, `EDOM`.
     pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // What came before is judged by the mark of then.
@@ -528,7 +528,7 @@ impl Ops {
     /// # Errors
     /// `ENOPROTOOPT`.
     pub fn getsockopt(&self, fd: RawFd, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         lane.status(file);
         let socket = lane.files.socket(file)?;
@@ -688,7 +688,7 @@ impl Ops {
     /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Devices that a program can name are the kernel's, and so is a socket that is bound to one.
     fn bind_to_device(
         &self,
-        mut lane: MutexGuard<'_, Lane>,
+        mut lane: Locked<'_>,
         (fd, file): (RawFd, FileId),
         name: c_int,
         value: &[u8],

@@ -30,7 +30,7 @@ impl Ops {
         patience: Patience,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let ours: Vec<(usize, FileId)> =
             fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))).collect();
         // What the program has left in `revents` means nothing.

@@ -2,6 +2,7 @@
 //! leader wakes them.
 
 use crate::descriptor::{Internal, own};
+use crate::held::Locked;
 use crate::lane::Lane;
 use crate::raw;
 use crate::signal::SignalSet;
@@ -12,7 +13,6 @@ use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, RawFd};
 use rustix::io::Errno;
-use std::sync::MutexGuard;
 use std::time::Instant;
 
 use crate::wake::Watcher;
@@ -178,12 +178,12 @@ impl Ops {
     /// the kernel to become ready. With the patience at its end the result is `EAGAIN`, after a signal `EINTR`.
     pub(crate) fn until<'a, T>(
         &'a self,
-        mut lane: MutexGuard<'a, Lane>,
+        mut lane: Locked<'a>,
         files: &[FileId],
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
         mut attempt: impl FnMut(&mut Lane, &mut [pollfd]) -> Result<T, Errno>,
-    ) -> (MutexGuard<'a, Lane>, Result<T, Errno>) {
+    ) -> (Locked<'a>, Result<T, Errno>) {
         let first = attempt(&mut lane, kernel);
         if !matches!(first, Err(Errno::AGAIN)) || wait.patience == Patience::None {
             return (lane, first);
@@ -232,11 +232,11 @@ impl Ops {
     /// Waits until the sleeper is woken, a descriptor of the kernel may be ready, as stands in `kernel` then, patience ends, or for no reason.
     fn sleep<'a>(
         &'a self,
-        mut lane: MutexGuard<'a, Lane>,
+        mut lane: Locked<'a>,
         sleeper: u32,
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
-    ) -> (MutexGuard<'a, Lane>, Result<Woken, Errno>) {
+    ) -> (Locked<'a>, Result<Woken, Errno>) {
         let index = sleeper as usize;
         kernel.iter_mut().for_each(|fd| fd.revents = 0);
         lane.client.flush();
@@ -261,7 +261,7 @@ impl Ops {
             }
             drop(lane);
             core::hint::spin_loop();
-            lane = self.lock();
+            lane = self.lock_for_good();
         }
         let leads = !lane.sleepers.has_leader;
         if leads && !lane.client.before_sleep() {
@@ -306,7 +306,7 @@ impl Ops {
         for (fd, slept_on) in kernel.iter_mut().zip(&watched[3..]) {
             fd.revents = slept_on.revents;
         }
-        lane = self.lock();
+        lane = self.lock_for_good();
         let awake = &mut lane.sleepers.sleepers[index];
         awake.asleep = false;
         if watched[0].revents != 0 {

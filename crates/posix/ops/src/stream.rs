@@ -4,6 +4,7 @@ use crate::channels::Channels;
 use crate::datagram::Sending;
 use crate::fd_table::FileId;
 use crate::file::{Kind, Shape};
+use crate::held::Locked;
 use crate::lane::Lane;
 use crate::signal;
 use crate::sleep::{Patience, Wait};
@@ -31,7 +32,7 @@ impl Ops {
     /// # Errors
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
     pub fn recv(&self, fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         if socket.datagrams {
@@ -83,7 +84,7 @@ impl Ops {
     /// # Errors
     /// `EAGAIN`, `EINTR`, `EPIPE`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
     pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         if socket.datagrams {
@@ -123,7 +124,7 @@ impl Ops {
 
     /// Waits until something can be sent on a connection, unless neither the socket nor the caller waits. Returns how many bytes.
     pub(crate) fn wait_for_room(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let socket = lane.files.socket(file)?;
         let patience = match dont_wait || socket.nonblocking {
@@ -146,7 +147,7 @@ impl Ops {
 
     fn send_urgent(
         &self,
-        lane: std::sync::MutexGuard<'_, Lane>,
+        lane: Locked<'_>,
         file: FileId,
         buffers: &[IoSlice<'_>],
         patience: Patience,

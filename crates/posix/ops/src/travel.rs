@@ -39,7 +39,7 @@ impl Ops {
     /// # Errors
     /// `EBADF`; `ETOOMANYREFS`: as many as may be are on their way.
     pub fn send_away(&self, fd: RawFd) -> Result<Traveller, Errno> {
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let file = self.file(fd)?;
         let half = lane.kernel_half(file);
         let Lane { files, client, .. } = &mut *lane;
@@ -69,7 +69,7 @@ impl Ops {
 
     fn take_in(&self, fd: RawFd, received: BorrowedFd<'_>) -> Result<(), Errno> {
         let listener = may_travel(received)?;
-        let mut lane = self.lock();
+        let mut lane = self.lock()?;
         let Lane { process, client, .. } = &mut *lane;
         let process = process.as_ref().ok_or(Errno::NETDOWN)?;
         let (held, note) = process.resolve_for(client.all_mut(), received).map_err(|_| Errno::BADF)?;

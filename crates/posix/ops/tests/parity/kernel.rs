@@ -303,6 +303,17 @@ pub fn handle(signal: c_int, handler: Handler) {
     }
 }
 
+/// Lets a signal call this function from now on.
+pub fn handle_by(signal: c_int, function: extern "C" fn(c_int)) {
+    // SAFETY: all zero is a valid action; what the function does is what the case is about.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        action.sa_sigaction = function as libc::sighandler_t;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(signal, &raw const action, core::ptr::null_mut()), 0);
+    }
+}
+
 /// This thread, to be interrupted.
 pub fn this_thread() -> c_int {
     // SAFETY: no preconditions.

@@ -1,9 +1,13 @@
 //! Signals that come while a call waits.
 
 use crate::kernel::{self, Handler};
+use crate::stack::Stacks;
 use crate::sys::{Fd, Sys, World, port};
 use libc::{AF_INET, MSG_WAITALL, SIGUSR1, SIGUSR2, SOCK_STREAM};
-use std::time::Duration;
+use std::io::IoSliceMut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 const WHILE: Duration = Duration::from_millis(40);
 
@@ -133,4 +137,53 @@ mod tests {
     crate::cases! {
         handlers_and_calls_that_wait
     }
+}
+
+/// What a handler uses: the stacks, and one end of a connection between them.
+static OF_HANDLERS: OnceLock<(Stacks, Fd, Fd)> = OnceLock::new();
+/// Calls of the handler that came through, and that found the sockets in use by the thread that it interrupted.
+static CAME_THROUGH: AtomicUsize = AtomicUsize::new(0);
+static PUT_OFF: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn call_sockets(_: i32) {
+    let Some((stacks, a, _)) = OF_HANDLERS.get() else { return };
+    // No memory is taken: what was interrupted may have been about to.
+    let mut byte = [0];
+    match stacks.a().0.recv(*a, &mut [IoSliceMut::new(&mut byte)], libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+        Ok(_) => CAME_THROUGH.fetch_add(1, Ordering::Relaxed),
+        Err(_) => PUT_OFF.fetch_add(1, Ordering::Relaxed),
+    };
+}
+
+#[test]
+fn handlers_may_call_functions_of_sockets_whatever_they_interrupt() {
+    let stacks = Stacks::start();
+    let (a, b) = World::new(stacks.a(), stacks.b(), crate::stack::ADDRESSES).connection();
+    // There always is a byte, so whoever finds none was put off.
+    stacks.b().send(b, b"xy", 0).unwrap();
+    let mut fds = [libc::pollfd { fd: a, events: libc::POLLIN, revents: 0 }];
+    stacks.a().poll(&mut fds, 10_000).unwrap();
+    let (stacks, a, _) = OF_HANDLERS.get_or_init(|| (stacks, a, b));
+    kernel::handle_by(libc::SIGURG, call_sockets);
+    let (tell, told) = std::sync::mpsc::channel();
+    let end = Instant::now() + Duration::from_secs(1);
+    let calls = std::thread::scope(|scope| {
+        let busy = scope.spawn(move || {
+            tell.send(kernel::this_thread()).unwrap();
+            let mut calls = 0;
+            while Instant::now() < end {
+                let mut fds = [libc::pollfd { fd: *a, events: libc::POLLIN, revents: 0 }];
+                assert_eq!(stacks.a().poll(&mut fds, 0), Ok(1));
+                calls += 1;
+            }
+            calls
+        });
+        let thread = told.recv().unwrap();
+        while !busy.is_finished() {
+            kernel::interrupt(thread, libc::SIGURG);
+        }
+        busy.join().unwrap()
+    });
+    let (through, put_off) = (CAME_THROUGH.load(Ordering::Relaxed), PUT_OFF.load(Ordering::Relaxed));
+    assert!(calls > 100 && through > 0 && put_off > 0, "{calls} calls, {through} through, {put_off} put off");
 }
