@@ -5,6 +5,7 @@ use crate::calls::{ToC, instance, passed_on};
 use crate::instance::Instance;
 use crate::memory;
 use core::ffi::{c_int, c_uint, c_void};
+use ginnel_posix_ops::Sending;
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -122,17 +123,33 @@ pub unsafe extern "C" fn recvfrom(
     room: *mut c_void,
     len: size_t,
     flags: c_int,
-    _from: *mut sockaddr,
+    from: *mut sockaddr,
     from_len: *mut socklen_t,
 ) -> ssize_t {
     // SAFETY: the caller's promises.
-    unsafe {
-        if let Some(from_len) = from_len.as_mut() {
-            // A stream does not say where each byte is from.
-            *from_len = 0;
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        if !instance.ops.owns(fd) {
+            // SAFETY: passed on as it came.
+            return passed_on(unsafe { libc::recvfrom(fd, room, len, flags, from, from_len) });
         }
-        recv_one(userdata, fd, room, len, flags).to_c()
-    }
+        if flags & libc::MSG_TRUNC != 0 && room.is_null() {
+            // SAFETY: the caller's promises.
+            return unsafe { recv_one(userdata, fd, room, len, flags) };
+        }
+        // SAFETY: the caller's promise.
+        let room = unsafe { memory::room(room, len) }?;
+        let received =
+            instance.settled(instance.ops.recv_from(fd, &mut [IoSliceMut::new(room)], flags, 0))?;
+        match received.from.filter(|_| !from.is_null()) {
+            // SAFETY: there is as much room as told.
+            Some(name) => unsafe { memory::put(name.bytes(), from.cast(), from_len) }?,
+            // A stream does not say where each byte is from.
+            // SAFETY: null or writable.
+            None => unsafe { from_len.as_mut() }.into_iter().for_each(|len| *len = 0),
+        }
+        Ok(received.count)
+    });
+    result.to_c()
 }
 
 /// # Safety
@@ -148,15 +165,30 @@ pub unsafe extern "C" fn recvmsg(
     let result = instance.and_then(|instance| {
         let message = message.ok_or(Errno::FAULT)?;
         let list = message.msg_iov.cast_const();
+        let control_room = if message.msg_control.is_null() { 0 } else { message.msg_controllen };
         // SAFETY: the caller's promise.
-        let count = unsafe {
+        let received = unsafe {
             memory::with_room(list, message.msg_iovlen, |room| {
-                instance.settled(instance.ops.recv(fd, room, flags))
+                instance.settled(instance.ops.recv_from(fd, room, flags, control_room))
             })
         }?;
-        // A stream has neither addresses nor control messages to give.
-        (message.msg_namelen, message.msg_controllen, message.msg_flags) = (0, 0, 0);
-        Ok(count)
+        match received.from.filter(|_| !message.msg_name.is_null()) {
+            Some(from) => {
+                let len = &raw mut message.msg_namelen;
+                // SAFETY: there is as much room as told.
+                unsafe { memory::put(from.bytes(), message.msg_name, len) }?;
+            }
+            None => message.msg_namelen = 0,
+        }
+        let control = received.control.bytes();
+        // SAFETY: there is room for as many, as it was told.
+        unsafe {
+            core::ptr::copy_nonoverlapping(control.as_ptr(), message.msg_control.cast(), control.len())
+        };
+        message.msg_controllen = control.len() as _;
+        let cut = if received.control.is_cut() { libc::MSG_CTRUNC } else { 0 };
+        message.msg_flags = received.flags | cut;
+        Ok(received.count)
     });
     result.to_c()
 }
@@ -221,11 +253,21 @@ pub unsafe extern "C" fn sendto(
     bytes: *const c_void,
     len: size_t,
     flags: c_int,
-    _to: *const sockaddr,
-    _to_len: socklen_t,
+    to: *const sockaddr,
+    to_len: socklen_t,
 ) -> ssize_t {
-    // SAFETY: the caller's promises. A connection knows where to send.
-    unsafe { send_one(userdata, fd, bytes, len, flags) }.to_c()
+    // SAFETY: the caller's promises.
+    let result = unsafe { instance(userdata) }.and_then(|instance| {
+        if !instance.ops.owns(fd) {
+            // SAFETY: passed on as it came.
+            return passed_on(unsafe { libc::sendto(fd, bytes, len, flags, to, to_len) });
+        }
+        // SAFETY: the caller's promises.
+        let (bytes, to) = unsafe { (memory::bytes(bytes, len)?, memory::optional_address(to, to_len)?) };
+        let sending = Sending { flags, to, control: &[] };
+        instance.settled(instance.ops.send_to(fd, &[IoSlice::new(bytes)], &sending))
+    });
+    result.to_c()
 }
 
 /// # Safety
@@ -241,8 +283,11 @@ pub unsafe extern "C" fn sendmsg(
         let result = instance(userdata).and_then(|instance| {
             let message = memory::message(message)?;
             let list = message.msg_iov.cast_const();
+            let to = memory::optional_address(message.msg_name.cast_const().cast(), message.msg_namelen)?;
+            let control = memory::bytes(message.msg_control, message.msg_controllen)?;
+            let sending = Sending { flags, to, control };
             memory::with_buffers(list, message.msg_iovlen, |parts| {
-                instance.settled(instance.ops.send(fd, parts, flags))
+                instance.settled(instance.ops.send_to(fd, parts, &sending))
             })
         });
         result.to_c()

@@ -675,6 +675,41 @@ static void bad_packets(void)
 	CHECK(len == 0);
 }
 
+/* Datagrams both ways, with their addresses. */
+static void datagrams(void)
+{
+	socklen_t len;
+	struct sockaddr_storage own = name(0, LOCAL[0], 8080, &len), from, to = name(0, REMOTE[0], 40000, &len);
+	int fd = i.socket(U, AF_INET, SOCK_DGRAM, 0);
+	uint8_t packet[100] = {0x45, 0, 0, 33, 0, 0, 0, 0, 64, 17}, *udp = packet + 20;
+	char got[10];
+	long long time;
+	size_t count = sizeof packet;
+	CHECK(fd >= 0 && i.bind(U, fd, (void *)&own, len) == 0);
+	CHECK(inet_pton(AF_INET, REMOTE[0], packet + 12) == 1 && inet_pton(AF_INET, LOCAL[0], packet + 16) == 1);
+	put16(packet + 10, folded(sum(packet, 20, 0)));
+	put16(udp, 40000);
+	put16(udp + 2, 8080);
+	put16(udp + 4, 13);
+	memcpy(udp + 8, "hello", 5);
+	put16(udp + 6, folded(sum(udp, 13, sum(packet + 12, 8, 17 + 13))));
+	CHECK(i.netdev_send(U, packet, 33) == 0);
+	len = sizeof from;
+	CHECK(i.recvfrom(U, fd, got, sizeof got, MSG_DONTWAIT, (void *)&from, &len) == 5);
+	CHECK(memcmp(got, "hello", 5) == 0 && len == sizeof(struct sockaddr_in) && memcmp(&from, &to, len) == 0);
+	FAILS(i.recv(U, fd, got, sizeof got, MSG_DONTWAIT), EAGAIN);
+	struct iovec part = {"back", 4};
+	struct msghdr message = {.msg_name = &to, .msg_namelen = len, .msg_iov = &part, .msg_iovlen = 1};
+	CHECK(i.sendto(U, fd, "back", 4, 0, (void *)&to, len) == 4 && i.sendmsg(U, fd, &message, 0) == 4);
+	for (int n = 0; n < 2; n++) {
+		count = sizeof packet;
+		CHECK(i.netdev_receive(U, packet, &count, &time) == 0 && count == 32 && packet[9] == 17);
+		CHECK(get16(udp) == 8080 && get16(udp + 2) == 40000 && memcmp(udp + 8, "back", 4) == 0);
+		CHECK(folded(sum(udp, 12, sum(packet + 12, 8, 17 + 12))) == 0);
+	}
+	CHECK(i.close(U, fd) == 0);
+}
+
 struct {
 	const char *name;
 	void (*run)(void);
@@ -682,7 +717,7 @@ struct {
 	{"passive", passive}, {"passive_v6", passive_v6}, {"active", active}, {"refused", refused},
 	{"reset", reset}, {"waiting_for_readiness", waiting_for_readiness}, {"without_waiting", without_waiting},
 	{"messages", messages}, {"pipes", pipes}, {"times", times}, {"again_and_again", again_and_again},
-	{"wrong_flags", wrong_flags}, {"plain_options", plain_options}, {"bad_packets", bad_packets},
+	{"wrong_flags", wrong_flags}, {"plain_options", plain_options}, {"bad_packets", bad_packets}, {"datagrams", datagrams},
 };
 
 int main(int argc, char **argv)

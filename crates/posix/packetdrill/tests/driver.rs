@@ -56,6 +56,7 @@ cases! {
     times
     again_and_again
     bad_packets
+    datagrams
 }
 
 #[test]
