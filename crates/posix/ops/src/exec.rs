@@ -171,7 +171,7 @@ fields!(ItemNote { fd, file, events, data, queued });
     reason = "there is one for each socket, once, while another program is started"
 )]
 enum FileNote {
-    Socket(SocketNote),
+    Socket(Box<SocketNote>),
     /// Those that may be ready come first, in their order. Beside them: entries of the kernel.
     Epoll(Vec<ItemNote>, u32),
 }
@@ -193,7 +193,7 @@ impl Note for FileNote {
 
     fn get(from: &mut &[u8]) -> Option<Self> {
         Some(match u8::get(from)? {
-            0 => Self::Socket(Note::get(from)?),
+            0 => Self::Socket(Box::new(Note::get(from)?)),
             1 => Self::Epoll(Note::get(from)?, Note::get(from)?),
             _ => return None,
         })
@@ -241,7 +241,7 @@ impl Ops {
                 Kind::Socket(socket) => {
                     let (note, things) = note_of_socket(socket, &lane.client);
                     held.extend(things);
-                    FileNote::Socket(note)
+                    FileNote::Socket(Box::new(note))
                 }
                 Kind::Epoll(set) => {
                     let items = set.entries().filter_map(|(fd, file, event, queued)| {
@@ -299,7 +299,7 @@ impl Ops {
         for (place, note) in files.into_iter().enumerate() {
             let Some(number) = first(place) else { continue };
             let kind = match note {
-                FileNote::Socket(note) => Kind::Socket(Box::new(lane.socket_of(note, number)?)),
+                FileNote::Socket(note) => Kind::Socket(Box::new(lane.socket_of(*note, number)?)),
                 FileNote::Epoll(items, kernel_items) => {
                     let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?)?;
                     sets.push((place, items));
