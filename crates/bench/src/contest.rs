@@ -193,10 +193,11 @@ impl<'a> Contest<'a> {
             // What the warm-up sent is not among the requests, so this is a little too much, for both alike.
             facts.insert("packets_per_request".into(), account.packets as f64 / answered);
         }
-        let failures: u64 = report.failures.values().sum();
+        let failures = report.failures.values().sum::<u64>() + report.unsuccessful();
         facts.insert("failures".into(), failures as f64);
         if failures > 0 {
-            measured.complaints.push(format!("{} failed of {arm}: {:?}", self.name, report.failures));
+            let (failures, statuses) = (&report.failures, &report.statuses);
+            measured.complaints.push(format!("{} failed of {arm}: {failures:?}, {statuses:?}", self.name));
         }
         if self.figure == Figure::Rate && !account.bottleneck.is_server() {
             measured.complaints.push(format!("{arm}: the server was not the {}", account.line));

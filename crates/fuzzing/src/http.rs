@@ -1,4 +1,4 @@
-//! HTTP: the server's reading of requests and the generator's reading of responses.
+//! HTTP: the server's reading of requests and the generator's reading of responses (of Redis and memcached, too).
 //!
 //! How bytes are cut into pieces on their way, and how much room there is for the answer, must not change what is said. Every
 //! response of the server must be framed so that a client knows where it ends.
@@ -11,7 +11,7 @@ use ginnel_apps::httpd::response::DateText;
 use ginnel_apps::httpd::server::Server;
 use ginnel_apps::httpd::server::recorder::Recorder;
 use ginnel_apps::httpd::site::{Site, SiteOptions};
-use ginnel_apps::load::response::{Parser, Progress, Records};
+use ginnel_apps::load::response::{Language, Parser, Progress, Records};
 use std::fs;
 use std::path::PathBuf;
 
@@ -189,7 +189,7 @@ fn check_framing(net: &Recorder, data: &[u8]) {
     let (mut parser, mut records) = (Parser::default(), Records::default());
     let mut rest = &net.output[..];
     while !rest.is_empty() {
-        match parser.read(rest, false, &mut records) {
+        match parser.read(rest, Language::Http { head: false }, &mut records) {
             Ok(Progress::Complete(used, response)) => {
                 rest = &rest[used..];
                 assert!(!response.close || rest.is_empty(), "a response after the last one");
@@ -208,7 +208,7 @@ fn check_framing(net: &Recorder, data: &[u8]) {
 }
 
 /// What a parser made of a stream: statuses and lengths, and whether it was understood.
-fn read_all(data: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<(u16, bool)>, bool) {
+fn read_all(language: Language, data: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<(u16, bool)>, bool) {
     let (mut parser, mut records) = (Parser::default(), Records::default());
     let mut seen = Vec::new();
     let mut rest = data;
@@ -217,7 +217,7 @@ fn read_all(data: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<(u16, bool)>
         let mut piece = &rest[..n];
         rest = &rest[n..];
         while !piece.is_empty() {
-            match parser.read(piece, false, &mut records) {
+            match parser.read(piece, language, &mut records) {
                 Ok(Progress::More) => break,
                 Ok(Progress::Complete(used, response)) => {
                     assert!(used <= piece.len(), "more was read than there is");
@@ -239,10 +239,12 @@ fn read_all(data: &[u8], mut pieces: impl FnMut() -> usize) -> (Vec<(u16, bool)>
 }
 
 fn responses(data: &[u8], cut: u8) {
-    let whole = read_all(data, || usize::MAX);
-    let cut = read_all(data, pieces(cut));
-    if data.len() < 8 << 10 {
-        assert_eq!(whole, cut, "pieces change what {} says", text(data));
+    for language in [Language::Http { head: false }, Language::Redis, Language::Memcached] {
+        let whole = read_all(language, data, || usize::MAX);
+        let cut = read_all(language, data, pieces(cut));
+        if data.len() < 8 << 10 {
+            assert_eq!(whole, cut, "pieces change what {} says in {language:?}", text(data));
+        }
     }
 }
 
@@ -297,6 +299,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("interim", "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n"),
         ("closing", "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx"),
         ("nonsense", "HTTP/1.1 2x0\r\n\r\n"),
+        ("redis", "+OK\r\n$3\r\nabc\r\n$-1\r\n:7\r\n-ERR no\r\n"),
+        ("memcached", "STORED\r\nVALUE k 0 3\r\nabc\r\nEND\r\nEND\r\nSERVER_ERROR no\r\n"),
     ];
     let with = |choice: u8, text: &str| [&[choice, 7], text.as_bytes()].concat();
     let requests = requests.iter().enumerate().map(|(i, (name, text))| (*name, with(i as u8 * 2, text)));

@@ -114,7 +114,7 @@ impl Running {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::null()).stdout(said.try_clone()?).stderr(said);
         // Stacks are found by their directories: these are nobody else's.
-        command.env("XDG_RUNTIME_DIR", &ground.folder);
+        command.env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
         let cpu = ground.cpus.server;
         let spawn = || -> Result<Child, Failure> {
             // A child runs where the thread did that started it.
@@ -131,7 +131,7 @@ impl Running {
         loop {
             self.check()?;
             let mut stat = Command::new(ginnel()?);
-            stat.args(["stat", SHARED]).env("XDG_RUNTIME_DIR", &ground.folder);
+            stat.args(["stat", SHARED]).env("GINNEL_RUN_DIR", ground.folder.join("stacks"));
             if stat.output()?.status.success() {
                 return Ok(());
             }

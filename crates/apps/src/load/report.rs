@@ -241,6 +241,12 @@ impl Report {
         doubts
     }
 
+    /// Answers that were no success: of HTTP all but 2xx and 3xx, of values all but those that were there.
+    pub fn unsuccessful(&self) -> u64 {
+        let is_success = |class: &str| matches!(class, "2xx" | "3xx" | "hit");
+        self.statuses.iter().filter(|(class, _)| !is_success(class)).map(|(_, count)| count).sum()
+    }
+
     /// One line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
@@ -354,6 +360,7 @@ mod tests {
         assert_eq!(json["achieved"]["requests_per_second"], 99.0);
         assert_eq!(json["achieved"]["bytes_per_second"], 500_000.0);
         assert_eq!(json["statuses"]["5xx"], 10);
+        assert_eq!(Report::new(&options, &stats()).unsuccessful(), 10);
         assert_eq!(json["failures"]["reset"], 10);
         assert!(json["failures"].get("refused").is_none());
         let p50 = json["latency_ns"]["total"]["p50"].as_u64().unwrap();

@@ -75,7 +75,7 @@ impl<'a> Plan<'a> {
             pin(self.cpus.client)?;
             let mut command = Command::new(&line[0]);
             command.args(&line[1..]).stdin(Stdio::null()).stdout(written.try_clone()?).stderr(written);
-            Ok(command.env("XDG_RUNTIME_DIR", folder).spawn()?)
+            Ok(command.env("GINNEL_RUN_DIR", folder.join("stacks")).spawn()?)
         };
         let mut child = std::thread::scope(|scope| scope.spawn(start).join().expect("it does not panic"))?;
         let until = Instant::now() + limit;

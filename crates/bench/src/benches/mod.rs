@@ -164,7 +164,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "iperf-vs-kernel",
-        about: "Gbit/s of iperf3, server and client each on a stack (ginnel run) with a memif with GSO between them, against both on the kernel with veth with offloads between two namespaces; server on one core, client on another",
+        about: "Gbit/s of iperf3, server and client each on a stack (ginnel run) with a memif with GSO between them, against both on the kernel with veth with offloads between two namespaces; server on one core, client on another (veth receives whole super-segments on the sender's core, not in its thread)",
         needs: Needs::Namespace,
         run: clients::iperf,
     },

@@ -30,14 +30,11 @@ pub struct Run {
 impl Run {
     /// From what was measured.
     pub fn new(report: &Report, account: &Account) -> Self {
-        let is_success = |class: &str| matches!(class, "2xx" | "3xx" | "hit");
-        let refused: u64 =
-            report.statuses.iter().filter(|(class, _)| !is_success(class)).map(|(_, n)| n).sum();
         Self {
             rate: report.achieved.requests_per_second,
             median_ns: report.latency_ns.total.p50,
             p99_ns: report.latency_ns.total.p99,
-            errors: report.failures.values().sum::<u64>() + refused,
+            errors: report.failures.values().sum::<u64>() + report.unsuccessful(),
             bottleneck: account.bottleneck,
             shares: account.shares.clone(),
             account: account.line.clone(),
