@@ -208,6 +208,8 @@ pub struct Account {
     pub line: String,
     /// CPU time of the kernel's threads that took part.
     pub kernel_time: Duration,
+    /// Share of the cores' time that went to others than these parts.
+    pub foreign: f64,
     /// Packets at the generator's interface, both ways; 0 without one.
     pub packets: u64,
 }
@@ -232,6 +234,8 @@ pub fn account<R>(parts: &Parts, work: impl FnOnce() -> R) -> Result<(R, Account
     let mut shares: BTreeMap<_, _> = after.keys().copied().map(used).collect();
     let of = |cpu: usize| busy.get(cpu).copied().unwrap_or(0.0);
     let (server, generator) = (of(parts.cpus.server), of(parts.cpus.client));
+    let cores = if parts.cpus.server == parts.cpus.client { vec![server] } else { vec![server, generator] };
+    let foreign = (cores.iter().sum::<f64>() - shares.values().sum::<f64>()).max(0.0) / cores.len() as f64;
     shares.extend([("server_cpu", server), ("generator_cpu", generator)]);
     let bottleneck = Bottleneck::of(server, generator);
     let each: Vec<String> =
@@ -240,7 +244,7 @@ pub fn account<R>(parts: &Parts, work: impl FnOnce() -> R) -> Result<(R, Account
         .to_lowercase();
     let kernel_time = Parts::kernel_time(&after).saturating_sub(Parts::kernel_time(&times));
     let packets = veth::packets(veth::GENERATOR).saturating_sub(packets);
-    Ok((result, Account { shares, bottleneck, line, kernel_time, packets }))
+    Ok((result, Account { shares, bottleneck, line, kernel_time, foreign, packets }))
 }
 
 /// CPU time of this process without that of its threads that are servers.

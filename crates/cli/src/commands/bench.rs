@@ -95,6 +95,8 @@ struct Target {
     address: Ipv4Addr,
     /// As `ginnel load` wants it.
     word: String,
+    /// As it was given.
+    text: String,
 }
 
 impl FromStr for Target {
@@ -122,7 +124,7 @@ impl FromStr for Target {
             ));
         }
         debug_assert!(url.resolve().is_ok_and(|server| server.ip() == IpAddr::from(address)));
-        Ok(Self { language, address, word })
+        Ok(Self { language, address, word, text: text.to_owned() })
     }
 }
 
@@ -190,7 +192,7 @@ fn compare(options: &CompareOptions) -> Result<Summary, Failure> {
         folder: folder.path().to_owned(),
     };
     let wire = if options.device == Device::Memif { Wire::Memif } else { Wire::Veth };
-    let mut summary = Summary::new(&options.program, &options.url.word, options.layout, wire);
+    let mut summary = Summary::new(&options.program, &options.url.text, options.layout, wire);
     let load = load_of(options);
     eprintln!(
         "program on CPU {}, generator on CPU {}; {} pairs of {} s each",

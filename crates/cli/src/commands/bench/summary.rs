@@ -11,6 +11,9 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
+/// Others that have more of the cores than this share spoil a result.
+const FOREIGN_MAX: f64 = 0.1;
+
 /// What one run of one arm found.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -23,6 +26,8 @@ pub struct Run {
     errors: u64,
     bottleneck: Bottleneck,
     shares: BTreeMap<&'static str, f64>,
+    /// Share of the two cores that other programs had.
+    foreign: f64,
     /// Who was busy, in words.
     account: String,
 }
@@ -37,6 +42,7 @@ impl Run {
             errors: report.failures.values().sum::<u64>() + report.unsuccessful(),
             bottleneck: account.bottleneck,
             shares: account.shares.clone(),
+            foreign: account.foreign,
             account: account.line.clone(),
         }
     }
@@ -60,6 +66,7 @@ impl Run {
             "errors": self.errors,
             "bottleneck": self.bottleneck.name(),
             "cpu": self.shares,
+            "foreign_cpu": self.foreign,
         })
     }
 }
@@ -141,6 +148,13 @@ impl Summary {
                 doubts.push(format!("on {name} {errors} requests had no answer of success"));
             }
         }
+        let foreign = self.kernel.iter().chain(&self.ginnel).map(|run| run.foreign).fold(0.0, f64::max);
+        if foreign > FOREIGN_MAX {
+            doubts.push(format!(
+                "other programs had up to {:.0} % of the cores: repeat it on a quiet machine",
+                100.0 * foreign
+            ));
+        }
         doubts
     }
 
@@ -155,7 +169,7 @@ impl Summary {
             "url": self.url,
             "layout": format!("{:?}", self.layout).to_lowercase(),
             "device": self.wire.name(),
-            "kernel_device": Wire::Veth.name(),
+            "kernel_device": "veth",
             "requests_per_second": {"kernel": arm(&self.kernel), "ginnel": arm(&self.ginnel)},
             "ratio": ratio,
             "faster": match self.verdict() {
@@ -232,6 +246,7 @@ mod tests {
             errors: 0,
             bottleneck: Bottleneck::Server,
             shares: BTreeMap::from([("server_cpu", 1.0)]),
+            foreign: 0.01,
             account: "bottleneck: server".into(),
         }
     }
@@ -263,15 +278,16 @@ mod tests {
     fn what_is_doubtful_is_said_for_each() {
         let mut doubtful = summary(&[(100.0, 200.0), (100.0, 200.0)]);
         doubtful.kernel[1].bottleneck = Bottleneck::Generator;
-        doubtful.ginnel[0].errors = 7;
+        (doubtful.ginnel[0].errors, doubtful.ginnel[1].foreign) = (7, 0.25);
         let text = doubtful.to_string();
         assert!(text.contains("on the kernel the program's core was not full in 1 of 2 runs"), "{text}");
         assert!(text.contains("on Ginnel 7 requests had no answer of success"), "{text}");
         assert!(text.contains("generator, server"), "{text}");
+        assert!(text.contains("other programs had up to 25 % of the cores"), "{text}");
         let json: Value = serde_json::from_str(&doubtful.to_json()).unwrap();
         assert_eq!((&json["faster"], &json["ratio"]["median"]), (&json!("ginnel"), &json!(2.0)));
         assert_eq!(json["runs"]["kernel"][1]["bottleneck"], "generator");
-        assert_eq!(json["doubts"].as_array().unwrap().len(), 2);
+        assert_eq!(json["doubts"].as_array().unwrap().len(), 3);
     }
 
     #[test]
