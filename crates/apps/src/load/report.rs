@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn json_holds_what_was_asked_and_what_was_reached() {
-        let options = job("http://h:1/ --rate 100 -c 50");
+        let options = job("http://10.0.0.1:1/ --rate 100 -c 50");
         let json: serde_json::Value =
             serde_json::from_str(&Report::new(&options, &stats()).to_json()).unwrap();
         assert_eq!(json["requested"]["rate"], 100.0);
@@ -372,7 +372,7 @@ mod tests {
 
     #[test]
     fn what_was_not_reached_is_warned_about() {
-        let options = job("http://h:1/ --rate 200 -c 50 -k");
+        let options = job("http://10.0.0.1:1/ --rate 200 -c 50 -k");
         let mut stats = stats();
         stats.counters.not_started = 1_000;
         let text = Report::new(&options, &stats).to_string();
@@ -384,19 +384,19 @@ mod tests {
     #[test]
     fn a_generator_without_time_left_says_so() {
         let report = |busy, line| Report::new(&job(line), &Stats { busy, ..stats() });
-        let text = report(Some(0.97), "http://h:1/ -c 7 --stack light").to_string();
-        assert!(text.contains("h:1 over light") && text.contains(" 97.0 %"), "{text}");
+        let text = report(Some(0.97), "http://10.0.0.1:1/ -c 7 --stack light").to_string();
+        assert!(text.contains("10.0.0.1:1 over light") && text.contains(" 97.0 %"), "{text}");
         assert!(text.contains("bottleneck: it was busy for 97 %"), "{text}");
-        let text = report(Some(0.97), "http://h:1/ -c 7 --workers 3").to_string();
+        let text = report(Some(0.97), "http://10.0.0.1:1/ -c 7 --workers 3").to_string();
         assert!(text.contains("bottleneck: its busiest worker was busy for 97 %"), "{text}");
-        let text = report(Some(0.9), "http://h:1/ -c 7").to_string();
+        let text = report(Some(0.9), "http://10.0.0.1:1/ -c 7").to_string();
         assert!(!text.contains("bottleneck") && text.contains("90.0 %"), "{text}");
-        assert!(!report(None, "http://h:1/ -c 7").to_string().contains("busy"));
+        assert!(!report(None, "http://10.0.0.1:1/ -c 7").to_string().contains("busy"));
     }
 
     #[test]
     fn the_table_names_everything_once() {
-        let options = job("http://h:1/ -c 7");
+        let options = job("http://10.0.0.1:1/ -c 7");
         let text = Report::new(&options, &stats()).to_string();
         for part in ["requests/s  ", "2xx 980, 5xx 10", "reset 10", "p99.9 ", "total", "closed loop"] {
             assert_eq!(text.matches(part).count(), 1, "{part}: {text}");
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn an_empty_run_is_reported_without_nonsense() {
-        let options = job("http://h:1/");
+        let options = job("http://10.0.0.1:1/");
         let json = Report::new(&options, &Stats::default()).to_json();
         assert!(!json.contains("null,\"poisson\":null") && !json.contains("NaN"), "{json}");
         assert!(json.contains("no request was answered"));
