@@ -28,10 +28,13 @@ const LINES_KEPT: usize = 5;
 /// It, or its library, is not there.
 pub fn ginnel() -> Result<PathBuf, Failure> {
     let own = std::env::current_exe()?;
-    for (file, package) in [("ginnel", "ginnel-cli"), ("libginnel.so", "ginnel-posix")] {
+    // The library may be somewhere else, which `ginnel run` is told.
+    let elsewhere = std::env::var_os("GINNEL_LIBRARY").is_some();
+    for (file, package, needed) in
+        [("ginnel", "ginnel-cli", true), ("libginnel.so", "ginnel-posix", !elsewhere)]
+    {
         let path = own.with_file_name(file);
-        // A library may be somewhere else: `ginnel run` knows where.
-        if !path.exists() && !(file != "ginnel" && std::env::var_os("GINNEL_LIBRARY").is_some()) {
+        if needed && !path.exists() {
             let built = "cargo build --release -p";
             return Err(Failure::Skipped(format!("{} is missing: {built} {package}", path.display())));
         }
