@@ -1,7 +1,7 @@
 //! The subcommands.
 
-mod check;
 mod bench;
+mod check;
 mod corpus;
 mod demo;
 mod load;

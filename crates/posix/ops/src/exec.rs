@@ -166,10 +166,6 @@ struct ItemNote {
 fields!(ItemNote { fd, file, events, data, queued });
 
 /// A description.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each socket, once, while another program is started"
-)]
 enum FileNote {
     Socket(Box<SocketNote>),
     /// Those that may be ready come first, in their order. Beside them: entries of the kernel.

@@ -451,7 +451,7 @@ pub const OPTIONS: &[Row] = &[
     own(TCP, 6, "TCP_KEEPCNT"),
     own(TCP, 7, "TCP_SYNCNT"),
     own(TCP, 8, "TCP_LINGER2"),
-    own(TCP, 9, "TCP_DEFER_ACCEPT"),
+    own_but(TCP, 9, "TCP_DEFER_ACCEPT", "kept, without effect: connections are accepted at once"),
     refused(TCP, 10, "TCP_WINDOW_CLAMP", NOT_YET),
     own_but(TCP, 11, "TCP_INFO", "fields that the stack does not count are 0"),
     own_but(TCP, 12, "TCP_QUICKACK", "reads back as it was set"),
