@@ -2,6 +2,7 @@
 
 mod idle;
 mod kernel;
+mod nginx;
 
 use super::load::{self, HttpOptions};
 use crate::failure::Failure;
@@ -34,6 +35,7 @@ pub struct DemoOptions {
 const LEGEND: &str = "\
 memory: ginnel load on one thread, ginnel httpd on another; the generator's TCP is the light one, with delay and loss the whole one.
 TAP: the kernel's TCP asks ginnel httpd.
+nginx: the same program and configuration on both, one process, asked by wrk on the kernel's TCP at the other end of a cable.
 p50, p99, p99.9: from the start of a request (of its connection, if it has one of its own) to the end of the answer.
 errors: whatever was no complete answer with a status of success, or another page than asked for.
 Everything ran on this machine at the same time; \"make bench\" measures with care.";

@@ -77,8 +77,14 @@ impl Bells<'_> {
         Answerer { head: self.words.tail.0.load(Ordering::Relaxed) }
     }
 
+    /// The listening side of a ring in which something may have been rung since it was cleared, which it hears of.
+    pub fn answerer_from_first(self) -> Answerer {
+        Answerer { head: 0 }
+    }
+
     /// Back to the initial state, when neither side exists.
     pub fn clear(self) {
+        self.words.tail.0.store(0, Ordering::Relaxed);
         self.words.asleep.0.store(0, Ordering::Relaxed);
         for flag in self.flags {
             flag.store(0, Ordering::Relaxed);
@@ -197,6 +203,21 @@ mod tests {
             assert_eq!(answerer.take(memory.bells()), Ok(Some((0, RUNG))));
             assert_eq!(answerer.take(memory.bells()), Ok(Some((2, RUNG))));
             assert_eq!(answerer.take(memory.bells()), Ok(None));
+        }
+
+        #[test]
+        fn what_was_rung_before_anybody_listened_is_answered_and_is_not_the_last() {
+            let memory = Memory::new(3);
+            memory.words.tail.0.store(77, Ordering::Relaxed);
+            memory.bells().clear();
+            let mut ringer = memory.bells().ringer();
+            ringer.ring(memory.bells(), 1, RUNG);
+            let mut answerer = memory.bells().answerer_from_first();
+            ringer.ring(memory.bells(), 1, RELEASED);
+            assert_eq!(answerer.take(memory.bells()), Ok(Some((1, RUNG | RELEASED))));
+            assert_eq!(answerer.take(memory.bells()), Ok(None));
+            ringer.ring(memory.bells(), 1, RUNG);
+            assert_eq!(answerer.take(memory.bells()), Ok(Some((1, RUNG))));
         }
 
         #[test]

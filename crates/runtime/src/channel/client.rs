@@ -170,7 +170,8 @@ impl Client {
         control: Box<dyn Control>,
         blocked: Arc<[AtomicBool]>,
     ) -> Self {
-        let down = region.down(number).answerer();
+        // The stack may have rung since it knows of this client. Bells that nobody answers would be the last for their sockets.
+        let down = region.down(number).answerer_from_first();
         let sockets = vec![Held::default(); region.sockets()];
         Self {
             region,

@@ -1,7 +1,7 @@
 //! The part of the demonstration that needs the kernel as a client: curl and wrk against `ginnel httpd` over a TAP device, in a network
 //! namespace of its own.
 
-use super::{Row, site_of};
+use super::{Row, nginx, site_of};
 use crate::commands::serve;
 use crate::failure::Failure;
 use ginnel::config::{DeviceConfig, DeviceKind};
@@ -44,9 +44,14 @@ pub(super) fn inside(folder: &Path, seconds: u32) -> Result<(), Failure> {
     let flag = stop.clone();
     let thread = std::thread::Builder::new().name("server".into()).spawn(move || shard.run(&flag))?;
 
-    let rows = clients(&site, seconds);
+    let mut rows = clients(&site, seconds);
     stop.stop();
     thread.join().map_err(|_| Failure::running("the server's thread panicked"))??;
+    eprintln!("\nnginx, unmodified, on Ginnel and on the kernel");
+    match nginx::rows(folder, seconds) {
+        Ok(more) => rows.extend(more),
+        Err(reason) => eprintln!("left out: {reason}"),
+    }
     for row in rows {
         println!("{}", row.to_line());
     }
@@ -63,7 +68,7 @@ fn clients(site: &Path, seconds: u32) -> Vec<Row> {
     for (name, header) in
         [("TAP: wrk, 64 B, keep-alive", None), ("TAP: wrk, 64 B, short", Some("Connection: close"))]
     {
-        match wrk(name, header, seconds) {
+        match wrk(name, STACK, header, seconds) {
             Ok(row) => rows.push(row),
             Err(reason) => eprintln!("left out: {reason}"),
         }
@@ -88,14 +93,15 @@ fn curl(site: &Path) -> Result<Row, String> {
     Ok(row)
 }
 
-fn wrk(name: &str, header: Option<&str>, seconds: u32) -> Result<Row, String> {
+/// A run of wrk, with a connection for each request if a header says so.
+pub(super) fn wrk(name: &str, host: &str, header: Option<&str>, seconds: u32) -> Result<Row, String> {
     let mut command = Command::new("wrk");
     command.args(["--threads", "1", "--connections", "64", "--latency", "--duration"]);
     command.arg(format!("{seconds}s"));
     if let Some(header) = header {
         command.args(["--header", header]);
     }
-    let output = run(command.arg(format!("http://{STACK}/64.html")))?;
+    let output = run(command.arg(format!("http://{host}/64.html")))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let row = read_wrk(name, header.is_some(), &text).ok_or("wrk: its output was not understood")?;
     eprintln!("{name}: {:.0} requests/s", row.requests_per_second.unwrap_or_default());

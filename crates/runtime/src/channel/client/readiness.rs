@@ -40,7 +40,7 @@ impl Client {
         self.region.buffer_bytes()
     }
 
-    /// Reports [`ClientEvent::Writable`] as if a send had been cut short, and says whether there is room for so many bytes already.
+    /// Reports [`ClientEvent::Writable`](super::ClientEvent::Writable) as if a send had been cut short, and says whether there is room for so many bytes already.
     ///
     /// # Errors
     /// The handle is stale.
