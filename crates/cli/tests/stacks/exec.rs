@@ -110,6 +110,43 @@ a.sendall((' '.join(sys.argv[1:2] + sys.argv[3:])).encode())";
 }
 
 #[test]
+fn numbers_that_are_kept_for_sockets_to_come_go_to_no_other_program() {
+    if skipped("numbers_that_are_kept_for_sockets_to_come_go_to_no_other_program") {
+        return;
+    }
+    let place = Place::new("kept");
+    // Sockets of C, which are not close-on-exec: so are the numbers that are kept of them.
+    let first = "
+import ctypes
+libc = ctypes.CDLL(None)
+def start():
+    pid = os.posix_spawn(sys.executable, [sys.executable, '-c', NEXT], {})
+    assert os.waitpid(pid, 0)[1] == 0
+start()
+fds = [libc.socket(2, 1, 0) for _ in range(8)]
+for fd in fds: libc.close(fd)
+assert all(os.path.exists(f'/proc/self/fd/{fd}') for fd in fds), 'they are kept'
+start()
+# And they are there for those who come, as they were.
+again = [libc.socket(2, 1, 0) for _ in range(8)]
+assert set(again) == set(fds) and all(os.get_inheritable(fd) for fd in again)
+for fd in again: libc.close(fd)
+sys.stdout.flush()
+os.execv(sys.executable, [sys.executable, '-c', NEXT])";
+    let next = "
+def is_socket(fd):
+    try: return 'socket' in os.readlink('/proc/self/fd/' + fd)
+    except OSError: return False
+print(len([fd for fd in os.listdir('/proc/self/fd') if is_socket(fd)]))";
+    let said = says(&place, first, next);
+    let counts: Vec<&str> = said.lines().collect();
+    assert!(
+        counts.len() == 3 && counts.iter().all(|count| *count == counts[0]),
+        "the same as in the first: {said}"
+    );
+}
+
+#[test]
 fn servers_that_are_started_for_a_connection_find_it_as_their_input() {
     if skipped("servers_that_are_started_for_a_connection_find_it_as_their_input") {
         return;

@@ -185,22 +185,28 @@ impl Placeholders {
     }
 }
 
-/// While another program is being started no placeholder that is merely kept goes to it. See [`Ops::before_exec`].
-pub struct Execing<'a>(Locked<'a>);
+/// Another program is being started: no placeholder that is merely kept goes to it, and no other thread uses the stack. See [`Ops::before_exec`].
+pub struct Execing<'a> {
+    pub(crate) ops: &'a Ops,
+    pub(crate) lane: Locked<'a>,
+}
 
 impl Drop for Execing<'_> {
     fn drop(&mut self) {
-        self.0.placeholders.set_kept(false);
+        self.lane.placeholders.set_kept(false);
     }
 }
 
 impl Ops {
     /// To be called before `execve` and whatever else starts a program with this process's descriptors. The result is dropped if that failed, or when the
     /// program has begun and this one goes on (`posix_spawn`).
-    pub fn before_exec(&self) -> Execing<'_> {
-        let lane = self.lock_for_good();
+    ///
+    /// # Errors
+    /// `EAGAIN` in a signal handler that interrupted a call.
+    pub fn before_exec(&self) -> Result<Execing<'_>, Errno> {
+        let lane = self.lock()?;
         lane.placeholders.set_kept(true);
-        Execing(lane)
+        Ok(Execing { ops: self, lane })
     }
 
     /// The program has changed the close-on-exec flag of one of its descriptors, or made it in another way than by these operations.

@@ -1,11 +1,10 @@
 //! A program becomes another one, or starts one, and leaves it the sockets that are not close-on-exec (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::channels::Channels;
-use crate::descriptor::{Internal, borrow};
+use crate::descriptor::{Execing, Internal, borrow};
 use crate::epoll::{EpollEvent, EpollSet};
 use crate::fd_table::FileId;
 use crate::file::{Bound, Dgram, Kind, Listening, Shape, Shut, Socket, Stream};
-use crate::held::Locked;
 use crate::lane::Lane;
 use crate::note::{Note, fields};
 use crate::options::Options;
@@ -24,14 +23,13 @@ use std::collections::BTreeMap;
 /// A reservation that is another process's, or nobody's any more.
 const NOT_OURS: u32 = u32::MAX;
 
-/// What the next program is left. While it exists no other thread uses the stack. If the program is not started, dropping it says so.
-pub struct Heir<'a> {
-    _lane: Locked<'a>,
+/// What the next program is left. If the program is not started, dropping it says so.
+pub struct Heir {
     line: Internal,
     table: Internal,
 }
 
-impl Heir<'_> {
+impl Heir {
     /// The descriptors that the program needs, for [`Ops::resume`]: they stay open in it.
     ///
     /// # Errors
@@ -196,6 +194,22 @@ impl Note for FileNote {
     }
 }
 
+impl Execing<'_> {
+    /// The program that takes this one's place, or is started, will hold the sockets of these descriptors, each a number there and the number here. Without any
+    /// nothing need be left.
+    ///
+    /// # Errors
+    /// `ENOBUFS`: the stack has no room for another process, or there are too many sockets; no descriptors.
+    pub fn heir(&mut self, kept: &[(RawFd, RawFd)]) -> Result<Heir, Errno> {
+        let (held, note) = self.ops.note_of(&mut self.lane, kept)?;
+        let process = self.lane.process.as_ref().ok_or(Errno::NOBUFS)?;
+        let expected = process.expect_program(&held).map_err(|_| Errno::NOBUFS)?;
+        let table = Expected::table(&held, &note).map_err(|_| Errno::NOBUFS)?;
+        let line = Internal::new(rustix::io::fcntl_dupfd_cloexec(expected.line(), 0)?)?;
+        Ok(Heir { line, table: Internal::new(table)? })
+    }
+}
+
 impl Ops {
     /// Descriptors of ours that a program which takes this one's place keeps.
     pub fn inheritable(&self) -> Vec<RawFd> {
@@ -204,21 +218,6 @@ impl Ops {
             flags.is_ok_and(|flags| !flags.contains(FdFlags::CLOEXEC))
         };
         self.fds.range(0, RawFd::MAX).filter(kept).collect()
-    }
-
-    /// To be called before a program takes this one's place, or is started: it will hold the sockets of these descriptors, each a number there and the number here. Without any
-    /// nothing need be left.
-    ///
-    /// # Errors
-    /// `ENOBUFS`: the stack has no room for another process, or there are too many sockets; no descriptors.
-    pub fn heir(&self, kept: &[(RawFd, RawFd)]) -> Result<Heir<'_>, Errno> {
-        let mut lane = self.lock()?;
-        let (held, note) = self.note_of(&mut lane, kept)?;
-        let process = lane.process.as_ref().ok_or(Errno::NOBUFS)?;
-        let expected = process.expect_program(&held).map_err(|_| Errno::NOBUFS)?;
-        let table = Expected::table(&held, &note).map_err(|_| Errno::NOBUFS)?;
-        let line = Internal::new(rustix::io::fcntl_dupfd_cloexec(expected.line(), 0)?)?;
-        Ok(Heir { line, table: Internal::new(table)?, _lane: lane })
     }
 
     fn note_of(&self, lane: &mut Lane, kept: &[(RawFd, RawFd)]) -> Result<(Vec<Held>, Vec<u8>), Errno> {

@@ -7,8 +7,9 @@
 use crate::attach;
 use core::ffi::{CStr, c_char};
 use core::sync::atomic::{AtomicPtr, Ordering};
-use ginnel_posix_ops::{Heir, Ops};
+use ginnel_posix_ops::{Execing, Heir};
 use rustix::fd::RawFd;
+use rustix::io::Errno;
 use std::ffi::CString;
 
 /// Two numbers of descriptors, which the program before left open.
@@ -110,16 +111,23 @@ pub unsafe fn complete(environment: *const *mut c_char, heir: Option<[RawFd; 2]>
 
 /// Leaves the next program the sockets of these descriptors (the numbers there and here), if there are any. Without an heir it finds none: that the stack has no room for it is
 /// told, and no reason not to run it.
-pub fn leave<'a>(ops: &'a Ops, kept: &[(RawFd, RawFd)]) -> Option<(Heir<'a>, [RawFd; 2])> {
+pub fn leave(execing: &mut Execing<'_>, kept: &[(RawFd, RawFd)]) -> Option<(Heir, [RawFd; 2])> {
     if kept.is_empty() {
         return None;
     }
-    let heir = ops.heir(kept).and_then(|heir| heir.bequeath().map(|fds| (heir, fds)));
+    let heir = execing.heir(kept).and_then(|heir| heir.bequeath().map(|fds| (heir, fds)));
     match heir {
         Ok(heir) => Some(heir),
         Err(error) => {
-            attach::say(&["ginnel: the next program finds none of this one's sockets: ", &error.to_string()]);
+            say_that_none_are_left(kept, error);
             None
         }
+    }
+}
+
+/// The next program finds none of these sockets, if there are any.
+pub fn say_that_none_are_left(kept: &[(RawFd, RawFd)], error: Errno) {
+    if !kept.is_empty() {
+        attach::say(&["ginnel: the next program finds none of this one's sockets: ", &error.to_string()]);
     }
 }

@@ -58,7 +58,7 @@ fn nothing_that_is_kept_goes_to_another_program() {
     let fd = open(on, 0);
     on.close(fd).unwrap();
     assert!(!closed_on_exec(fd), "it is kept as it was");
-    let execing = on.0.before_exec();
+    let execing = on.0.before_exec().unwrap();
     assert!(closed_on_exec(fd));
     drop(execing);
     assert!(!closed_on_exec(fd), "the program did not begin, and this one goes on");

@@ -5,7 +5,7 @@ use super::spawn_actions;
 use crate::heritage::{self, Environment};
 use crate::{attach, real};
 use core::ffi::{c_char, c_int, c_void};
-use ginnel_posix_ops::Heir;
+use ginnel_posix_ops::{Execing, Heir, Ops};
 use libc::pid_t;
 
 unsafe extern "C" {
@@ -15,20 +15,34 @@ unsafe extern "C" {
 /// What a program that takes this one's place is given. Dropped if it does not: then nothing has happened.
 struct Successor {
     environment: Environment,
-    _heir: Option<Heir<'static>>,
+    _heir: Option<Heir>,
+    _execing: Option<Execing<'static>>,
 }
 
 impl Successor {
     /// # Safety
     /// As of [`heritage::complete`].
     unsafe fn new(envp: *const *mut c_char) -> Self {
-        let left = attach::ops().and_then(|ops| {
-            let kept: Vec<_> = ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
-            heritage::leave(ops, &kept)
-        });
-        let (heir, fds) = left.unzip();
+        let same = |ops: &Ops| ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
         // SAFETY: the caller's promise.
-        Self { environment: unsafe { heritage::complete(envp, fds) }, _heir: heir }
+        unsafe { Self::with(envp, same) }
+    }
+
+    /// It keeps the sockets of these descriptors, the numbers there and here.
+    ///
+    /// # Safety
+    /// As of [`heritage::complete`].
+    unsafe fn with(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
+        let (mut heir, mut fds, mut execing) = (None, None, None);
+        if let Some(ops) = attach::ops() {
+            let kept = kept(ops);
+            match ops.before_exec() {
+                Ok(begun) => (heir, fds) = heritage::leave(execing.insert(begun), &kept).unzip(),
+                Err(error) => heritage::say_that_none_are_left(&kept, error),
+            }
+        }
+        // SAFETY: the caller's promise.
+        Self { environment: unsafe { heritage::complete(envp, fds) }, _heir: heir, _execing: execing }
     }
 }
 
@@ -125,13 +139,8 @@ unsafe extern "C" fn posix_spawnp(
 /// # Safety
 /// As of [`heritage::complete`].
 unsafe fn spawned(actions: *const c_void, envp: Strings) -> Successor {
-    let left = attach::ops().and_then(|ops| {
-        let kept = spawn_actions::kept(actions, ops.inheritable(), |fd| ops.owns(fd));
-        heritage::leave(ops, &kept)
-    });
-    let (heir, fds) = left.unzip();
     // SAFETY: the caller's promise.
-    Successor { environment: unsafe { heritage::complete(envp, fds) }, _heir: heir }
+    unsafe { Successor::with(envp, |ops| spawn_actions::kept(actions, ops.inheritable(), |fd| ops.owns(fd))) }
 }
 
 /// The arguments of `execl` and its like after the first: some in registers, which the entry below has stored, the others where the caller put them on the stack. They end
