@@ -121,7 +121,9 @@ impl<'a> Contest<'a> {
 
     fn ground(&self, wire: Wire) -> Ground {
         let folder = self.folder.path().to_owned();
-        Ground { wire, cpus: self.cpus, layout: self.options.layout, address: ADDRESS, folder }
+        // A rate tells by idle time who was the bottleneck; and over the cable the kernel receives on the same core.
+        let polls = self.figure == Figure::RoundTrip && wire == Wire::Memif;
+        Ground { wire, cpus: self.cpus, layout: self.options.layout, polls, address: ADDRESS, folder }
     }
 
     /// Measures programs on the kernel.

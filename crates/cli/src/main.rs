@@ -5,6 +5,7 @@
 
 mod commands;
 mod failure;
+mod image;
 mod log;
 mod presence;
 mod programs;
@@ -64,7 +65,7 @@ fn usage(e: &clap::Error) -> ExitCode {
 #[cfg(test)]
 mod tests {
     use super::Cli;
-    use clap::CommandFactory;
+    use clap::{CommandFactory, Parser};
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -81,5 +82,42 @@ mod tests {
             command.get_subcommands().for_each(check);
         }
         check(&Cli::command());
+    }
+
+    /// The words of a line as a shell would pass them on: quotes hold words together, a command substitution is a number, a comment is nothing.
+    fn words(line: &str) -> Vec<String> {
+        let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+        let mut characters = line.chars().peekable();
+        while let Some(character) = characters.next() {
+            match (quote, character) {
+                (Some(open), _) if character == open => quote = None,
+                (None, '"' | '\'') => {
+                    quote = Some(character);
+                    word.get_or_insert_default();
+                }
+                (None, '#') if word.is_none() => break,
+                (None, '&') => break,
+                (None, '$') if characters.peek() == Some(&'(') => {
+                    characters.by_ref().find(|c| *c == ')');
+                    word.get_or_insert_default().push('1');
+                }
+                (None, ' ') => words.extend(word.take()),
+                _ => word.get_or_insert_default().push(character),
+            }
+        }
+        words.extend(word);
+        words
+    }
+
+    #[test]
+    fn what_the_readme_tells_to_type_is_understood() {
+        let readme = include_str!("../../../README.md");
+        let lines: Vec<_> = readme.lines().filter(|line| line.starts_with("ginnel ")).collect();
+        assert!(lines.len() > 10, "{lines:?}");
+        for line in lines {
+            if let Err(error) = Cli::try_parse_from(words(line)) {
+                panic!("{line}\n{error}");
+            }
+        }
     }
 }

@@ -92,6 +92,15 @@ impl ProgramOptions {
         command
     }
 
+    /// Why the program cannot be on a stack at all, if it cannot.
+    pub fn why_not(&self) -> Option<Failure> {
+        let cause = self.program.first().and_then(|word| crate::image::why_not(word))?;
+        Some(Failure::running(match self.on_missing {
+            OnMissing::Fail => format!("{cause} (--on-missing=kernel runs it on the kernel's network)"),
+            OnMissing::Kernel => cause,
+        }))
+    }
+
     fn on_stack(&self, library: &Path, control: &Path) -> Command {
         let mut preload = library.as_os_str().to_owned();
         if let Some(others) = others_preloaded() {

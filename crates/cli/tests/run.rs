@@ -61,7 +61,7 @@ fn nginx_with_a_master_and_workers_serves_while_it_is_reloaded_and_a_worker_is_k
     let mut nginx = place.start(&["nginx", "-c", &conf]);
     let url = "http://10.9.0.2:8000/ok";
     nginx.wait_for("10.9.0.2:8000");
-    let pid = String::from_utf8(place.read("pid")).unwrap();
+    let pid = String::from_utf8(place.read_soon("pid")).unwrap();
     let master = pid.trim();
     for act in ["nothing", "reload", "kill", "reload"] {
         match act {

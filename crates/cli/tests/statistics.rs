@@ -8,7 +8,8 @@ use pcap_file::pcapng::{Block, PcapNgReader};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::net::{IpAddr, SocketAddr};
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
@@ -434,6 +435,103 @@ fn retransmissions_agree_with_a_capture() {
     reconcile(&stat, &wire, "web0");
     assert!(wire.retransmitted > 20, "{wire:?}");
     assert_eq!((wire.accepted(), wire.payload(OUT) > 12 << 20), (12, true));
+}
+
+/// Of the only connection in a namespace, what the kernel has queued: bytes not acknowledged, and bytes not read.
+fn kernel_queues(namespace: &Namespace) -> (u64, u64) {
+    let table = namespace.run(|| Command::new("cat").arg("/proc/net/tcp").output()).unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    let queues = table.lines().nth(1).and_then(|line| line.split_whitespace().nth(4)).unwrap();
+    let (unacknowledged, unread) = queues.split_once(':').unwrap();
+    let number = |text| u64::from_str_radix(text, 16).unwrap();
+    (number(unacknowledged), number(unread))
+}
+
+/// The kernel sends all that goes into the buffers of both ends and reads nothing: every byte is in one of them. When all is read the connection is small.
+#[test]
+fn memory_of_a_connection_is_what_was_sent_and_not_read() {
+    if let Some(reason) = unavailable() {
+        return skip("memory_of_a_connection_is_what_was_sent_and_not_read", &reason);
+    }
+    let folder = Folder::new("statistics-memory");
+    let namespace = Namespace::new().unwrap();
+    let command = folder.ginnel(&[
+        "echo",
+        "--device",
+        "tap:echo0",
+        "--address",
+        "10.9.0.2/24",
+        "--kernel-address",
+        "10.9.0.1/24",
+        "--name",
+        "echo",
+    ]);
+    let server = namespace.run(|| Ok::<_, std::io::Error>(Running::start(command))).unwrap();
+    folder.wait_for("echo", "it listens", |stat| count(stat, "pool.listeners.used") > 0);
+    let port = folder.sockets("echo", &["-lt4n"])[0]["local"]
+        .as_str()
+        .unwrap()
+        .rsplit_once(':')
+        .unwrap()
+        .1
+        .to_string();
+    let mut client = namespace.run(|| TcpStream::connect(format!("10.9.0.2:{port}"))).unwrap();
+    client.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let bytes = vec![b'x'; 1 << 20];
+    let mut written = 0;
+    // Until both ends are so full that nothing goes for two seconds.
+    while let Ok(n) = client.write(&bytes) {
+        written += n as u64;
+    }
+
+    let number = |socket: &Value, name: &str| {
+        socket[name].as_u64().unwrap_or_else(|| panic!("{name} is missing: {socket}"))
+    };
+    let deadline = Instant::now() + PATIENCE;
+    let socket = loop {
+        let before = kernel_queues(&namespace);
+        let socket = folder.sockets("echo", &["-tn"]).remove(0);
+        let (unacknowledged, unread) = kernel_queues(&namespace);
+        let held = number(&socket, "rmem_alloc") + number(&socket, "wmem_queued");
+        if before == (unacknowledged, unread) && held + unacknowledged + unread == written {
+            break socket;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "{written} written, {unacknowledged} and {unread} at the kernel: {socket}"
+        );
+        thread::sleep(Duration::from_millis(50));
+    };
+    let [held, queued, room] = ["rmem_alloc", "wmem_queued", "fwd_alloc"].map(|name| number(&socket, name));
+    assert_eq!([held, queued], ["recv_q", "send_q"].map(|name| number(&socket, name)));
+    assert!(held > 0 && held <= number(&socket, "rcvbuf") + 65_535, "{socket}");
+    assert!(queued > 0 && queued <= number(&socket, "sndbuf"), "{socket}");
+    let stat = folder.wait_for("echo", "it stands still", |_| true);
+    assert_eq!(held + queued + room, count(&stat, "pool.buffer_bytes.used"), "{socket}");
+    let beside = number(&socket, "memory_bytes") - (held + queued + room);
+    assert!((500..1 << 20).contains(&beside), "{beside} bytes beside the buffers: {socket}");
+
+    let mut left = written;
+    let mut buffer = vec![0; 1 << 20];
+    while left > 0 {
+        let n = client.read(&mut buffer).unwrap() as u64;
+        assert!(n > 0, "{left} bytes did not come back");
+        left -= n;
+    }
+    const IDLE: &str = ",f0,w0,o0,bl0,d0) memory:128";
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let table = folder.text(&["ss", "echo", "-tnm"]);
+        let memory = table.lines().nth(2).unwrap();
+        if memory.starts_with("\tskmem:(r0,rb") && memory.ends_with(IDLE) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{table}");
+        thread::sleep(Duration::from_millis(50));
+    }
+    drop(client);
+    server.stop();
 }
 
 #[test]

@@ -104,6 +104,8 @@ const OTHERS: &[(&str, &str)] = &[
     ("channel.domains_limit", "`channel.domains_max`."),
     ("channel.sockets", "Sockets in use: connections, and those that clients still hold after their end."),
     ("channel.sockets_limit", "`channel.sockets_max` of all domains."),
+    ("channel.large_buffers", "Large buffers in use."),
+    ("channel.large_buffers_limit", "`channel.large_buffers_max` of all domains."),
     ("channel.clients", "Applications."),
     ("channel.clients_limit", "`channel.clients_max` of all domains."),
     ("echo.datagrams_dropped", "Datagrams that could not be sent back."),
@@ -189,6 +191,29 @@ const LINUX: &[(&str, &str)] = &[
     ("device.NAME.tx_bytes", "TX bytes"),
 ];
 
+/// What `ginnel ss` says of a socket that is no counter.
+const SOCKETS: &str = r"
+## Sockets
+
+`ginnel ss` lists sockets one by one, as Linux's `ss` does. With `--memory` it says what each occupies, in bytes, in the words of `ss -m`:
+`skmem:(r…,rb…,t…,tb…,f…,w…,o…,bl…,d…) memory:…`. `--json` has the same under the names of the second column.
+
+| Word | `--json` | Of a connection | Of a UDP socket |
+|---|---|---|---|
+| `r` | `rmem_alloc` | Bytes received and held: those that can be read, which are Recv-Q, and those that wait behind gaps. | What its queue is charged: the bytes, and 64 for each datagram. |
+| `rb` | `rcvbuf` | How many may be unread. Of a listener: what its connections begin with. | How much may be charged. |
+| `t` | – | 0: what has left is the device's. | 0 |
+| `tb` | `sndbuf` | How many may be queued to be sent. | 0: nothing is queued. |
+| `f` | `fwd_alloc` | Memory of the buffers in which nothing is: their chunks have 2,048 bytes. | Memory of the queue in which nothing is. |
+| `w` | `wmem_queued` | Bytes that were copied to be sent and are not acknowledged. Files that are sent are not copied; Send-Q counts them, too. | 0 |
+| `o`, `bl` | – | 0: there is no such memory. | 0 |
+| `d` | `drops` | Ranges out of order that were given up for want of room since the connection was last idle. A listener has none: nobody counts it by itself. | Datagrams that found no room. |
+| `memory` | `memory_bytes` | All that is there for it alone: 128 bytes (of IPv6 and its addresses more); unless it is idle, what only a busy connection needs, with the chunks and lists of its buffers. An entry in TIME-WAIT is smaller. | Its entry, its queue and the reports of errors that wait. |
+
+`r`, `w` and `f` of all connections are together `pool.buffer_bytes`, less those that have ended and whose owner does not know yet. Not in it: tables that all share (some 27 bytes of a connection), and what waits in the memory between a shard and
+applications beside it ([`channel`](#channel)).
+";
+
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().into()
 }
@@ -260,6 +285,7 @@ fn document() -> String {
             }
         }
     }
+    out.push_str(SOCKETS);
     out
 }
 

@@ -50,6 +50,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("labels arrive as they were sent or not at all", labels_arrive_as_they_were_sent_or_not_at_all),
     ("both directions keep their order", both_directions_keep_their_order),
     ("super-frames keep their content", super_frames_keep_their_content),
+    ("super-frames in pieces keep their content", super_frames_in_pieces_keep_their_content),
     ("room that is not committed leaves no trace", room_that_is_not_committed_leaves_no_trace),
     ("less than reserved can be sent", less_than_reserved_can_be_sent),
     ("bursts are bounded and append", bursts_are_bounded_and_append),
@@ -91,6 +92,17 @@ impl Bench {
 
 /// Sends frames and receives until each has arrived whole.
 fn transfer(tx: &mut dyn TxQueue, rx: &mut dyn RxQueue, clock: Clock, frames: &[Frame]) -> Vec<Received> {
+    transfer_by(tx, rx, clock, frames, send)
+}
+
+/// The same, with another way to send one frame.
+fn transfer_by(
+    tx: &mut dyn TxQueue,
+    rx: &mut dyn RxQueue,
+    clock: Clock,
+    frames: &[Frame],
+    send: impl Fn(&mut dyn TxQueue, &Frame) -> bool,
+) -> Vec<Received> {
     let mut all = Vec::new();
     for window in frames.chunks(WINDOW) {
         let expected: usize = window.iter().map(Frame::payload_len).sum();
@@ -238,6 +250,32 @@ fn super_frames_keep_their_content(bench: &mut Bench) {
     let capabilities = bench.left.tx.capabilities();
     let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
     let received = bench.exchange(&frames);
+    frames::assert_payloads_arrive(&frames, &received, bench.promises.super_frame_bytes_whole);
+}
+
+/// Whatever the pieces are, and whatever lies in the room behind the head.
+fn super_frames_in_pieces_keep_their_content(bench: &mut Bench) {
+    if bench.left.tx.gather().is_none() {
+        return;
+    }
+    let capabilities = bench.left.tx.capabilities();
+    let frames = frames::transport_frames(capabilities, bench.right.tx.capabilities().mac);
+    let received =
+        transfer_by(&mut *bench.left.tx, &mut *bench.right.rx, bench.clock, &frames, |tx, frame| {
+            let Some(room) = tx.reserve(frame.bytes.len()) else { return false };
+            let (head, mut rest) = frame.bytes.split_at(frame.bytes.len().min(100));
+            room.fill(0xee);
+            room[..head.len()].copy_from_slice(head);
+            let mut lengths = [1, 700, 2048, 5000, 17].into_iter().cycle();
+            let mut pieces = core::iter::from_fn(|| {
+                let (piece, behind) = rest.split_at(rest.len().min(lengths.next()?));
+                rest = behind;
+                (!piece.is_empty()).then_some(piece)
+            });
+            let gather = tx.gather().expect("it did before");
+            gather.commit_gathered(head.len(), &mut pieces, frame.meta);
+            true
+        });
     frames::assert_payloads_arrive(&frames, &received, bench.promises.super_frame_bytes_whole);
 }
 

@@ -7,8 +7,10 @@ use ginnel::channel::simulation::SimulatedDomain;
 use ginnel::channel::{ChannelConfig, ChannelServer, ChannelStats, Client, ClientEvent};
 use ginnel::config::{Config, DeviceConfig, DeviceKind};
 use ginnel::{Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener, Shard, door};
+use ginnel::{Datagram, TcpOption, UdpHandle, UdpOptions, UdpSending};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use std::collections::HashMap;
+use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
@@ -17,13 +19,22 @@ use std::sync::{Arc, Mutex};
 const OPERATION: usize = 1 + 4 + 8;
 /// Operations that one input may have.
 const OPERATIONS_MAX: usize = 400;
-/// Where headers, rings and sockets are; bytes lie behind them.
-const NEAR: u64 = 24 << 10;
+/// Sockets of a domain: few, so that there is a limit to run into; or, if bit 6 of the first byte is set, so many that clients have some at hand to open
+/// connections with.
+const SOCKETS: [u32; 2] = [8, 200];
+/// Bytes of each of a socket's two buffers.
+const BUFFER_BYTES: u32 = 4096;
 
 /// Echoes, on connections that it opened as on those that it accepted.
 #[derive(Default)]
 struct Echo {
     waiting: HashMap<Conn, Vec<u8>>,
+    /// Its UDP socket.
+    udp: Option<UdpHandle>,
+    /// Datagrams that came.
+    datagrams: u64,
+    /// Connections that came.
+    accepted: u64,
 }
 
 impl Echo {
@@ -38,11 +49,20 @@ impl Echo {
 
 impl Handler for Echo {
     fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
-        cx.listen(([0, 0, 0, 0], 90).into(), ListenOptions::default())?;
+        let at = ([0, 0, 0, 0], 90).into();
+        cx.listen(at, ListenOptions::default())?;
+        self.udp = Some(cx.udp_bind(at, UdpOptions::default()).map_err(|e| Error::Udp(at, e))?);
         Ok(())
     }
 
+    fn datagram(&mut self, cx: &mut Context<'_>, udp: UdpHandle, datagram: &Datagram, data: &[u8]) {
+        self.datagrams += 1;
+        // If there is no room, it is lost.
+        let _ = cx.udp_reply(udp, datagram, data);
+    }
+
     fn accepted(&mut self, _: &mut Context<'_>, conn: Conn, _: Listener) {
+        self.accepted += 1;
         self.waiting.insert(conn, Vec::new());
     }
 
@@ -104,8 +124,25 @@ struct Bad {
     domain: SimulatedDomain,
     memory: std::fs::File,
     size: u64,
+    /// Where headers, rings and sockets end; bytes lie behind them.
+    near: u64,
     conns: Vec<Conn>,
+    /// UDP sockets.
+    posts: Vec<Conn>,
+    /// Connections that were opened without a question.
+    unasked: u64,
     children: Vec<Client>,
+}
+
+/// What one input did.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Done {
+    /// What the stack counted.
+    pub stats: ChannelStats,
+    /// Datagrams that reached the peer: from headers and bytes that the client wrote into the region.
+    pub datagrams: u64,
+    /// Connections that were opened by words in the region.
+    pub unasked: u64,
 }
 
 struct World {
@@ -122,12 +159,12 @@ fn config(address: &str) -> Config {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(sockets: u32) -> Self {
         let channel = ChannelConfig {
             domains_max: 2,
-            sockets_max: 8,
+            sockets_max: sockets,
             clients_max: 3,
-            socket_buffer_bytes: 4096,
+            socket_buffer_bytes: BUFFER_BYTES,
             ..ChannelConfig::default()
         };
         let now = Instant::from_millis(1000);
@@ -171,9 +208,77 @@ impl Bad {
         (count > 0).then(|| self.conns[(at % count) as usize])
     }
 
+    /// UDP sockets, and what goes through them as it should or as it should not.
+    fn post(&mut self, world: &mut World, at: u64, word: u64) {
+        let peer = ([10, 0, 0, 2], 90).into();
+        if word.is_multiple_of(8) || self.posts.is_empty() {
+            let options =
+                UdpOptions { reports_v4: at & 4 != 0, coalesces: at & 8 != 0, ..UdpOptions::default() };
+            self.posts.extend(self.client.udp_open(([0, 0, 0, 0], 200 + (at % 4) as u16).into(), options));
+        }
+        let count = self.posts.len() as u64;
+        if count == 0 {
+            return;
+        }
+        let place = (at / 8 % count) as usize;
+        let socket = self.posts[place];
+        let bytes = vec![at as u8; (word >> 3) as usize % 9000];
+        match word % 8 {
+            1 => {
+                let own = |bit: u32| (at >> bit & 1 == 1).then_some((word >> 56) as u8);
+                let sending = UdpSending {
+                    to: Some(peer),
+                    source: None,
+                    piece: (word >> 40) as u16,
+                    hop_limit: own(5),
+                    tos: own(6),
+                };
+                let _ = self.client.udp_post(socket, &sending, &[IoSlice::new(&bytes)]);
+            }
+            // Bytes where a header is expected, and some behind it.
+            2 => {
+                let mut forged = [0; 48];
+                for (at, byte) in forged.iter_mut().enumerate() {
+                    *byte = (word >> (8 * (at % 8))) as u8;
+                }
+                if at & 16 == 0 {
+                    // All but its length and its piece would do.
+                    forged[4] = 0;
+                    forged[8..10].copy_from_slice(&90_u16.to_ne_bytes());
+                    forged[16..32].copy_from_slice(&[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 10, 0, 0, 2]);
+                    forged[32..].fill(0);
+                }
+                let _ = self.client.send(socket, &forged);
+                let _ = self.client.send(socket, &bytes[..bytes.len().min(word as usize & 0xff)]);
+            }
+            3 => {
+                let mut out = vec![0; bytes.len()];
+                let _ = self.client.udp_take(socket, &mut [IoSliceMut::new(&mut out)], at & 1 == 0);
+            }
+            4 => {
+                let _ = self.client.udp_connect(socket, peer);
+                let _ = self.client.udp_post(socket, &UdpSending::default(), &[IoSlice::new(&bytes)]);
+            }
+            // From outside, of all lengths.
+            5 => world.peer.with(world.now, |echo, cx| {
+                let to = Some(([10, 0, 0, 1], 200 + (at % 4) as u16).into());
+                let _ = echo.udp.map(|udp| cx.udp_send(udp, to, &bytes));
+            }),
+            6 => {
+                let _ = self.client.udp_error(socket, at & 1 == 0);
+                let _ = self.client.udp_take_report(socket);
+            }
+            7 if at & 1 == 0 => {
+                let _ = self.client.close(socket);
+                let _ = self.client.release(self.posts.remove(place));
+            }
+            _ => {}
+        }
+    }
+
     fn act(&mut self, world: &mut World, what: u8, at: u64, word: u64) {
-        let place = |room: u64| if at & 1 << 31 == 0 { at % NEAR.min(room) } else { at % room };
-        match what % 16 {
+        let place = |room: u64| if at & 1 << 31 == 0 { at % self.near.min(room) } else { at % room };
+        match what % 20 {
             // Where it hurts: whole words, small ones and large ones.
             0..=4 => {
                 let few = word >> (word % 64);
@@ -244,7 +349,30 @@ impl Bad {
                     self.memory.write_at(&(word >> 1).to_ne_bytes(), at + 8 * (word & 1)).expect("memory");
                 }
             }
-            _ => world.run(Duration::from_micros(word % 20_000)),
+            15 => world.run(Duration::from_micros(word % 20_000)),
+            16 => {
+                if let Ok(conn) = self.client.connect_unasked(([10, 0, 0, 2], 90).into()) {
+                    // Who has asked knows its end already.
+                    let ends = self.client.ends(conn);
+                    self.unasked += u64::from(ends.is_ok_and(|[own, _]| own.port() == 0));
+                    self.conns.push(conn);
+                }
+            }
+            17 => {
+                if let Some(conn) = self.conn(at) {
+                    let time = Duration::from_secs(word >> 2);
+                    let _ = self.client.set_option(
+                        conn,
+                        match word % 4 {
+                            0 => TcpOption::NoDelay(word & 4 != 0),
+                            1 => TcpOption::Cork(word & 4 != 0),
+                            2 => TcpOption::KeepIdle(time),
+                            _ => TcpOption::UserTimeout(time),
+                        },
+                    );
+                }
+            }
+            _ => self.post(world, at, word),
         }
         for _ in 0..20 {
             match self.client.next_event() {
@@ -273,19 +401,22 @@ pub fn run(data: &[u8]) {
     let _ = counted(data);
 }
 
-/// The same; what the stack counted.
+/// The same; what came of it.
 ///
 /// # Panics
 /// As [`run`].
-pub fn counted(mut data: &[u8]) -> ChannelStats {
-    let mut world = World::new();
+pub fn counted(mut data: &[u8]) -> Done {
+    let sockets = SOCKETS[usize::from(data.first().is_some_and(|first| first & 64 != 0))];
+    let mut world = World::new(sockets);
     let (_, mut client, _) = world.domain();
     let conn = client.connect(([10, 0, 0, 2], 90).into(), ConnectOptions::default()).expect("room");
     let mut good = Good { client, conn, sent: 0, came: 0 };
     let (domain, client, memory) = world.domain();
     let memory = std::fs::File::from(memory);
     let size = memory.metadata().expect("a file").len();
-    let mut bad = Bad { client, domain, memory, size, conns: Vec::new(), children: Vec::new() };
+    let near = size - u64::from(2 * sockets * BUFFER_BYTES);
+    let (conns, posts, children) = (Vec::new(), Vec::new(), Vec::new());
+    let mut bad = Bad { client, domain, memory, size, near, conns, posts, unasked: 0, children };
     for _ in 0..OPERATIONS_MAX {
         let Some((&what, rest)) = data.split_first() else { break };
         if what == u8::MAX {
@@ -313,6 +444,7 @@ pub fn counted(mut data: &[u8]) -> ChannelStats {
     }
     assert_eq!(good.came, good.sent, "bytes of another domain were lost");
     let stats = world.stats();
+    let done = Done { stats, datagrams: world.peer.handler().datagrams, unasked: bad.unasked };
     // What the hostile one leaves behind does not stay.
     drop(bad);
     world.run(Duration::from_secs(400));
@@ -323,7 +455,7 @@ pub fn counted(mut data: &[u8]) -> ChannelStats {
     let server = world.server.lock().expect("no panic");
     assert_eq!((server.handler().sockets_in_use(), server.handler().domains()), (1, 1), "{stats:?}");
     drop(server);
-    stats
+    done
 }
 
 /// An operation.
@@ -387,6 +519,35 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         messages.push(message.len() as u8);
         messages.extend(message);
     }
+    // Datagrams both ways, and then over words and bytes that change.
+    let mut datagrams = traffic();
+    for round in 0..20 {
+        datagrams.extend(operation(18, round % 4, 0));
+        datagrams.extend(operation(18, round, 1 | u64::from(round) << 10));
+        datagrams.extend(operation(18, round, 1 | 1000 << 3 | u64::from(round) << 40));
+        datagrams.extend(operation(18, round, 4 | 600 << 3));
+        datagrams.extend(operation(18, round, 5 | u64::from(round) << 11));
+        datagrams.extend(operation(15, 0, 2000));
+        datagrams.extend(operation(18, round, 3 | 2000 << 3));
+        datagrams.extend(operation(18, round << 2, 2 | u64::from(round) << 8));
+        datagrams.extend(operation(14, (1 << 31) + round * 4096, u64::from(round) << 33 | 5));
+        datagrams.extend(operation(18, round, 7));
+        datagrams.extend(operation(18, round, 6));
+    }
+    // Connections that are opened by words of the region, with options, and those words overwritten.
+    let mut unasked = operation(7 + 60, 0, 8);
+    unasked.extend(traffic());
+    for round in 0..20 {
+        unasked.extend(operation(8, 0, 0));
+        unasked.extend(operation(15, 0, 2000));
+        unasked.extend(operation(16, 0, 0));
+        unasked.extend(operation(17, round, u64::from(round) << 3 | u64::from(round % 4)));
+        unasked.extend(operation(9, round, 100));
+        if round % 3 == 2 {
+            unasked.extend(operation(14, round * 512, u64::from(round) << 32));
+        }
+        unasked.extend(operation(11, round, u64::from(round) % 4));
+    }
     vec![
         ("nothing", Vec::new()),
         ("traffic", traffic()),
@@ -396,5 +557,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         ("forks", forks),
         ("ends", ends),
         ("messages", messages),
+        ("datagrams", datagrams),
+        ("unasked", unasked),
     ]
 }

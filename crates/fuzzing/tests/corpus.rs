@@ -90,9 +90,18 @@ fn the_corpus_reads_datagrams_and_meets_their_errors() {
 #[test]
 fn the_corpus_of_clients_does_what_cannot_be_and_is_counted() {
     let target = TARGETS.iter().find(|target| target.name == "channel").expect("the target");
-    let sum =
-        committed(target).iter().fold(ChannelStats::default(), |sum, (_, data)| sum + channel::counted(data));
+    let (mut sum, mut datagrams, mut unasked) = (ChannelStats::default(), 0, 0);
+    for (_, data) in committed(target) {
+        let done = channel::counted(&data);
+        sum = sum + done.stats;
+        datagrams += done.datagrams;
+        unasked += done.unasked;
+    }
     assert!(sum.violations > 5 && sum.sockets_refused > 0 && sum.accepted > 5 && sum.bells > 100, "{sum:?}");
+    assert!(
+        datagrams > 20 && unasked > 10,
+        "{datagrams} datagrams, {unasked} connections without a question"
+    );
 }
 
 #[test]

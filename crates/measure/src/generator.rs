@@ -12,6 +12,10 @@ use ginnel_apps::load::stats;
 use ginnel_apps::load::{self, Ask, Common, Job, MemcachedOptions, Options, RedisOptions, Report};
 use std::time::Instant;
 
+/// Until virtual cores run at the speed that they keep, and what grows with the first connections has grown: a second or two on machines of others, in which both
+/// arms are up to 40 % slower.
+const WARM_UP_SECONDS: f64 = 2.0;
+
 /// How long a server may take to answer.
 pub const PATIENCE: Duration = Duration::from_secs(15);
 /// A question whether it does takes no longer.
@@ -124,7 +128,8 @@ impl Load {
         }
     }
 
-    /// Puts load on a server that answers, for so many seconds after a fifth of that to warm up, and says what it came to and what it cost whom. `add` names the server's threads.
+    /// Puts load on a server that answers, for so many seconds after [`WARM_UP_SECONDS`], or as many if it is fewer, and says what it came to and what it cost
+    /// whom. `add` names the server's threads.
     ///
     /// # Errors
     /// The generator's device cannot be opened, or its options are wrong.
@@ -134,8 +139,9 @@ impl Load {
         seconds: f64,
         add: impl FnOnce(&mut Parts) + Send,
     ) -> Result<(Report, Account), Failure> {
-        let milliseconds = |share: f64| format!("{:.0}ms", 1000.0 * share * seconds);
-        let times = ["--duration".into(), milliseconds(1.0), "--warmup".into(), milliseconds(0.2)];
+        let milliseconds = |seconds: f64| format!("{:.0}ms", 1000.0 * seconds);
+        let warm_up = seconds.min(WARM_UP_SECONDS);
+        let times = ["--duration".into(), milliseconds(seconds), "--warmup".into(), milliseconds(warm_up)];
         let job = self.job(ground, &times, |_| ())?;
         let stop = StopFlag::new().map_err(Failure::failed)?;
         let work = || -> Result<_, Failure> {

@@ -231,7 +231,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let cpus = Cpus::choose().unwrap_or(Cpus { server: 0, client: 0 });
         let address = "10.77.0.1".parse().unwrap();
-        Ground { wire: Wire::Veth, cpus, layout: Layout::Charged, address, folder }
+        Ground { wire: Wire::Veth, cpus, layout: Layout::Charged, polls: false, address, folder }
     }
 
     fn start(name: &str, script: &str) -> (Running, Ground) {

@@ -43,6 +43,8 @@ pub struct Ground {
     pub cpus: Cpus,
     /// Who pays for receiving.
     pub layout: Layout,
+    /// The stack polls as long as it does by default. Then it has no idle time by which to tell that it was the bottleneck; and no thread may have to receive for it on its core.
+    pub polls: bool,
     /// The server's address.
     pub address: Ipv4Addr,
     /// A folder for what processes have to find: sockets, configurations. It must last as long as the value.
@@ -67,8 +69,8 @@ impl Ground {
         self.folder.join("wire")
     }
 
-    /// Options of `ginnel run` or `ginnel up` for a stack at the server's end. The shard sleeps when there is nothing to do: on its core there are the program and the thread that
-    /// receives for it.
+    /// Options of `ginnel run` or `ginnel up` for a stack at the server's end. Usually the shard sleeps when there is nothing to do: on its core there are the program and the thread
+    /// that receives for it.
     pub fn stack_options(&self) -> Result<Vec<String>, Failure> {
         self.options_of_end(veth::SERVER, "server", self.address)
     }
@@ -93,7 +95,9 @@ impl Ground {
         let mut options: Vec<String> = device.into();
         options.extend(["--config".into(), display(&file)]);
         options.extend(["--address".into(), format!("{address}/{PREFIX_LEN}")]);
-        options.extend(["--spin-us".into(), "0".into()]);
+        if !self.polls {
+            options.extend(["--spin-us".into(), "0".into()]);
+        }
         Ok(options)
     }
 
@@ -164,6 +168,7 @@ mod tests {
             wire: Wire::Veth,
             cpus: Cpus { server: 0, client: 1 },
             layout: Layout::Charged,
+            polls: false,
             address: address.parse().unwrap(),
             folder: std::env::temp_dir(),
         }

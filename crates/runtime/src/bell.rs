@@ -54,9 +54,10 @@ impl Bell {
         self.sleeper.falls_asleep();
     }
 
-    /// Nobody rings any more.
-    pub(crate) fn after_sleep(&self) {
-        if self.sleeper.is_up() {
+    /// Nobody rings any more. `readable`: what was slept on is. It may be without a ring, if the signal of one came after the sleep that it
+    /// was for; then the next sleep would end at once, and every one after it.
+    pub(crate) fn after_sleep(&self, readable: bool) {
+        if self.sleeper.is_up() || readable {
             self.wake.clear();
         }
     }
@@ -95,5 +96,32 @@ mod model {
             assert!(woken <= 1);
             assert_eq!(sleeper.is_up(), woken == 1);
         });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::Bell;
+    use crate::wait;
+    use core::time::Duration;
+
+    #[test]
+    fn a_signal_that_comes_after_the_sleep_ends_one_sleep_and_not_all() {
+        let bell = Bell::new().unwrap();
+        let sleep = || {
+            let fd = bell.wake().as_fd();
+            wait::sleep([fd, fd], &[], Some(Duration::ZERO)).unwrap().has(0)
+        };
+        bell.before_sleep();
+        // Whoever rings was interrupted between the two halves of it.
+        assert!(bell.sleeper.needs_waking());
+        bell.after_sleep(sleep());
+        bell.wake.signal();
+        bell.before_sleep();
+        let ended = sleep();
+        assert!(ended);
+        bell.after_sleep(ended);
+        bell.before_sleep();
+        assert!(!sleep());
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct Board {
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) listeners: BTreeMap<SocketAddr, Posted>,
+    /// Listeners that share an address by `reuse_port`. Each is one shard's own, so nobody is told; they only stand in the way of others.
+    pub(crate) sharers: Vec<Sharer>,
     /// UDP sockets bound to a port by name.
     pub(crate) udp: UdpHomes,
     /// Those whose port was chosen. Their home follows from the port, so nobody is told; they only stand in the way of others.
@@ -39,6 +41,14 @@ pub(crate) struct State {
 pub(crate) struct Posted {
     /// Tells it from others of the same address before and after it.
     pub(crate) id: u64,
+    pub(crate) options: ListenOptions,
+}
+
+/// A listener of one shard that others may listen beside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sharer {
+    pub(crate) id: u64,
+    pub(crate) at: SocketAddr,
     pub(crate) options: ListenOptions,
 }
 
@@ -68,6 +78,11 @@ impl State {
     pub(crate) fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
+    }
+
+    /// True if one of those that share their addresses stands in the way of a listener.
+    pub(crate) fn sharers_conflict(&self, at: SocketAddr, options: &ListenOptions) -> bool {
+        self.sharers.iter().any(|sharer| sharer.options.is_in_conflict(sharer.at, at, options))
     }
 
     /// True if a socket of another shard stands in the way of this one.

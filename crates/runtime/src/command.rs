@@ -99,8 +99,8 @@ impl Mailbox {
     }
 
     /// Commands ring no more.
-    pub(crate) fn after_sleep(&mut self) {
-        self.bell.after_sleep();
+    pub(crate) fn after_sleep(&mut self, readable: bool) {
+        self.bell.after_sleep(readable);
     }
 
     /// The shard runs, or runs no more.
@@ -142,7 +142,7 @@ mod tests {
         let (commander, mut mailbox) = mailbox(1).unwrap();
         commander.send(Box::new(())).unwrap();
         assert!(!mailbox.before_sleep());
-        mailbox.after_sleep();
+        mailbox.after_sleep(false);
         assert!(mailbox.take().is_some());
         assert!(mailbox.before_sleep());
     }
@@ -168,9 +168,9 @@ mod tests {
                 expected += 1;
             }
             if expected < 20_000 && mailbox.before_sleep() {
-                sleep(&[], [mailbox.wake().as_fd(), never.as_fd()], None).unwrap();
+                sleep([mailbox.wake().as_fd(), never.as_fd()], &[], None).unwrap();
             }
-            mailbox.after_sleep();
+            mailbox.after_sleep(false);
         }
         sender.join().unwrap();
     }

@@ -227,6 +227,9 @@ pub struct LinkConfig {
     /// Addresses with their prefix lengths: `["10.0.0.1/24", "fd00::1/64"]`. Default: none.
     #[serde(default)]
     pub addresses: Vec<Prefix>,
+    /// Networks all of whose addresses are the stack's, too, as with Linux's `local` routes; routers must send them here. Default: none.
+    #[serde(default)]
+    pub own_networks: Vec<Prefix>,
     /// Take IPv6 addresses and routes from router advertisements. Default true.
     #[serde(default = "default_true")]
     pub accept_ra: bool,
@@ -244,6 +247,7 @@ impl LinkConfig {
             vlan: None,
             mtu: None,
             addresses,
+            own_networks: Vec::new(),
             accept_ra: true,
             neighbours: Vec::new(),
         }

@@ -6,7 +6,7 @@ use crate::error::Error;
 use crate::peers::Peers;
 use crate::stats::ShardStats;
 use crate::timers::{Timer, Timers};
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::ops::{Deref, DerefMut};
 use core::time::Duration;
 use ginnel_devices::random::Random;
@@ -20,7 +20,7 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
 
 /// Everything of a shard but its devices and its handler.
 pub(crate) struct Core {
@@ -175,6 +175,13 @@ impl<'a> Context<'a> {
         Self { core }
     }
 
+    /// See [`Stack::hold_quick_acks`](ginnel_stack::stack::Stack::hold_quick_acks). Nothing where the stack is another shard's.
+    pub(crate) fn hold_quick_acks(&mut self, time: Duration) {
+        if let Some(stack) = self.core.stack.here_mut() {
+            stack.hold_quick_acks(time);
+        }
+    }
+
     /// The time of the current burst.
     pub fn now(&self) -> Instant {
         self.core.now
@@ -182,7 +189,7 @@ impl<'a> Context<'a> {
 
     /// Listens on `local`; an unspecified address stands for all of the stack's. Port 0 is refused.
     ///
-    /// Of several shards all listen when one does, and each serves the connections that arrive at it. Each may call this for the same address
+    /// Of several shards all listen when one does (but for `reuse_port`: then each for itself), and each serves the connections that arrive at it. Each may call this for the same address
     /// once, and so learn its own handle; the options are those of the first.
     pub fn listen(&mut self, local: SocketAddr, options: ListenOptions) -> Result<Listener, Error> {
         self.core.listen(local, options).map_err(|e| Error::Listen(local, e))
@@ -248,6 +255,17 @@ impl<'a> Context<'a> {
         self.core.stack.send(conn, bytes)
     }
 
+    /// The same of `len` bytes that `fill` writes where they are kept: see [`Stack::send_with`](ginnel_stack::stack::Stack::send_with).
+    #[inline]
+    pub(crate) fn send_with(
+        &mut self,
+        conn: Conn,
+        len: usize,
+        fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<usize, SendError> {
+        self.core.stack.send_with(conn, len, fill)
+    }
+
     /// Queues `len` bytes of a source from `offset` on, without copying them. All or nothing: [`SendError::Full`] means that nothing was
     /// queued and [`writable`](crate::Handler::writable) follows.
     pub fn send_source(&mut self, conn: Conn, id: SourceId, offset: u64, len: u64) -> Result<(), SendError> {
@@ -262,6 +280,14 @@ impl<'a> Context<'a> {
     /// Takes the urgent byte, if it arrived and does not stay in the stream ([`TcpOption::OobInline`]).
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
         self.core.stack.recv_urgent(conn)
+    }
+
+    /// Says that so many of the bytes that were consumed lie with somebody who has not read them: they count against the window until it is said anew.
+    pub(crate) fn set_held(&mut self, conn: Conn, bytes: u32) {
+        if let Some(stack) = self.core.stack.here_mut() {
+            // Only a stale handle can be refused.
+            let _ = stack.set_held(conn, bytes);
+        }
     }
 
     /// Registers a source of bytes. It lives until it is released and no connection needs it any more.
@@ -301,6 +327,11 @@ impl<'a> Context<'a> {
         self.core.stack.info(conn).ok_or(Stale::Handle)
     }
 
+    /// How many bytes may wait in the engine to be read and to be sent. `None` if the handle is stale, or the engine is not in this thread.
+    pub(crate) fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
+        self.core.stack.here()?.buffer_limits(conn)
+    }
+
     /// Both ends of a connection: ours, the peer's.
     pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {
         self.core.stack.ends(conn).ok_or(Stale::Handle)
@@ -327,6 +358,58 @@ impl<'a> Context<'a> {
     /// Asks for what [`data`](crate::Handler::data) left unconsumed to be shown again, after this call returns.
     pub fn resume_reading(&mut self, conn: Conn) {
         self.core.resume.push(conn);
+    }
+
+    /// Sends datagrams of `piece` bytes each, the last of which may have fewer, that stand one behind the other in `data`: to the socket's other end if none is given,
+    /// and from `source` if that is one of the stack's addresses. A device that can cut them gets them in one piece.
+    ///
+    /// # Errors
+    /// As [`Context::udp_send`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, all of them do not fit into one datagram, or
+    /// they are more than 128.
+    pub fn udp_send_pieces(
+        &mut self,
+        socket: UdpHandle,
+        source: Option<IpAddr>,
+        to: Option<SocketAddr>,
+        data: &[u8],
+        piece: u16,
+    ) -> Result<(), UdpError> {
+        self.udp_send_with(socket, &UdpSending { to, source, piece, ..UdpSending::default() }, data)
+    }
+
+    /// The same with whatever else there is to be said of these datagrams alone.
+    ///
+    /// # Errors
+    /// As [`Context::udp_send_pieces`].
+    pub fn udp_send_with(
+        &mut self,
+        socket: UdpHandle,
+        sending: &UdpSending,
+        data: &[u8],
+    ) -> Result<(), UdpError> {
+        self.core.stack.udp_send_with(self.core.now, socket, sending, data)
+    }
+
+    /// Takes the oldest report of an error about a socket's datagrams: what went wrong, who says so, and as much of the datagram as is known and `out` holds.
+    /// There are some for sockets that want them ([`UdpOptions::reports_v4`], [`UdpOptions::reports_v6`]).
+    ///
+    /// # Errors
+    /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
+    pub fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError> {
+        self.core.stack.udp_take_report(socket, out)
+    }
+
+    /// Bytes of the largest IP packet that gets to a socket's other end in one piece, as far as is known.
+    ///
+    /// # Errors
+    /// [`UdpError::NoDestination`] if the other end is not fixed; there is no route to it any more; [`UdpError::Stale`].
+    pub fn udp_path_mtu(&mut self, socket: UdpHandle) -> Result<u16, UdpError> {
+        self.core.stack.udp_path_mtu(self.core.now, socket)
+    }
+
+    /// Takes the error that is pending on a socket and was not told yet.
+    pub(crate) fn udp_take_error(&mut self, socket: UdpHandle) -> Option<UdpError> {
+        self.core.stack.udp_take_error(socket)
     }
 
     /// Opens a UDP socket. Port 0 chooses one ([`Context::udp_local`] tells which); an unspecified address stands for all of the stack's.

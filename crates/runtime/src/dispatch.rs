@@ -1,7 +1,7 @@
 //! From the engine's events to the handler's methods.
 
 use crate::context::{Context, Core};
-use crate::handler::Handler;
+use crate::handler::{Handler, UrgentData};
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::RecvError;
 use ginnel_stack::events::Event;
@@ -91,7 +91,10 @@ impl Dispatch {
             Event::Readable { conn } => self.show(core, handler, conn),
             Event::Writable { conn } => handler.writable(&mut Context::new(core), conn),
             Event::Acked { conn, bytes } => handler.acked(&mut Context::new(core), conn, bytes),
-            Event::Urgent { conn } => handler.urgent(&mut Context::new(core), conn),
+            Event::Urgent { conn, at, byte } => {
+                let urgent = UrgentData { ahead: core.stack.urgent_ahead(conn, at), byte };
+                handler.urgent(&mut Context::new(core), conn, urgent);
+            }
             Event::PeerClosed { conn } => {
                 if core.stack.buffered(conn) > 0 && !handler.pulls() {
                     self.fin_waits.insert(conn);

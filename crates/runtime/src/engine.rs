@@ -12,7 +12,8 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
+use ginnel_stack::wire::tcp::SeqNumber;
 use rustix::fd::{AsRawFd, RawFd};
 
 /// Where the engine is.
@@ -70,7 +71,10 @@ both! {
     fn udp_bind(&mut self, local: SocketAddr, options: UdpOptions) -> Result<UdpHandle, UdpError>;
     fn udp_connect(&mut self, now: Instant, socket: UdpHandle, to: SocketAddr) -> Result<(), UdpError>;
     fn udp_send_to(&mut self, now: Instant, socket: UdpHandle, to: Option<SocketAddr>, data: &[u8]) -> Result<(), UdpError>;
+    fn udp_send_with(&mut self, now: Instant, socket: UdpHandle, sending: &UdpSending, data: &[u8]) -> Result<(), UdpError>;
     fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError>;
+    fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError>;
+    fn udp_path_mtu(&mut self, now: Instant, socket: UdpHandle) -> Result<u16, UdpError>;
     fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError>;
     fn udp_local(&mut self, socket: UdpHandle) -> Result<SocketAddr, UdpError>;
     fn udp_close(&mut self, socket: UdpHandle) -> Result<(), UdpError>;
@@ -78,6 +82,9 @@ both! {
     fn advance(&mut self, now: Instant);
     fn transmit(&mut self, now: Instant);
 }
+
+/// What goes to an engine elsewhere is copied in pieces of so many bytes.
+const PIECE_BYTES: usize = 4096;
 
 /// The same for what changes nothing.
 macro_rules! both_read {
@@ -102,6 +109,7 @@ macro_rules! both_read {
 both_read! {
     fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError>;
     fn buffered(&self, conn: Conn) -> usize;
+    fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32;
     fn info(&self, conn: Conn) -> Option<TcpInfo>;
     fn state(&self, conn: Conn) -> Option<State>;
     fn token(&self, conn: Conn) -> Option<u32>;
@@ -169,6 +177,38 @@ impl Engine {
         }
     }
 
+    /// Takes the pending error of a UDP socket, if that was not told yet.
+    pub fn udp_take_error(&mut self, socket: UdpHandle) -> Option<UdpError> {
+        self.here_mut().and_then(|stack| stack.udp_take_error(socket).ok().flatten())
+    }
+
+    /// Queues `len` bytes that `fill` writes: all of what it is given, behind so many that it wrote before.
+    #[inline]
+    pub fn send_with(
+        &mut self,
+        conn: Conn,
+        len: usize,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<usize, SendError> {
+        match self {
+            Self::Here(stack) => stack.send_with(conn, len, fill),
+            Self::Channel(remote) => {
+                let mut piece = [0; PIECE_BYTES];
+                let mut done = 0;
+                while done < len {
+                    let piece = &mut piece[..PIECE_BYTES.min(len - done)];
+                    fill(done, piece);
+                    let sent = remote.send(conn, piece)?;
+                    done += sent;
+                    if sent < piece.len() {
+                        break;
+                    }
+                }
+                Ok(done)
+            }
+        }
+    }
+
     /// When the engine has to be asked again if nothing happens before.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.here().and_then(Stack::next_deadline)
@@ -182,10 +222,10 @@ impl Engine {
         }
     }
 
-    /// Events wake nobody any more.
-    pub fn after_sleep(&mut self) {
+    /// Events wake nobody any more. `readable`: what [`wake_fd`](Self::wake_fd) names is.
+    pub fn after_sleep(&mut self, readable: bool) {
         if let Self::Channel(remote) = self {
-            remote.after_sleep();
+            remote.after_sleep(readable);
         }
     }
 

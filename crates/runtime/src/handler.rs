@@ -4,10 +4,20 @@ use crate::context::{Context, WorkContext};
 use crate::error::Error;
 use crate::stats::Kind;
 use core::any::Any;
+use core::time::Duration;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::os::fd::RawFd;
+
+/// Where an urgent byte is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UrgentData {
+    /// Unread bytes in front of it; below 0 if it was read already.
+    pub ahead: i32,
+    /// The byte, if it has come. It may be taken by itself with [`Context::recv_urgent`].
+    pub byte: Option<u8>,
+}
 
 /// An application on a shard.
 ///
@@ -60,9 +70,9 @@ pub trait Handler {
         let _ = (cx, conn, bytes);
     }
 
-    /// The peer announced urgent data: [`Context::recv_urgent`].
-    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn) {
-        let _ = (cx, conn);
+    /// The peer announced urgent data, or the byte came that was announced before: [`Context::recv_urgent`].
+    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, urgent: UrgentData) {
+        let _ = (cx, conn, urgent);
     }
 
     /// The peer sent FIN and all bytes before it were consumed. Sending is still possible. Closes our side too unless overridden.
@@ -145,8 +155,25 @@ pub trait Handler {
         true
     }
 
-    /// The shard is awake, or did not go to sleep after all. Follows each [`before_sleep`](Self::before_sleep).
-    fn after_sleep(&mut self) {}
+    /// Whether others have work on this very CPU, so that a shard that has none must not keep it by polling.
+    fn is_in_the_way(&self) -> bool {
+        false
+    }
+
+    /// Asked after [`before_sleep`](Self::before_sleep) has said yes: whether others have work on this very CPU, and how long they get it for. Then the
+    /// shard sleeps for so long at the most, and frames wait meanwhile; only [`wake_fd`](Self::wake_fd) and other threads' commands end that sleep.
+    fn give_way(&mut self) -> Option<Duration> {
+        None
+    }
+
+    /// Nobody has ended the time that [`give_way`](Self::give_way) said before it was over.
+    fn turn_ran_out(&mut self) {}
+
+    /// The shard is awake, or did not go to sleep after all. Follows each [`before_sleep`](Self::before_sleep). `rang`: what
+    /// [`wake_fd`](Self::wake_fd) names was readable.
+    fn after_sleep(&mut self, rang: bool) {
+        let _ = rang;
+    }
 
     /// What a sleeping shard watches for work from elsewhere. It stays open as long as the handler lives.
     fn wake_fd(&self) -> Option<RawFd> {

@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(rings(&bell), 0, "it is awake");
         bell.before_sleep();
         assert!(from_one.is_waiting(), "so it does not sleep");
-        bell.after_sleep();
+        bell.after_sleep(false);
         from_one.frames.burst();
         from_one.frames.release();
         bell.before_sleep();
@@ -168,7 +168,7 @@ mod tests {
         one.tell_news(path_mtu(1, 1400));
         one.publish();
         assert_eq!(rings(&bell), 1);
-        bell.after_sleep();
+        bell.after_sleep(false);
         send(&mut one);
         assert_eq!(rings(&bell), 0, "it is awake again");
     }

@@ -1,6 +1,6 @@
 //! One of several shards: what it has to do with the others.
 
-use crate::board::{Board, Posted, State};
+use crate::board::{Board, Posted, Sharer, State};
 use crate::mailbox::Outbox;
 use crate::stats::ShardStats;
 use core::net::SocketAddr;
@@ -29,6 +29,8 @@ pub(crate) struct Peers {
     /// A listener could not be opened, perhaps because its address is not ours yet.
     incomplete: bool,
     listeners: BTreeMap<SocketAddr, Known>,
+    /// Listeners of this shard that share their addresses, with their numbers on the board.
+    sharers: Vec<(Listener, u64)>,
     /// Numbers and ports of the claims of this shard's sockets.
     udp: BTreeMap<UdpHandle, (u64, u16)>,
 }
@@ -43,7 +45,16 @@ struct Known {
 
 impl Peers {
     pub(crate) fn new(me: u8, out: Vec<Option<Outbox>>, board: Arc<Board>) -> Self {
-        Self { me, out, board, seen: 0, incomplete: false, listeners: BTreeMap::new(), udp: BTreeMap::new() }
+        Self {
+            me,
+            out,
+            board,
+            seen: 0,
+            incomplete: false,
+            listeners: BTreeMap::new(),
+            sharers: Vec::new(),
+            udp: BTreeMap::new(),
+        }
     }
 
     /// Leaves in `burst` what belongs to this shard, and sends the rest on.
@@ -205,7 +216,7 @@ impl Peers {
     }
 
     /// Listens here and everywhere. What another shard listens on already is shared with it, as it is: whose handler gets a connection depends on
-    /// where it arrives. Not so if `alone`: then it is in use.
+    /// where it arrives. Not so if `alone`: then it is in use. One that shares its address by `reuse_port` is this shard's own.
     pub(crate) fn listen(
         &mut self,
         stack: &mut Stack,
@@ -217,6 +228,16 @@ impl Peers {
         let board = Arc::clone(&self.board);
         let mut state = board.lock();
         self.take_over(&state, stack, stats);
+        if state.sharers_conflict(address, &options) {
+            return Err(ListenError::AddressInUse);
+        }
+        if options.reuse_port {
+            let listener = stack.listen(address, options)?;
+            let id = state.next_id();
+            state.sharers.push(Sharer { id, at: address, options });
+            self.sharers.push((listener, id));
+            return Ok(listener);
+        }
         if let Some(known) = self.listeners.get_mut(&address) {
             if alone || core::mem::replace(&mut known.is_used, true) {
                 return Err(ListenError::AddressInUse);
@@ -235,6 +256,11 @@ impl Peers {
 
     /// Stops listening, here and everywhere. False if somebody has done so already.
     pub(crate) fn unlisten(&mut self, stack: &mut Stack, stats: &mut ShardStats, listener: Listener) -> bool {
+        if let Some(place) = self.sharers.iter().position(|(own, _)| *own == listener) {
+            let (_, id) = self.sharers.swap_remove(place);
+            self.board.lock().sharers.retain(|sharer| sharer.id != id);
+            return stack.unlisten(listener);
+        }
         let found = self.listeners.iter().find(|(_, known)| known.listener == listener);
         let Some((&address, known)) = found else { return stack.unlisten(listener) };
         let id = known.id;

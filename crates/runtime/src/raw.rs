@@ -45,7 +45,8 @@ pub fn sleep(rx: &mut dyn RxQueue, stop: &StopFlag, until: Instant) -> Result<()
         return Ok(());
     }
     let stop = stop.wake().as_fd();
-    wait::sleep(fd.as_slice(), [stop, stop], Some(until - now)).map_err(|e| Error::io("sleep", e))
+    wait::sleep([stop, stop], fd.as_slice(), Some(until - now)).map_err(|e| Error::io("sleep", e))?;
+    Ok(())
 }
 
 #[cfg(test)]

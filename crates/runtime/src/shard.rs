@@ -181,7 +181,9 @@ impl<H: Handler> Shard<H> {
                 if let Some(pace) = &mut pace {
                     pace.worked(clock::now());
                 }
-            } else if now - worked < spin || self.wake_for_exact().is_some_and(|at| at <= now) {
+            } else if now - worked < spin && !self.handler.is_in_the_way()
+                || self.wake_for_exact().is_some_and(|at| at <= now)
+            {
                 core::hint::spin_loop();
             } else {
                 self.sleep(stop, leave_by)?;
@@ -385,13 +387,14 @@ impl<H: Handler> Shard<H> {
             work += handler.work(&mut WorkContext { core })?;
         }
         core.stack.advance(now);
-        // Addresses that have become ready just now start the handler in the next turn, which must not wait for a frame.
-        work += usize::from(self.started.is_none() && addresses_are_ready(core, &self.links));
         work += dispatch.events(core, handler, None);
         core.stack.transmit(now);
         // What sending brought to light (an unreachable neighbour) must not wait for the next frame.
         work += dispatch.events(core, handler, None);
         core.with_peers(|peers, stack, stats| peers.exchange(stack, stats));
+        // Addresses that have become ready just now start the handler in the next turn, which must not wait for a frame. Looked at last: a channel's
+        // bell that says so may have been taken with any of the events above, and does not ring again.
+        work += usize::from(self.started.is_none() && addresses_are_ready(core, &self.links));
 
         if let Some(beside) = beside
             && core.stopping
@@ -447,35 +450,48 @@ impl<H: Handler> Shard<H> {
 
     /// Sleeps in the kernel until there is something to do. Returns at once if there is already.
     fn sleep(&mut self, stop: &StopFlag, leave_by: Option<Instant>) -> Result<(), Error> {
-        let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
-        let armed = self.mailbox.before_sleep()
+        let mut armed = self.mailbox.before_sleep()
             && !self.leave.as_ref().is_some_and(Leave::is_over)
             && self.core.stack.before_sleep()
-            && self.handler.before_sleep()
-            && devices.all(|p| p.rx.arm())
+            && self.handler.before_sleep();
+        let turn = if armed { self.handler.give_way() } else { None };
+        let mut devices = self.ports.iter_mut().filter(|port| !port.is_gone);
+        armed = armed
+            && (turn.is_some() || devices.all(|p| p.rx.arm()))
             && !self.inboxes.iter_mut().any(Inbox::is_waiting)
             && !(self.started.is_some() && self.core.peers.as_ref().is_some_and(|peers| peers.is_stale()));
         let now = clock::now();
         let mut until = [self.next_deadline(), self.wake_for_exact(), leave_by].into_iter().flatten().min();
-        if self.devices().any(|p| p.rx.wake_fd().is_none()) {
+        if turn.is_none() && self.devices().any(|p| p.rx.wake_fd().is_none()) {
             until = Some(until.unwrap_or(Instant::MAX).min(now + LOOK_EVERY));
         }
+        if let Some(turn) = turn {
+            until = Some(now + turn);
+        }
+        let mut readable = wait::Readable::default();
         // Set after the last look at the flag in `run`, it is seen by the sleep itself: its descriptor stays readable.
         if armed && until.is_none_or(|at| at > now) {
             self.publish(now);
             until = self.show_before_sleep(now, until);
-            let devices = self.devices().filter_map(|p| p.rx.wake_fd());
-            let others = self.handler.wake_fd().into_iter().chain(self.core.stack.wake_fd());
-            let devices: ArrayVec<RawFd, { wait::WATCHED_MAX }> =
-                others.chain(devices).take(wait::WATCHED_MAX).collect();
+            let devices = self.devices().filter(|_| turn.is_none()).filter_map(|p| p.rx.wake_fd());
+            let others = [self.handler.wake_fd(), self.core.stack.wake_fd()].into_iter().flatten();
+            let devices: ArrayVec<RawFd, { wait::DEVICES_MAX }> =
+                others.chain(devices).take(wait::DEVICES_MAX).collect();
             let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
-            wait::sleep(&devices, own, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
+            readable =
+                wait::sleep(own, &devices, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
+            let woke = clock::now();
+            if turn.is_some() && until.is_some_and(|at| woke >= at) {
+                self.handler.turn_ran_out();
+            }
             self.core.stats.sleeps += 1;
-            self.core.stats.slept_ns += (clock::now() - now).as_nanos() as u64;
+            self.core.stats.slept_ns += (woke - now).as_nanos() as u64;
         }
-        self.mailbox.after_sleep();
-        self.core.stack.after_sleep();
-        self.handler.after_sleep();
+        // In the order in which they were given.
+        self.mailbox.after_sleep(readable.has(0));
+        let of_handler = usize::from(self.handler.wake_fd().is_some());
+        self.handler.after_sleep(of_handler > 0 && readable.has(2));
+        self.core.stack.after_sleep(readable.has(2 + of_handler));
         Ok(())
     }
 

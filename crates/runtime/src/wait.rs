@@ -1,26 +1,37 @@
 //! Sleeping in the kernel until there is something to do, and waking a sleeper from another thread.
 #![allow(unsafe_code)] // devices name what to sleep on by its number: `RxQueue::wake_fd`
 
+use crate::own_fd::OwnFd;
 use core::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use rustix::io::Errno;
 
-/// Most file descriptors one sleep watches: one for each device, the mailbox and the stop flag.
-pub(crate) const WATCHED_MAX: usize = 64;
+/// Most file descriptors one sleep watches.
+const WATCHED_MAX: usize = 64;
+/// Most of them that are neither the mailbox's nor the stop flag's: one for each device, and two that others ring.
+pub(crate) const DEVICES_MAX: usize = WATCHED_MAX - 2;
+
+/// Of a counter eight are read at once; of a socket as many as there are.
+const UNREAD_BYTES: usize = 256;
 
 /// A counter in the kernel that a thread can sleep on.
 #[derive(Debug)]
-pub(crate) struct EventFd(OwnedFd);
+pub(crate) struct EventFd(OwnFd);
 
 impl EventFd {
     pub(crate) fn new() -> std::io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        Ok(Self(OwnFd::in_place(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// One that another process made.
+    /// One that another process made, out of the way of this one's program.
     pub(crate) fn from_fd(fd: OwnedFd) -> Self {
-        Self(fd)
+        Self(OwnFd::new(fd))
+    }
+
+    /// The descriptor itself.
+    pub(crate) fn own(&self) -> &OwnFd {
+        &self.0
     }
 
     /// Makes it readable. A full counter (never in practice) is readable already.
@@ -30,12 +41,12 @@ impl EventFd {
 
     /// Makes it unreadable again.
     pub(crate) fn clear(&self) {
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+        while rustix::io::read(&self.0, &mut [0; UNREAD_BYTES]) == Ok(UNREAD_BYTES) {}
     }
 
     /// Makes it unreadable, too, and says whether it is a socket whose other end is gone.
     pub(crate) fn hung_up(&self) -> bool {
-        matches!(rustix::io::read(&self.0, &mut [0; 8]), Ok(0))
+        matches!(rustix::io::read(&self.0, &mut [0; UNREAD_BYTES]), Ok(0))
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -43,13 +54,24 @@ impl EventFd {
     }
 }
 
-/// Sleeps until one of the descriptors is readable, a signal comes, or `timeout` is over (`None`: no limit).
-/// `devices` are descriptors of devices that the caller owns and keeps open meanwhile.
+/// Which of the descriptors of a sleep ended it: a bit for each, in the order of [`sleep`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Readable(u64);
+
+impl Readable {
+    /// Whether the `index`-th is.
+    pub(crate) fn has(self, index: usize) -> bool {
+        self.0 & 1 << index != 0
+    }
+}
+
+/// Sleeps until one of the descriptors is readable, a signal comes, or `timeout` is over (`None`: no limit). Says which are: first `own`, then `devices`,
+/// descriptors of devices that the caller owns and keeps open meanwhile.
 pub(crate) fn sleep(
-    devices: &[RawFd],
     own: [BorrowedFd<'_>; 2],
+    devices: &[RawFd],
     timeout: Option<Duration>,
-) -> std::io::Result<()> {
+) -> std::io::Result<Readable> {
     let mut watched = arrayvec::ArrayVec::<PollFd<'_>, WATCHED_MAX>::new();
     for fd in own {
         watched.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -65,14 +87,18 @@ pub(crate) fn sleep(
         tv_nsec: t.subsec_nanos().into(),
     });
     match poll(&mut watched, timeout.as_ref()) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Ok(_) => {
+            let readable = watched.iter().enumerate().filter(|(_, fd)| !fd.revents().is_empty());
+            Ok(Readable(readable.fold(0, |bits, (index, _)| bits | 1 << index)))
+        }
+        Err(Errno::INTR) => Ok(Readable::default()),
         Err(e) => Err(e.into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EventFd, sleep};
+    use super::{EventFd, Readable, sleep};
     use core::time::Duration;
     use std::os::fd::AsRawFd;
 
@@ -80,7 +106,8 @@ mod tests {
     fn a_signal_before_the_sleep_is_not_lost() {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         b.signal();
-        sleep(&[], [a.as_fd(), b.as_fd()], None).unwrap();
+        let readable = sleep([a.as_fd(), b.as_fd()], &[], None).unwrap();
+        assert!(!readable.has(0) && readable.has(1));
     }
 
     #[test]
@@ -88,7 +115,8 @@ mod tests {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         let device = EventFd::new().unwrap();
         device.signal();
-        sleep(&[device.as_fd().as_raw_fd()], [a.as_fd(), b.as_fd()], None).unwrap();
+        let readable = sleep([a.as_fd(), b.as_fd()], &[device.as_fd().as_raw_fd()], None).unwrap();
+        assert!(readable.has(2) && !readable.has(0));
     }
 
     #[test]
@@ -96,6 +124,7 @@ mod tests {
         let (a, b) = (EventFd::new().unwrap(), EventFd::new().unwrap());
         b.signal();
         b.clear();
-        sleep(&[], [a.as_fd(), b.as_fd()], Some(Duration::from_millis(1))).unwrap();
+        let readable = sleep([a.as_fd(), b.as_fd()], &[], Some(Duration::from_millis(1))).unwrap();
+        assert_eq!(readable, Readable::default());
     }
 }

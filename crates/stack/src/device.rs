@@ -226,6 +226,12 @@ pub trait TxQueue {
     /// Room reserved but not committed is taken back by the next `reserve`.
     fn commit(&mut self, len: usize, meta: TxMeta);
 
+    /// The way to send super-frames whose payload is not in the room that was reserved, if the device has one: one that copies frames anyway spares a copy. Either it
+    /// always has or never.
+    fn gather(&mut self) -> Option<&mut dyn GatherTx> {
+        None
+    }
+
     /// Hands all committed frames to the device. `now` is for layers that delay frames; devices ignore it.
     fn flush(&mut self, now: Instant);
 
@@ -233,6 +239,13 @@ pub trait TxQueue {
     fn next_deadline(&self) -> Option<Instant> {
         None
     }
+}
+
+/// Sends frames whose payload lies elsewhere, in pieces: see [`TxQueue::gather`].
+pub trait GatherTx {
+    /// Sends a frame that begins with the first `head` bytes of the room reserved last and goes on with all `pieces`. The room is as long as the whole frame. Otherwise as
+    /// [`TxQueue::commit`].
+    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = &[u8]>, meta: TxMeta);
 }
 
 impl<T: RxQueue + ?Sized> RxQueue for Box<T> {
@@ -265,6 +278,9 @@ impl<T: TxQueue + ?Sized> TxQueue for Box<T> {
     }
     fn commit(&mut self, len: usize, meta: TxMeta) {
         (**self).commit(len, meta);
+    }
+    fn gather(&mut self) -> Option<&mut dyn GatherTx> {
+        (**self).gather()
     }
     fn flush(&mut self, now: Instant) {
         (**self).flush(now);

@@ -3,6 +3,7 @@
 
 use crate::device::RxBurst;
 use crate::handle::{Conn, Listener, UdpHandle};
+use crate::wire::tcp::SeqNumber;
 
 /// Bytes of the stream that still lie in a frame of the current burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,10 +94,14 @@ pub enum Event {
         /// How many, since the last such event.
         bytes: u32,
     },
-    /// The peer announced urgent data.
+    /// The peer announced urgent data, or the byte has come that it announced before. What follows the announcement is not shown to anybody before this is.
     Urgent {
         /// Which connection.
         conn: Conn,
+        /// Sequence number of the urgent byte: [`Stack::urgent_ahead`](crate::stack::Stack::urgent_ahead) says how far ahead it is.
+        at: SeqNumber,
+        /// The byte itself, if it has come.
+        byte: Option<u8>,
     },
     /// The peer sent FIN: after the bytes that are buffered, nothing more comes.
     PeerClosed {

@@ -13,15 +13,33 @@ pub struct ListenOptions {
     pub backlog: u32,
     /// A listener on an IPv6 address does not take IPv4 connections (`IPV6_V6ONLY`). Default false, as on Linux.
     pub v6_only: bool,
-    /// Others that have this set too may listen at the same address; connections are spread over them by sender (`SO_REUSEPORT`). Of one shard.
+    /// Others that have this set too, and the same `user`, may listen at the same address; connections are spread over them by sender (`SO_REUSEPORT`).
+    /// Of several shards, each that is to serve them listens for itself.
     pub reuse_port: bool,
+    /// Whose it is: listeners of several users do not share an address (on Linux, effective users).
+    pub user: u32,
     /// Options that accepted connections start with.
     pub socket: SocketOptions,
 }
 
 impl Default for ListenOptions {
     fn default() -> Self {
-        Self { backlog: 4096, v6_only: false, reuse_port: false, socket: SocketOptions::default() }
+        Self { backlog: 4096, v6_only: false, reuse_port: false, user: 0, socket: SocketOptions::default() }
+    }
+}
+
+impl ListenOptions {
+    /// Whether a listener at `own` that was opened with these keeps another from being opened at `at`, and the other way round.
+    pub fn is_in_conflict(&self, own: SocketAddr, at: SocketAddr, others: &Self) -> bool {
+        let shared = self.reuse_port && others.reuse_port && self.user == others.user;
+        if own.port() != at.port() || shared {
+            return false;
+        }
+        let all = |a: SocketAddr| a.ip().is_unspecified();
+        let dual = |a: SocketAddr, only: bool| a.is_ipv6() && all(a) && !only;
+        own.ip() == at.ip()
+            || dual(own, self.v6_only) && at.is_ipv4() && all(at)
+            || dual(at, others.v6_only) && own.is_ipv4() && all(own)
     }
 }
 
@@ -49,6 +67,10 @@ pub struct SocketOptions {
     pub keepalive: bool,
     /// Report acknowledged bytes as events.
     pub ack_events: bool,
+    /// Type of service, or traffic class, from the SYN on, without the bits of ECN (`IP_TOS`, `IPV6_TCLASS`).
+    pub tos: u8,
+    /// Hop limit from the SYN on (`IP_TTL`, `IPV6_UNICAST_HOPS`).
+    pub hop_limit: Option<u8>,
 }
 
 /// One option of a connection.

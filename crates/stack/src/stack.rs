@@ -14,7 +14,7 @@ mod listing;
 mod pools;
 
 pub(crate) use listing::nobody;
-pub use listing::{Cursor, Listed, Protocol, Timer, TimerKind};
+pub use listing::{Cursor, Listed, Memory, Protocol, Timer, TimerKind};
 pub use pools::{POOLS, Pool};
 
 use crate::device::{BURST_FRAMES_MAX, Gso, RxBurst, RxFrame, TxQueue};
@@ -34,10 +34,11 @@ use crate::tcp::source::{Source, SourceId};
 use crate::tcp::state::State;
 use crate::tcp::{FlowKey, Tcp, TcpStats};
 use crate::time::Instant;
-use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpStats};
+use crate::udp::{Datagram, Udp, UdpError, UdpOptions, UdpReport, UdpSending, UdpStats};
 use crate::wire::protocol;
-use crate::wire::tcp::{TcpHeader, TcpSegment};
+use crate::wire::tcp::{SeqNumber, TcpHeader, TcpSegment};
 use core::net::{IpAddr, SocketAddr};
+use core::time::Duration;
 use serde::Deserialize;
 
 /// Configuration of a stack.
@@ -359,6 +360,13 @@ impl Stack {
         self.net.flush(now);
     }
 
+    /// How long acknowledgements that have no other reason to leave at once than Linux's quick acknowledgement mode wait for an answer to ride on, for an
+    /// application that answers a little after the turn in which it gets data. Zero, as in the beginning: not at all. Every second segment, and
+    /// whatever tells of loss, is acknowledged at once nevertheless (RFC 9293 §3.8.6.3, RFC 5681 §4.2).
+    pub fn hold_quick_acks(&mut self, time: Duration) {
+        self.tcp.hold_quick_acks(time);
+    }
+
     /// When the next turn is due if no frame comes before. `None` if nothing waits.
     pub fn next_deadline(&self) -> Option<Instant> {
         [self.net.next_deadline(), self.tcp.next_deadline()].into_iter().flatten().min()
@@ -412,6 +420,21 @@ impl Stack {
     /// See [`SendError`].
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         self.tcp.send(conn, bytes)
+    }
+
+    /// The same of `len` bytes that `fill` writes where they are kept, so that what lies elsewhere is copied once: it is given how many bytes come before, and must fill
+    /// all that it is given, for there stands what others have sent.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    #[inline]
+    pub fn send_with(
+        &mut self,
+        conn: Conn,
+        len: usize,
+        fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<usize, SendError> {
+        self.tcp.send_with(conn, len, fill)
     }
 
     /// Queues `len` bytes of a source from `offset` on, without copying. Taken whole or not at all.
@@ -489,6 +512,19 @@ impl Stack {
         self.tcp.urgent_mark(conn)
     }
 
+    /// Says that so many of the bytes that were read here lie elsewhere and were read by nobody there: they count against the window until it is said anew.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn set_held(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
+        self.tcp.set_held(conn, bytes)
+    }
+
+    /// Unread bytes in front of an urgent one that an [`Event::Urgent`] tells of; below 0 if reading has passed it.
+    pub fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32 {
+        self.tcp.urgent_ahead(conn, at)
+    }
+
     /// Bytes received and not read: what is in the receive buffer and, between [`Stack::receive`] and [`Stack::finish_burst`], what lies in frames
     /// whose [`Event::Data`] was not taken yet. The latter are not for [`Stack::recv`]: [`Stack::buffered`] says what it has. None of a stale handle.
     pub fn readable(&self, conn: Conn) -> usize {
@@ -535,6 +571,11 @@ impl Stack {
     /// Our end and the peer's of a connection; `None` if the handle is stale.
     pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         self.tcp.ends(conn)
+    }
+
+    /// How many bytes may wait to be read and to be sent, as configured or as the connection's options say; `None` if the handle is stale.
+    pub fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
+        self.tcp.buffer_limits(conn)
     }
 
     /// State of a connection; `None` if the handle is stale.
@@ -603,6 +644,46 @@ impl Stack {
     /// [`UdpError::WouldBlock`] if there is none; a pending error is reported first.
     pub fn udp_recv_from(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<Datagram, UdpError> {
         self.udp.recv_from(socket, out)
+    }
+
+    /// Sends a datagram, or several that stand one behind the other in `payload`, in the way that `sending` says.
+    ///
+    /// # Errors
+    /// As [`Stack::udp_send_from`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, or all of them into one datagram.
+    pub fn udp_send_with(
+        &mut self,
+        now: Instant,
+        socket: UdpHandle,
+        sending: &UdpSending,
+        payload: &[u8],
+    ) -> Result<(), UdpError> {
+        let source = sending.source.filter(|source| self.net.is_local(*source));
+        self.udp.send(now, &mut self.net, socket, &UdpSending { source, ..*sending }, payload)
+    }
+
+    /// Takes the oldest report of an error about a socket's datagrams, with as much of the datagram as is known and `out` holds. There are some only for
+    /// sockets that want them ([`UdpOptions::reports_v4`], [`UdpOptions::reports_v6`]).
+    ///
+    /// # Errors
+    /// [`UdpError::WouldBlock`] if there is none, [`UdpError::Stale`].
+    pub fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError> {
+        self.udp.take_report(socket, out)
+    }
+
+    /// Takes the pending error of a UDP socket (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// [`UdpError::Stale`].
+    pub fn udp_take_error(&mut self, socket: UdpHandle) -> Result<Option<UdpError>, UdpError> {
+        self.udp.take_error(socket)
+    }
+
+    /// Bytes of the largest IP packet that gets to the other end of a UDP socket in one piece, as far as is known.
+    ///
+    /// # Errors
+    /// [`UdpError::NoDestination`] if the other end is not fixed, and if there is no route to it.
+    pub fn udp_path_mtu(&mut self, now: Instant, socket: UdpHandle) -> Result<u16, UdpError> {
+        self.udp.path_mtu(now, &mut self.net, socket)
     }
 
     /// Our end of a UDP socket.

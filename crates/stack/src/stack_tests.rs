@@ -2,8 +2,10 @@
 //! the same.
 
 use super::*;
+use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::{Capabilities, RxChecksum};
 use crate::ip::testbench::{Recorder, RecordingQueue};
+use crate::options::SocketOptions;
 use crate::tcp::config::{CongestionControl, MtuProbing};
 use crate::wire::MacAddr;
 use core::net::Ipv4Addr;
@@ -117,6 +119,20 @@ impl End {
         // Those that have ended and were not taken leave of yet are counted and not listed.
         assert!(count(|state| !matches!(state, State::Listen | State::TimeWait)) <= used("connections"));
         assert!(pools.iter().all(|pool| pool.used <= pool.high_water && pool.high_water <= pool.limit));
+        let (mut chunk_bytes, mut connections) = (0, 0);
+        for listed in whole.iter().filter(|listed| listed.info.is_some()) {
+            let Memory { rmem_alloc, wmem_queued, fwd_alloc, total, .. } = listed.memory;
+            assert!(listed.recv_queue <= rmem_alloc && listed.send_queue == wmem_queued, "{listed:?}");
+            let held = rmem_alloc + wmem_queued + fwd_alloc;
+            assert!(held.is_multiple_of(CHUNK_BYTES as u64) && total >= 128 + held, "{listed:?}");
+            chunk_bytes += held;
+            connections += 1;
+        }
+        let buffers = used("buffer_bytes") as u64;
+        assert!(
+            chunk_bytes == buffers || chunk_bytes < buffers && connections < used("connections"),
+            "{whole:?}"
+        );
         for listed in &whole {
             let waits = listed.timer.is_some();
             assert!(waits || !matches!(listed.state, State::TimeWait | State::SynSent), "{listed:?}");
@@ -187,6 +203,7 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
     let gso = random.below(2) == 0;
     let mut server = End::new('S', 1, 2, &config, predicts, gso);
     let mut client = End::new('C', 2, 1, &config, predicts, gso);
+    server.stack.hold_quick_acks(Duration::from_millis(random.below(2)));
     let to = SocketAddr::new(address(1).into(), 80);
     server.stack.listen(to, ListenOptions::default()).unwrap();
     let mut seen = Transcript::new();
@@ -265,4 +282,81 @@ fn a_probe_is_one_segment_even_where_the_device_cuts_larger_ones() {
     let stats = client.stack.tcp_stats();
     assert_eq!((stats.mtu_probes, stats.mtu_probes_lost), (stats.mtu_probes_acknowledged, 0));
     assert!(stats.mtu_probes >= 4, "{stats:?}");
+}
+
+/// What a server that holds its quick acknowledgements for 100 µs sends after two requests of 10 bytes that come `apart`, one of which it answers with
+/// 20 bytes `after` the first came, if it does: lengths of payload and times in µs.
+fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {
+    let config = TcpConfig { timestamps: false, ..TcpConfig::default() };
+    let mut server = End::new('S', 1, 2, &config, true, false);
+    let mut client = End::new('C', 2, 1, &config, true, false);
+    server.stack.hold_quick_acks(Duration::from_micros(100));
+    let to = SocketAddr::new(address(1).into(), 80);
+    server.stack.listen(to, ListenOptions::default()).unwrap();
+    // Applications do nothing by themselves.
+    let (mut random, mut seen) = (Random(1), Transcript::new());
+    let mut now = Instant::from_millis(1_000);
+    let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
+    let conn =
+        client.stack.connect(now, to, &ConnectOptions { socket, ..ConnectOptions::default() }).unwrap();
+    let mut frames = Vec::new();
+    for _ in 0..2 {
+        frames = client.turn(now, &frames, &mut random, &mut seen);
+        frames = server.turn(now, &frames, &mut random, &mut seen);
+    }
+    let accepted = core::mem::take(&mut server.conns)[0];
+    let start = now;
+    let mut sent = Vec::new();
+    for micros in 0..300 {
+        now = start + Duration::from_micros(micros);
+        if Duration::from_micros(micros) == Duration::ZERO || now - start == apart {
+            client.stack.send(conn, &[5; 10]).unwrap();
+        }
+        if after == Some(now - start) {
+            server.stack.send(accepted, &[6; 20]).unwrap();
+        }
+        let frames = client.turn(now, &[], &mut random, &mut seen);
+        if frames.is_empty()
+            && server.stack.next_deadline().is_none_or(|at| at > now)
+            && after != Some(now - start)
+        {
+            continue;
+        }
+        let answers = server.turn(now, &frames, &mut random, &mut seen);
+        sent.extend(answers.iter().map(|(bytes, _)| (bytes.len() - 54, micros)));
+    }
+    sent
+}
+
+#[test]
+fn quick_acknowledgements_wait_for_an_answer_as_long_as_they_may() {
+    let (never, micros) = (Duration::from_secs(1), Duration::from_micros);
+    assert_eq!(held_acks(never, Some(micros(30))), [(20, 30)], "it rides on the answer");
+    assert_eq!(held_acks(never, None), [(0, 100)], "nobody answers");
+    assert_eq!(held_acks(never, Some(micros(130))), [(0, 100), (20, 130)], "too late");
+    assert_eq!(held_acks(micros(40), None), [(0, 40)], "a second segment");
+}
+
+#[test]
+fn class_and_hop_limit_hold_from_the_first_segment_on() {
+    let config = TcpConfig::default();
+    let mut random = Random(1);
+    let (mut seen, now) = (Vec::new(), Instant::from_millis(1_000));
+    let mut a = End::new('a', 1, 2, &config, true, false);
+    let mut b = End::new('b', 2, 1, &config, true, false);
+    let options = |tos, hops| SocketOptions { tos, hop_limit: Some(hops), ..SocketOptions::default() };
+    let listen = ListenOptions { socket: options(0x48, 33), ..ListenOptions::default() };
+    let at = SocketAddr::from((address(2), 80));
+    b.stack.listen(at, listen).unwrap();
+    let connect = ConnectOptions { socket: options(0x20, 77), ..ConnectOptions::default() };
+    a.stack.connect(now, at, &connect).unwrap();
+    let service = |frames: &[(Vec<u8>, crate::device::TxMeta)]| (frames[0].0[15], frames[0].0[22]);
+    let syn = a.turn(now, &[], &mut random, &mut seen);
+    assert_eq!(service(&syn), (0x20, 77));
+    let answer = b.turn(now, &syn, &mut random, &mut seen);
+    assert_eq!(service(&answer), (0x48, 33));
+    for wrong in [options(1, 33), options(0, 0)] {
+        let connect = ConnectOptions { socket: wrong, ..ConnectOptions::default() };
+        assert_eq!(a.stack.connect(now, at, &connect), Err(ConnectError::InvalidOption));
+    }
 }

@@ -2,6 +2,7 @@
 
 mod common;
 mod limits;
+mod placements;
 
 /// The same tests with each application in its shard's thread, and with each beside its shard.
 macro_rules! placements {

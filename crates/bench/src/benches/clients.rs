@@ -47,7 +47,7 @@ impl<'a> Plan<'a> {
 
     fn ground(&self, wire: Wire) -> Ground {
         let folder = self.folder.path().to_owned();
-        Ground { wire, cpus: self.cpus, layout: self.options.layout, address: ADDRESS, folder }
+        Ground { wire, cpus: self.cpus, layout: self.options.layout, polls: false, address: ADDRESS, folder }
     }
 
     /// Whole seconds: the clients know no others.

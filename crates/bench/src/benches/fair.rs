@@ -62,7 +62,14 @@ pub fn nginx_memory(options: &Options) -> Result<Vec<BenchResult>, Failure> {
 
 /// One connection to nginx that is asked again and again.
 pub fn round_trip(options: &Options) -> Result<Vec<BenchResult>, Failure> {
-    nginx("rtt-vs-kernel", "µs", Figure::RoundTrip, options, load("1", true), Wire::Veth)
+    let mut results = Vec::new();
+    for (part, wire) in [("memory", Wire::Memif), ("af_xdp", Wire::Veth)] {
+        let name = format!("rtt-vs-kernel/{part}");
+        if options.wants(&name) {
+            results.extend(nginx(&name, "µs", Figure::RoundTrip, options, load("1", true), wire)?);
+        }
+    }
+    Ok(results)
 }
 
 fn nginx(

@@ -140,7 +140,7 @@ pub const ALL: &[Bench] = &[
     },
     Bench {
         name: "rtt-vs-kernel",
-        about: "median round trip of one connection to nginx (ginnel run) on AF_XDP over veth, against nginx on the kernel over the same (ratio: kernel's/ours); server and receive work on one core, generator on another",
+        about: "median round trip of one connection to nginx (ginnel run), /memory over memif, where the shard polls, and /af_xdp over veth, each against nginx on the kernel over veth (ratio: kernel's/ours); server and receive work on one core, generator on another",
         needs: Needs::Namespace,
         run: fair::round_trip,
     },

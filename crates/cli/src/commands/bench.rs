@@ -188,6 +188,7 @@ fn compare(options: &CompareOptions) -> Result<Summary, Failure> {
         wire,
         cpus,
         layout: options.layout,
+        polls: false,
         address: options.url.address,
         folder: folder.path().to_owned(),
     };

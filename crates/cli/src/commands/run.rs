@@ -49,6 +49,9 @@ fn on_named(options: &RunOptions, name: &str) -> Result<(), Failure> {
         return Err(Failure::usage(format!("{option}: the stack \"{name}\" is as ginnel up made it")));
     }
     let library = library()?;
+    if let Some(cause) = options.program.why_not() {
+        return Err(options.program.without_stack(&cause));
+    }
     match way_to(name) {
         Ok(control) => Err(options.program.become_on_stack(&library, &control)),
         Err(cause) => Err(options.program.without_stack(&cause)),
@@ -81,6 +84,9 @@ fn way_to(name: &str) -> Result<PathBuf, Failure> {
 fn on_own(options: &RunOptions) -> Result<(), Failure> {
     let config = options.stack.to_config()?;
     let library = library()?;
+    if let Some(cause) = options.program.why_not() {
+        return Err(options.program.without_stack(&cause));
+    }
     let made = match Made::new(config, "run", 0) {
         Ok(made) => made,
         // What is wrong with the command line is wrong in any case.

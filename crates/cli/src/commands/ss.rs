@@ -52,6 +52,11 @@ pub struct SsOptions {
     #[arg(long, short)]
     options: bool,
 
+    /// What each socket occupies: bytes received (r, of rb at the most) and to be sent (w, of tb), room in their memory (f), what was dropped (d), as ss
+    /// has it; and all its memory in bytes.
+    #[arg(long, short)]
+    memory: bool,
+
     /// Addresses and ports are always numbers: for those who are used to say so.
     #[arg(long, short)]
     numeric: bool,
@@ -128,7 +133,7 @@ fn show_all(options: &SsOptions, filter: &Filter, mut answer: impl BufRead) -> R
             if options.json {
                 show::json(&mut out, &columns, &line)?;
             } else {
-                show::row(&mut out, &socket, options.info, options.options)?;
+                show::row(&mut out, &socket, options)?;
             }
         }
     }
@@ -154,11 +159,15 @@ mod tests {
     use super::{Filter, SsOptions, show_all};
     use clap::{Args, Command, FromArgMatches};
 
+    /// These options.
+    pub fn options(words: &[&str]) -> SsOptions {
+        let command = SsOptions::augment_args(Command::new("ss")).no_binary_name(true);
+        SsOptions::from_arg_matches(&command.get_matches_from(words)).unwrap()
+    }
+
     /// Why an answer cannot be shown.
     fn refused(answer: &[u8]) -> String {
-        let arguments = SsOptions::augment_args(Command::new("ss")).get_matches_from(["ss", "-s"]);
-        let options = SsOptions::from_arg_matches(&arguments).unwrap();
-        show_all(&options, &Filter::default(), answer).unwrap_err().to_string()
+        show_all(&options(&["-s"]), &Filter::default(), answer).unwrap_err().to_string()
     }
 
     #[test]

@@ -2,11 +2,15 @@
 //! docs/programs.md.
 
 mod clients;
+mod dns;
 mod haproxy;
 mod iperf;
 mod lighttpd;
 mod memcached;
+mod mosquitto;
+mod python;
 mod redis;
+mod reload;
 
 use ginnel_testkit::interop::{Place, unavailable_with};
 use ginnel_testkit::skip;

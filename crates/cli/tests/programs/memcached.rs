@@ -31,6 +31,27 @@ fn value(stream: &mut BufReader<TcpStream>, key: &str, expected: &[u8]) {
     assert_eq!((line(stream), line(stream)), ("\r\n".into(), "END\r\n".into()));
 }
 
+/// A request of its protocol for datagrams, whose answer takes several.
+const ASK: &str = "
+import socket, sys
+s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(20)
+for number in range(3):
+    s.sendto(bytes([0, number, 0, 0, 0, 1, 0, 0]) + b'get k\\r\\n', ('10.9.0.2', 11211))
+    parts = [s.recv(2000) for _ in range(4)]
+    assert all(part[:2] == bytes([0, number]) for part in parts), parts
+    parts.sort(key=lambda part: part[3])
+    print(b''.join(part[8:] for part in parts) == b'VALUE k 0 5000\\r\\n' + b'x' * 5000 + b'\\r\\nEND\\r\\n')";
+
+#[test]
+fn memcached_answers_datagrams() {
+    let Some(place) = place("memcached_answers_datagrams", &["memcached", "python3"]) else { return };
+    let mut memcached = place.start(&["memcached", "-u", "root", "-l", "10.9.0.2", "-U", "11211"]);
+    memcached.wait_for("10.9.0.2:11211");
+    set(&mut connect(&place), "k", &[b'x'; 5000]);
+    assert_eq!(place.text("python3", &["-c", ASK]), "True\n".repeat(3));
+    assert_eq!(memcached.stop(), 0, "{}", memcached.said());
+}
+
 #[test]
 fn memcached_serves_many_with_several_threads() {
     let Some(place) = place("memcached_serves_many_with_several_threads", &["memcached"]) else { return };

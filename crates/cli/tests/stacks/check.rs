@@ -24,6 +24,67 @@ fn rows(said: &Value) -> Vec<String> {
 }
 
 #[test]
+fn copies_of_a_connection_that_was_not_open_yet_have_its_port() {
+    if skipped("copies_of_a_connection_that_was_not_open_yet_have_its_port") {
+        return;
+    }
+    let place = Place::new("copies");
+    let _up = place.up("lab", &["--loopback", "stack"]);
+    let script = "
+s = server('127.0.0.1', 7305); c = socket.socket(); c.setblocking(False); c.connect_ex(s.getsockname())
+copy = c.dup(); other = os.dup2(c.fileno(), 60); c.close(); select.select([], [copy], [])
+d = socket.socket(); d.setblocking(False); d.connect_ex(s.getsockname()); child = os.fork()
+if child: open('facts', 'w').write(f'{copy.getsockname()[1]} {d.getsockname()[1]} {child}')
+time.sleep(50)";
+    let program = Started::new(place.script(&["--stack", "lab"], script));
+    let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
+    until("all is open", || facts().split(' ').count() == 3);
+    let facts = facts();
+    let [copy, d, child] = facts.split(' ').map(|n| n.parse::<u32>().unwrap()).collect::<Vec<_>>()[..] else {
+        panic!("{facts}")
+    };
+    for pid in [program.pid(), child] {
+        let found = rows(&check(&place, pid).0);
+        let count = |port: u32| {
+            found
+                .iter()
+                .filter(|row| row.starts_with(&format!("tcp|127.0.0.1:{port}|127.0.0.1:7305|")))
+                .count()
+        };
+        assert_eq!((count(copy), count(d)), (2, 1), "{pid}: {found:#?}");
+    }
+}
+
+#[test]
+fn sockets_for_datagrams_are_told_once_it_is_decided_whose_they_are() {
+    if skipped("sockets_for_datagrams_are_told_once_it_is_decided_whose_they_are") {
+        return;
+    }
+    let place = Place::new("datagrams");
+    let _up = place.up("lab", &["--loopback", "stack"]);
+    let script = "
+new = lambda: socket.socket(type=socket.SOCK_DGRAM)
+bound = new(); bound.bind(('127.0.0.1', 7306)); everywhere = new(); everywhere.bind(('0.0.0.0', 7307))
+open_ = new(); connected = new(); connected.connect(('127.0.0.1', 7306)); sent = new(); sent.sendto(b'x', ('127.0.0.1', 7306))
+open('facts', 'w').write(f'{connected.getsockname()[1]} {sent.getsockname()[1]}')
+time.sleep(50)";
+    let program = Started::new(place.script(&["--stack", "lab"], script));
+    let facts = || std::fs::read_to_string(place.path().join("facts")).unwrap_or_default();
+    until("all is open", || facts().split(' ').count() == 2);
+    let facts = facts();
+    let (connected, sent) = facts.split_once(' ').unwrap();
+    let found = rows(&check(&place, program.pid()).0);
+    let expected = [
+        "udp|127.0.0.1:7306||UNCONN|stack|reached by the stack".into(),
+        "udp|0.0.0.0:7307||UNCONN|both|wildcard: peers of the stack and of the kernel".into(),
+        "udp|||UNCONN|open|decided when it is bound, connects or sends".into(),
+        format!("udp|127.0.0.1:{connected}|127.0.0.1:7306|ESTAB|stack|reached by the stack"),
+        format!("udp|0.0.0.0:{sent}||UNCONN|stack|reached by the stack"),
+    ];
+    assert_eq!(found[..5], expected, "{found:#?}");
+}
+
+#[test]
 fn each_socket_of_a_process_is_told_with_its_place_and_the_reason() {
     if skipped("each_socket_of_a_process_is_told_with_its_place_and_the_reason") {
         return;

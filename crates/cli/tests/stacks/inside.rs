@@ -281,3 +281,107 @@ while not os.path.exists('seen'): time.sleep(0.01)";
     let _ = std::process::Command::new("kill").arg(read("pid1")).status();
     drop(server);
 }
+
+/// A worker that was busy when it was offered a connection, which went to another then, is there for the next although it has heard of nothing since.
+#[test]
+fn who_was_busy_for_a_moment_accepts_again_though_others_are_busy_now() {
+    if skipped("who_was_busy_for_a_moment_accepts_again_though_others_are_busy_now") {
+        return;
+    }
+    let script = "
+s = server('127.0.0.1', 7301); r, w = os.pipe(); R, W = os.pipe()
+c = socket.create_connection(('127.0.0.1', 7301)); a, _ = s.accept()
+if not os.fork():
+    # It accepts once, and is busy while others come.
+    select.select([s], [], []); os.write(w, b'.'); time.sleep(0.5)
+    for _ in range(2): s.accept()[0].sendall(b'child')
+    os.read(R, 1); os._exit(0)
+# This process has asked for connections, and is busy for good.
+all_ = [socket.create_connection(('127.0.0.1', 7301)) for _ in range(2)]
+os.read(r, 1)
+print([exactly(c, 5) for c in all_]); os.write(W, b'.'); os.wait()";
+    let place = Place::new("busy");
+    assert_eq!(place.says(&["--stack", "kernel"], script), place.says(&LOOPBACK, script));
+}
+
+/// The first two CPUs that this process may use.
+fn two_cpus() -> Option<[usize; 2]> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_string();
+    let all = list.split(',').flat_map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        first.parse().unwrap_or(0)..=last.parse().unwrap_or(0)
+    });
+    let two: Vec<usize> = all.take(2).collect();
+    two.try_into().ok()
+}
+
+#[test]
+fn workers_that_are_bound_to_a_cpu_serve_the_shard_that_is_pinned_to_it() {
+    let test = "workers_that_are_bound_to_a_cpu_serve_the_shard_that_is_pinned_to_it";
+    if skipped(test) {
+        return;
+    }
+    let Some([first, second]) = two_cpus() else { return ginnel_testkit::skip(test, "one CPU only") };
+    let place = Place::new("bound");
+    let pinned = format!("[shards]\ncount = 2\ncpus = [{first}, {second}]\n");
+    std::fs::write(place.path().join("pinned.toml"), pinned).unwrap();
+    let _up = place.up("lab", &["--config", "pinned.toml", "--loopback", "stack"]);
+    // The first worker is bound to the CPU of the second shard, and the other way round: by their numbers they would be served alike or otherwise.
+    let serve = format!(
+        "
+s = server('127.0.0.1', 7008, backlog=200)
+for worker, cpu in enumerate([{second}, {first}]):
+    if not os.fork():
+        os.sched_setaffinity(0, {{cpu}}); all_ = []
+        open('there%d' % worker, 'w').close()
+        while True:
+            a, peer = s.accept(); all_.append(a); a.sendall(b'%d' % worker)
+            open('of%d' % worker, 'a').write('%d ' % peer[1])
+os.wait()"
+    );
+    let _server = Started::new(place.script(&["--stack", "lab", "--listen-spawn", "bound"], &serve));
+    until("both workers are there", || (0..2).all(|n| place.path().join(format!("there{n}")).exists()));
+    let ask = "
+all_ = []
+for _ in range(40):
+    c = socket.create_connection(('127.0.0.1', 7008)); all_.append(c); exactly(c, 1); time.sleep(0.02)
+open('open', 'w').close()
+while not os.path.exists('seen'): time.sleep(0.01)";
+    let client = Started::new(place.script(&["--stack", "lab"], ask));
+    until("all were accepted", || place.path().join("open").exists());
+    let lines = place.must(&["ss", "lab", "state", "established", "-H", "src", "127.0.0.1:7008"]);
+    let mut served = [0, 0];
+    for (worker, shard) in [("of0", "1"), ("of1", "0")] {
+        let ports = std::fs::read_to_string(place.path().join(worker)).unwrap_or_default();
+        let own = lines
+            .lines()
+            .filter(|line| ports.split_whitespace().any(|port| line.contains(&format!("127.0.0.1:{port} "))));
+        for line in own {
+            served[usize::from(line.split_whitespace().last() == Some(shard))] += 1;
+        }
+    }
+    // One may have been busy when the other was asked.
+    assert!(served[1] >= 34 && served[0] + served[1] == 40, "{served:?} {lines}");
+    std::fs::write(place.path().join("seen"), "").unwrap();
+    assert!(client.finish().status.success());
+}
+
+/// As servers that answer from the address which was asked find out about it (dnsmasq).
+#[test]
+fn sockets_of_the_stack_tell_of_the_kernels_interfaces_and_of_the_one_where_a_datagram_came() {
+    if skipped("sockets_of_the_stack_tell_of_the_kernels_interfaces_and_of_the_one_where_a_datagram_came") {
+        return;
+    }
+    let script = "
+import fcntl
+s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('127.0.0.1', 7008)); s.setsockopt(socket.IPPROTO_IP, 8, 1)
+c = socket.socket(type=socket.SOCK_DGRAM); c.sendto(b'x', ('127.0.0.1', 7008))
+data, [(level, kind, info)], flags, peer = s.recvmsg(9, 64)
+number, own, to = struct.unpack('i4s4s', info)
+# SIOCGIFNAME
+name = fcntl.ioctl(s, 0x8910, struct.pack('16si20x', b'', number))[:16].rstrip(bytes(1))
+print(data, (level, kind) == (0, 8), number, name, socket.inet_ntoa(own), socket.inet_ntoa(to))";
+    let place = Place::new("interfaces");
+    assert_eq!(place.says(&LOOPBACK, script), "b'x' True 1 b'lo' 127.0.0.1 127.0.0.1\n");
+}

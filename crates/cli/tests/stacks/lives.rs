@@ -60,6 +60,68 @@ except OSError as e: print(type(e).__name__)";
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "ConnectionResetError\n");
 }
 
+/// What was found where programs use a whole core though there is nothing to do: calls that fail at once and are made again, in whatever way they wait.
+#[test]
+fn a_program_whose_stack_was_killed_hears_of_its_connections_once_and_has_nothing_to_do() {
+    let test = "a_program_whose_stack_was_killed_hears_of_its_connections_once_and_has_nothing_to_do";
+    if skipped(test) {
+        return;
+    }
+    let place = Place::new("killed");
+    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    let up = Started::new(place.ginnel(&["up", "lab", "--config", "two.toml", "--loopback", "stack"]));
+    until("it serves", || place.path().join("run/lab/ready").exists());
+    let script = "
+s = server('127.0.0.1', 7001); t = server('127.0.0.1', 7002); t.setblocking(False)
+cs = [socket.create_connection(('127.0.0.1', 7001)) for _ in range(8)]; as_ = [s.accept()[0] for _ in cs]
+u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.bind(('127.0.0.1', 7003))
+ends = []
+def again(f):
+    while True:
+        try: f()
+        except OSError: pass
+def accepts(): s.accept()
+def receives(): u.recv(100)
+def loop(all_, wait, make):
+    p = make()
+    for x in all_: p.register(x, select.POLLIN)
+    by = {x.fileno(): x for x in all_}
+    while True:
+        for fd, ev in p.poll(wait):
+            try:
+                if by[fd] is t: t.accept()
+                elif not by[fd].recv(9): raise ConnectionResetError
+            except BlockingIOError: pass
+            except ConnectionResetError: ends.append(fd); p.unregister(fd); by[fd].close()
+        if not wait: time.sleep(0.0005)
+waiting = [lambda: again(accepts), lambda: again(receives), lambda: loop(cs[:4] + [t], None, select.epoll),
+    lambda: loop(cs[4:] + [t], None, select.poll), lambda: loop(as_, 0, select.poll)]
+for w in waiting: threading.Thread(target=w, daemon=True).start()
+open('there', 'w').close()
+while len(ends) < 16: time.sleep(0.01)
+# Children find the same.
+child = os.fork()
+if not child:
+    threading.Thread(target=lambda: again(accepts), daemon=True).start()
+    threading.Thread(target=lambda: loop([t], None, select.epoll), daemon=True).start()
+    time.sleep(1); open('child', 'w').write(str(time.process_time())); os._exit(0)
+begun = time.process_time(); time.sleep(1); own = time.process_time() - begun
+os.waitpid(child, 0)
+def refused(f):
+    try: f()
+    except OSError as e: return e.errno == 100
+print(len(ends), len(set(ends)), own < 0.3, float(open('child').read()) < 0.3)
+print(refused(lambda: socket.create_connection(('127.0.0.1', 7001))), refused(lambda: server('127.0.0.1', 7009)))
+os._exit(0)";
+    let program = Started::new(place.script(&["--stack", "lab"], script));
+    until("the program waits", || place.path().join("there").exists());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    up.signal("KILL");
+    let output = program.finish();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "16 16 True True\nTrue True\n", "{output:?}");
+}
+
 #[test]
 fn a_missing_stack_is_told_in_one_line_and_what_was_chosen_for_it_happens() {
     let place = Place::new("missing");
@@ -144,4 +206,47 @@ while True:
     program.signal("TERM");
     assert_eq!(program.finish().status.code(), Some(0));
     assert!(place.path().join("ended").exists());
+}
+
+#[test]
+fn a_program_that_cannot_load_the_library_is_not_run_on_the_kernel_unasked() {
+    let place = Place::new("image");
+    // Enough of a program that is linked statically: a header of ELF, and no program header.
+    let mut image = vec![0; 64];
+    image[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    let path = place.path().join("static");
+    fs::write(&path, image).unwrap();
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let _up = place.up("lab", &["--loopback", "stack"]);
+    for options in [&["--loopback", "stack"][..], &["--stack", "lab"]] {
+        let output = place.run(&[&["run"], options, &["--", "./static"]].concat());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(125), 1), "{said}");
+        assert!(
+            said.contains("./static is linked statically") && said.contains("--on-missing=kernel"),
+            "{said}"
+        );
+        let asked = place.run(&[&["run", "--on-missing=kernel"], options, &["--", "./static"]].concat());
+        let said = String::from_utf8(asked.stderr).unwrap();
+        assert!(said.contains("loads no library; ./static goes on with the kernel's network"), "{said}");
+    }
+}
+
+/// A system call that forks tells libc's hooks nothing (vsftpd isolates its sessions so).
+#[test]
+fn a_fork_by_its_number_leaves_the_child_the_sockets() {
+    if skipped("a_fork_by_its_number_leaves_the_child_the_sockets") {
+        return;
+    }
+    let script = "
+import ctypes, platform
+number = {'x86_64': 56, 'aarch64': 220}[platform.machine()]
+libc = ctypes.CDLL(None)
+s = server('127.0.0.1', 7415); c = socket.create_connection(s.getsockname()); a, _ = s.accept()
+child = libc.syscall(number, ctypes.c_long(signal.SIGCHLD), None, None, None, None)
+if child == 0:
+    a.sendall(b'by the child'); got = exactly(a, 2); os._exit(got != b'ok')
+a.close(); print(exactly(c, 12)); c.sendall(b'ok'); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), c.recv(9))";
+    let place = Place::new("clone");
+    assert_eq!(place.says(&["--loopback", "stack"], script), "b'by the child'\n0 b''\n");
 }

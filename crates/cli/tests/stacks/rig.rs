@@ -92,9 +92,12 @@ impl Place {
 
     /// A program of Python's as `ginnel run` takes it.
     pub fn script(&self, options: &[&str], text: &str) -> Command {
-        let mut command = self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c"]].concat());
-        command.arg(format!("{PRELUDE}\n{text}"));
-        command
+        self.bare_script(options, &format!("{PRELUDE}\n{text}"))
+    }
+
+    /// The same without the modules that are loaded before: `socket` makes an epoll set for a moment, and so is a first use of the stack.
+    pub fn bare_script(&self, options: &[&str], text: &str) -> Command {
+        self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c", text]].concat())
     }
 
     /// What it says, once it has ended well.

@@ -57,6 +57,8 @@ pub(super) struct AfXdpRx {
     /// Readable when one of the two sockets is.
     any: OwnedFd,
     gone: bool,
+    /// Something came since errors were looked for.
+    received: bool,
     stats: Arc<AfXdpStats>,
     /// It is the queue that reports what all have counted.
     pub(super) reports: bool,
@@ -87,6 +89,7 @@ impl AfXdpRx {
             packets,
             any,
             gone: false,
+            received: false,
             stats,
             reports: false,
             _attached: attached,
@@ -191,7 +194,17 @@ impl AfXdpRx {
             taken += count;
         }
         self.ring.release(taken);
+        self.received |= taken > 0;
         places
+    }
+
+    /// The packet socket has an error, until it is taken, when the interface goes down or away. The other one only when it is deleted.
+    fn take_errors(&mut self) {
+        let _ = sockopt::socket_error(self.packets.as_fd());
+        if !self.gone && self.socket.take_error() == Some(Errno::NETDOWN) {
+            self.gone = true;
+            tracing::error!("the interface of an AF_XDP device was deleted");
+        }
     }
 }
 
@@ -216,11 +229,9 @@ impl RxQueue for AfXdpRx {
 
     fn arm(&mut self) -> bool {
         self.give_back();
-        // The packet socket has an error, until it is taken, when the interface goes down or away. The other one only when it is deleted.
-        let _ = sockopt::socket_error(self.packets.as_fd());
-        if !self.gone && self.socket.take_error() == Some(Errno::NETDOWN) {
-            self.gone = true;
-            tracing::error!("the interface of an AF_XDP device was deleted");
+        // Where frames come all is well, and errors, which end every sleep until they are taken, are looked for when none came.
+        if !core::mem::take(&mut self.received) {
+            self.take_errors();
         }
         // The descriptors are readable as long as frames wait.
         !self.gone && self.ring.available() == 0

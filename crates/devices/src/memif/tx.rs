@@ -8,7 +8,7 @@ use super::rx::{Buffers, Violation};
 use super::signal::Signaller;
 use super::{FRAME_BYTES_MAX, Guard, MemifStats, count};
 use crate::offload::WireFrames;
-use ginnel_stack::device::{Capabilities, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, GatherTx, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -18,6 +18,9 @@ const FRAME_AT: usize = 10 + HEADER_BYTES;
 /// When a super-frame must be cut here, its segments are taken to have so much payload at least. If they have less, and the ring is nearly full, the
 /// last ones are dropped and counted.
 const SEGMENT_BYTES_MIN: usize = 512;
+
+/// So many bytes are shown to the peer before `flush` asks for it: the other side takes them out while more is put in here.
+const PUBLISHED_TOGETHER: usize = 128 << 10;
 
 /// A ring to send on, with all that belongs to it.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(super) struct TxRing {
     free: u16,
     /// What the peer has seen of `position`.
     published: u16,
+    /// Bytes that it has not seen.
+    unpublished_bytes: usize,
     bell: Bell,
     signaller: Arc<Signaller>,
     complaint: Arc<Complaint>,
@@ -55,6 +60,7 @@ impl TxRing {
             position: 0,
             free: 0,
             published: 0,
+            unpublished_bytes: 0,
             bell,
             signaller,
             complaint,
@@ -116,33 +122,65 @@ impl TxRing {
 
     /// Copies a frame, with its header in front, into free buffers. `Ok(false)` if they are too few.
     fn put(&mut self, bytes: &[u8]) -> Result<bool, Violation> {
-        let mut left = bytes;
-        let mut used = 0;
-        while !left.is_empty() {
+        self.put_gathered(bytes, &mut core::iter::empty())
+    }
+
+    /// The same of a frame that goes on with all `pieces`, none of which is empty.
+    fn put_gathered<'a>(
+        &mut self,
+        head: &[u8],
+        pieces: &mut (impl Iterator<Item = &'a [u8]> + ?Sized),
+    ) -> Result<bool, Violation> {
+        let (mut used, mut bytes) = (0, 0);
+        let mut piece = head;
+        // Whether it is the frame's last is seen at the next.
+        let mut last: Option<(u16, Descriptor)> = None;
+        while !piece.is_empty() {
             if used == self.free {
                 self.refresh_free()?;
                 if used == self.free {
                     return Ok(false);
                 }
             }
+            if let Some((index, before)) = last {
+                self.ring.set_descriptor(index, Descriptor { next: true, ..before });
+            }
             let index = self.position.wrapping_add(used);
             let buffer = self.buffer(index);
-            let (piece, rest) = left.split_at(left.len().min(buffer.length as usize));
-            // An empty buffer could never be filled, and the other side needs the header in one piece.
-            if piece.is_empty() || piece.len() < self.header_bytes && used == 0 {
-                return Err(Violation);
-            }
+            let mut filled = 0;
             let region = self.regions.get(usize::from(buffer.region)).ok_or(Violation)?;
-            if !region.copy_in(buffer.offset as usize, piece) {
+            while filled < buffer.length as usize {
+                let (now, later) = piece.split_at(piece.len().min(buffer.length as usize - filled));
+                if !region.copy_in(buffer.offset as usize + filled, now) {
+                    return Err(Violation);
+                }
+                filled += now.len();
+                piece = later;
+                if piece.is_empty() {
+                    piece = pieces.next().unwrap_or(&[]);
+                    if piece.is_empty() {
+                        break;
+                    }
+                }
+            }
+            // An empty buffer could never be filled, and the other side needs the header in one piece.
+            if filled == 0 || filled < self.header_bytes && used == 0 {
                 return Err(Violation);
             }
-            let filled = Descriptor { next: !rest.is_empty(), length: piece.len() as u32, ..buffer };
-            self.ring.set_descriptor(index, filled);
-            left = rest;
+            bytes += filled;
+            // Cannot truncate: at most the buffer's length.
+            last = Some((index, Descriptor { next: false, length: filled as u32, ..buffer }));
             used += 1;
+        }
+        if let Some((index, descriptor)) = last {
+            self.ring.set_descriptor(index, descriptor);
         }
         self.position = self.position.wrapping_add(used);
         self.free -= used;
+        self.unpublished_bytes += bytes;
+        if self.unpublished_bytes >= PUBLISHED_TOGETHER {
+            self.publish();
+        }
         Ok(true)
     }
 
@@ -152,6 +190,7 @@ impl TxRing {
             return;
         }
         self.published = self.position;
+        self.unpublished_bytes = 0;
         match self.buffers {
             Buffers::Own { .. } => self.ring.set_head(self.position),
             Buffers::Peers => self.ring.set_tail(self.position),
@@ -262,10 +301,41 @@ impl TxQueue for MemifTx {
         }
     }
 
+    fn gather(&mut self) -> Option<&mut dyn GatherTx> {
+        Some(self)
+    }
+
     fn flush(&mut self, _now: Instant) {
         self.connection.refresh();
         if let Some(ring) = &mut self.connection.ring {
             ring.publish();
         }
+    }
+}
+
+/// A payload goes from where it lies to the shared memory, without the staging buffer.
+impl GatherTx for MemifTx {
+    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = &[u8]>, meta: TxMeta) {
+        if let Some(ring) = &mut self.connection.ring
+            && ring.header_bytes > 0
+        {
+            let start = FRAME_AT - HEADER_BYTES;
+            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta));
+            let put = ring.put_gathered(&self.staging[start..FRAME_AT + head], pieces);
+            if put != Ok(true) {
+                count(&self.stats.tx_dropped);
+            }
+            if put == Err(Violation) {
+                self.complain();
+            }
+            return;
+        }
+        // It is cut here, or dropped.
+        let mut len = head;
+        for piece in pieces {
+            self.staging[FRAME_AT + len..][..piece.len()].copy_from_slice(piece);
+            len += piece.len();
+        }
+        self.commit(len, meta);
     }
 }

@@ -111,7 +111,7 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
         ring::ring(config.ring_bytes.max(ring::capacity_min(frame_bytes_max)), ring::LAP_BYTES_MIN);
     let bell = Arc::new(OnceLock::new());
     let tx = MemoryTx { ring: producer, capabilities, bell: bell.clone() };
-    (tx, MemoryRx { ring: consumer, bell, armed: false })
+    (tx, MemoryRx { ring: consumer, bell, armed: false, unread: 0 })
 }
 
 /// The eventfd that wakes the receiver. It exists from the first time that the receiver wants to sleep, so that
@@ -157,6 +157,8 @@ struct MemoryRx {
     bell: Bell,
     /// A wake-up was asked for and not taken back.
     armed: bool,
+    /// Wake-ups that came, or are on their way, and were not taken from the bell.
+    unread: u64,
 }
 
 impl MemoryRx {
@@ -169,10 +171,14 @@ impl MemoryRx {
     #[cold]
     fn disarm(&mut self) {
         self.armed = false;
-        self.ring.disarm();
-        if let Some(fd) = self.bell() {
-            // Would-block if something else ended the sleep.
-            let _ = rustix::io::read(fd, &mut [0u8; 8]);
+        self.unread += u64::from(self.ring.disarm());
+        let mut count = [0; 8];
+        // Would-block if it is on its way still: then the next sleep ends at once, and it is taken after that.
+        if self.unread > 0
+            && let Some(fd) = self.bell()
+            && rustix::io::read(fd, &mut count).is_ok()
+        {
+            self.unread = self.unread.saturating_sub(u64::from_ne_bytes(count));
         }
     }
 }
@@ -188,8 +194,15 @@ impl RxQueue for MemoryRx {
     /// False too if the kernel refused an eventfd: then the caller must poll, as nothing could wake it.
     fn arm(&mut self) -> bool {
         self.ring.release();
-        self.armed = self.bell().is_some() && self.ring.arm();
-        self.armed
+        if self.bell().is_none() {
+            return false;
+        }
+        self.armed = true;
+        let quiet = self.ring.arm();
+        if !quiet {
+            self.disarm();
+        }
+        quiet
     }
 
     fn wake_fd(&self) -> Option<RawFd> {
@@ -263,5 +276,30 @@ mod tests {
         assert!(rx.bell.get().is_none());
         assert!(rx.arm());
         assert!(rx.bell.get().is_some());
+    }
+
+    #[test]
+    fn a_signal_that_comes_after_the_sleep_ends_one_sleep_and_not_all() {
+        let (mut tx, mut rx) = direction(&MemoryConfig::default(), [2, 0, 0, 0, 0, 1]);
+        let is_readable = |rx: &MemoryRx| {
+            use rustix::event::{PollFd, PollFlags, Timespec, poll};
+            let mut fd = [PollFd::new(rx.bell().unwrap(), PollFlags::IN)];
+            poll(&mut fd, Some(&Timespec::default())).unwrap() > 0
+        };
+        assert!(rx.arm());
+        tx.reserve(60).expect("the ring is empty");
+        tx.commit(60, TxMeta::default());
+        // The sender was interrupted between the two halves of `flush`.
+        assert!(tx.ring.publish());
+        let frames = |rx: &mut MemoryRx| {
+            let mut burst = RxBurst::new();
+            rx.rx_burst(Instant::ZERO, &mut burst);
+            burst.len()
+        };
+        assert_eq!(frames(&mut rx), 1);
+        ring_bell(&tx.bell);
+        assert!(rx.arm() && is_readable(&rx));
+        assert_eq!(frames(&mut rx), 0);
+        assert!(rx.arm() && !is_readable(&rx));
     }
 }

@@ -427,22 +427,18 @@ impl Consumer {
         self.position != self.tail
     }
 
-    /// Asks for a wake-up. Returns false, and asks for none, if a record is waiting.
+    /// Asks for a wake-up. Returns false if a record is waiting already. Whatever it says, [`disarm`](Self::disarm) follows.
     pub(super) fn arm(&mut self) -> bool {
         self.shared.sleeping.0.store(true, Ordering::Relaxed);
         // Pairs with the fence in `Producer::publish`.
         fence(Ordering::SeqCst);
         self.tail = self.shared.tail.0.load(Ordering::Acquire);
-        let empty = self.position == self.tail;
-        if !empty {
-            self.disarm();
-        }
-        empty
+        self.position == self.tail
     }
 
-    /// Takes back the wish for a wake-up; one may be on its way already.
-    pub(super) fn disarm(&mut self) {
-        self.shared.sleeping.0.store(false, Ordering::Relaxed);
+    /// Takes back the wish for a wake-up. True if it was fulfilled already: the wake-up came, or is on its way.
+    pub(super) fn disarm(&mut self) -> bool {
+        !self.shared.sleeping.0.swap(false, Ordering::Relaxed)
     }
 }
 

@@ -154,7 +154,7 @@ impl App {
                 Event::Connected { conn }
                 | Event::Writable { conn }
                 | Event::Acked { conn, .. }
-                | Event::Urgent { conn } => {
+                | Event::Urgent { conn, .. } => {
                     self.expect(conn, &event);
                 }
                 Event::UdpReadable { socket } => self.datagrams.on_readable(stack, socket, self.greedy),

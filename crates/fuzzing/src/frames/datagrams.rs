@@ -7,7 +7,7 @@ use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::ip::NetworkConfig;
 use ginnel_stack::stack::Stack;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{UdpError, UdpOptions};
+use ginnel_stack::udp::{PathMtu, UdpError, UdpOptions, UdpSending};
 use ginnel_stack::wire::checksum::Sum;
 use ginnel_stack::wire::{protocol, udp};
 
@@ -15,6 +15,9 @@ use ginnel_stack::wire::{protocol, udp};
 const PORT: u16 = 53;
 /// Ports in use.
 const PORTS: u8 = 5;
+/// What sockets do about paths.
+const PATHS: [PathMtu; 6] =
+    [PathMtu::Want, PathMtu::Ignore, PathMtu::Do, PathMtu::Probe, PathMtu::Interface, PathMtu::Omit];
 /// Sockets that were closed and are tried again, at the most.
 const CLOSED_MAX: usize = 8;
 
@@ -88,11 +91,27 @@ impl Datagrams {
             Op::UdpSend => {
                 let socket = self.pick(word.a)?;
                 let port = stack.udp_local(socket).map_or(0, |local| local.port());
+                // Several datagrams in one piece begin anew each.
+                let piece = if word.c & 16 == 0 { 0 } else { word.z as u16 };
+                let each = if piece == 0 { usize::MAX } else { piece.into() };
                 let bytes: Vec<u8> =
-                    (0..word.x as usize % 70_000).map(|at| datagram_byte(port, at)).collect();
+                    (0..word.x as usize % 70_000).map(|at| datagram_byte(port, at % each)).collect();
                 let to = (word.b & datagram_bits::CONNECTED == 0).then_some(remote);
-                let result = stack.udp_send_to(now, socket, to, &bytes);
+                let result = match word.c & 16 {
+                    0 => stack.udp_send_to(now, socket, to, &bytes),
+                    _ => stack.udp_send_with(
+                        now,
+                        socket,
+                        &UdpSending { to, piece, ..UdpSending::default() },
+                        &bytes,
+                    ),
+                };
                 self.expect(socket, &result);
+                // Whoever asks for reports finds them here.
+                let mut known = [0; 100];
+                while let Ok(report) = stack.udp_take_report(socket, &mut known) {
+                    assert!(report.more || report.next.is_none(), "{report:?}");
+                }
             }
             Op::UdpRecv => {
                 let socket = self.pick(word.a)?;
@@ -128,11 +147,16 @@ impl Datagrams {
         let options = UdpOptions {
             reuse_address: word.c & 1 != 0,
             reuse_port: word.c & 2 != 0,
+            user: u32::from(word.c >> 7),
             broadcast: word.c & 4 != 0,
             only_v6: word.a % 6 == 2,
             receive_bytes: (word.x != 0).then_some(word.x % 100_000),
             hop_limit: (word.c & 8 != 0).then_some(word.c),
             tos: word.z as u8,
+            coalesces: word.c & 16 != 0,
+            reports_v4: word.c & 32 != 0,
+            reports_v6: word.c & 64 != 0,
+            path_mtu: PATHS[word.z as usize / 256 % PATHS.len()],
         };
         match stack.udp_bind(SocketAddr::new(ip, port), options) {
             Ok(socket) => {
@@ -196,7 +220,9 @@ impl Datagrams {
         self.received += 1;
         let shown = datagram.len.min(len);
         let port = datagram.from.port();
-        let whole = (0..shown).all(|at| buffer[at] == datagram_byte(port, at));
+        // Several that came together begin anew each.
+        let piece = if datagram.piece == 0 { usize::MAX } else { datagram.piece.into() };
+        let whole = (0..shown).all(|at| buffer[at] == datagram_byte(port, at % piece));
         assert!(
             whole || self.tainted,
             "wrong bytes in a datagram of {} from {}",

@@ -284,6 +284,7 @@ impl World {
             backlog: word.c.into(),
             v6_only: word.a % 5 == 2,
             reuse_port: word.a % 7 == 3,
+            user: 0,
             socket: SocketOptions {
                 recv_buffer_bytes: buffers,
                 send_buffer_bytes: buffers,
@@ -291,6 +292,8 @@ impl World {
                 nodelay: word.z & 1 != 0,
                 keepalive: word.z & 2 != 0,
                 ack_events: word.z & 4 != 0,
+                tos: word.z as u8 & 0xf8,
+                hop_limit: (word.z & 8 != 0).then_some(word.a),
             },
         };
         // A cookie of one listener may come back to another, which offers something else.

@@ -58,7 +58,8 @@ pub enum Entry {
 pub(crate) struct Book {
     at: NonNull<[AtomicU64; WORDS]>,
     entries: usize,
-    _file: Internal,
+    /// To be found by others in /proc.
+    pub file: Internal,
 }
 
 // SAFETY: it is made of atomics.
@@ -73,14 +74,14 @@ impl Book {
     /// No memory, or no descriptors.
     pub fn new(descriptors: usize) -> Result<Self, Errno> {
         let entries = descriptors + 1;
-        let file = Internal::new(memfd_create(NAME, MemfdFlags::CLOEXEC)?)?;
+        let file = Internal::new(memfd_create(NAME, MemfdFlags::CLOEXEC)?);
         ftruncate(&file, (entries * ENTRY) as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         // SAFETY: a new mapping, which is unmapped when the value is dropped and nobody borrows from it.
         let at = unsafe { mmap(core::ptr::null_mut(), entries * ENTRY, protection, flags, &file, 0)? };
         let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
-        let book = Self { at, entries, _file: file };
+        let book = Self { at, entries, file };
         if let Some(head) = book.entry(-1) {
             head[0].store(MAGIC, Release);
         }
@@ -121,6 +122,17 @@ impl Book {
             };
             words[0].store(bits as u64, Relaxed);
             words[1].store((bits >> 64) as u64, Relaxed);
+        }
+    }
+
+    /// Both ends of a connection whose own end was not known, if the descriptor still is such a one.
+    pub fn complete(&self, fd: RawFd, ends: [SocketAddr; 2]) {
+        let Some(words) = self.entry(fd) else { return };
+        if let Some(Entry::Stream([own, peer])) = decode(core::array::from_fn(|at| words[at].load(Relaxed)))
+            && own.port() == 0
+            && peer == ends[1]
+        {
+            self.write(fd, Entry::Stream(ends));
         }
     }
 

@@ -1,15 +1,16 @@
 //! The channels of a process, one to each shard of its stack, as if they were one. A connection belongs to one shard, and which one stands in its handle; a listener is on all of
 //! them, and takes from whichever has something.
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::SocketAddr;
+use core::time::Duration;
 use ginnel::channel::control::ReserveError;
-use ginnel::channel::{Arrived, Client, ClientEvent, Reserved, Sharing, Status};
+use ginnel::channel::{Arrived, Client, ClientEvent, CommonOf, Mark, Reserved, Sharing, Status};
 use ginnel::door::Held;
 use ginnel::{
     Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError, Stale,
-    TcpInfo, TcpOption, UdpError, UdpOptions,
+    TcpInfo, TcpOption, UdpError, UdpOptions, UdpReport, UdpSending,
 };
-use rustix::fd::{BorrowedFd, RawFd};
+use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::io::{IoSlice, IoSliceMut};
 
@@ -26,6 +27,8 @@ pub enum ListenSpawn {
 
 /// Shards are bits of a word (`shards.count`).
 const SHARDS_MAX: usize = 64;
+/// What wakes the process has room for some hundreds that are not read.
+const UNREAD_MAX: u32 = 64;
 /// Where reservations are kept: one place has to know them all.
 const KEEPER: usize = 0;
 
@@ -58,6 +61,8 @@ pub(crate) struct Channels {
     listen_spawn: ListenSpawn,
     /// The CPU of each shard.
     cpus: Vec<u16>,
+    /// How often the stack woke the process and that was not read.
+    unread: u32,
 }
 
 impl Channels {
@@ -72,7 +77,18 @@ impl Channels {
         let opener = std::process::id() as usize % clients.len();
         let spread = vec![Vec::new(); clients.len()];
         let (listeners, cpus, listen_spawn) = (Vec::new(), Vec::new(), ListenSpawn::Off);
-        Some(Self { clients, bits, dirty: 0, turn: 0, opener, listeners, spread, listen_spawn, cpus })
+        Some(Self {
+            clients,
+            bits,
+            dirty: 0,
+            turn: 0,
+            opener,
+            listeners,
+            spread,
+            listen_spawn,
+            cpus,
+            unread: 0,
+        })
     }
 
     /// From now on connections are taken as this says, where shards have these CPUs.
@@ -103,6 +119,11 @@ impl Channels {
     /// One after the other.
     pub fn all(&self) -> &[Client] {
         &self.clients
+    }
+
+    /// Descriptors that they need.
+    pub fn own_fds(&self) -> impl Iterator<Item = RawFd> {
+        self.clients.iter().flat_map(Client::own_fds).map(|own| own.as_raw_fd())
     }
 
     /// The same, to be changed.
@@ -274,6 +295,10 @@ impl Channels {
         self.on_all(listener, |client, number| client.set_backlog(number, backlog))
     }
 
+    pub fn defer(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
+        self.on_all(listener, |client, number| client.defer(number, time))
+    }
+
     pub fn set_credits(&mut self, listener: u32, credits: u32) {
         let preferred = self.preferred();
         for shard in 0..self.clients.len() {
@@ -354,6 +379,27 @@ impl Channels {
         Err(refused.unwrap_or(Error::Connect(remote, ConnectError::TooMany)))
     }
 
+    /// The same for one with no options that SYN carries and no address of its own, without a question where that can be ([`Client::connect_unasked`]).
+    pub fn connect_unasked(&mut self, remote: SocketAddr) -> Result<Conn, Error> {
+        let shard = self.opener;
+        self.opener = (shard + 1) % self.clients.len();
+        self.dirty |= 1 << shard;
+        match self.clients[shard].connect_unasked(remote) {
+            Ok(conn) => Ok(self.here(shard, conn)),
+            // It was asked, and another may have a port.
+            Err(Error::Connect(_, ConnectError::AddressNotAvailable | ConnectError::PortsExhausted)) => {
+                self.connect(remote, ConnectOptions::default())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Why a connection could not be opened, if that is why it is over.
+    pub fn refusal(&self, conn: Conn) -> Option<ConnectError> {
+        let (client, conn) = self.of(conn).ok()?;
+        client.refusal(conn)
+    }
+
     /// The next thing that happened, from all in turn.
     pub fn next_event(&mut self) -> Option<ClientEvent> {
         if let [only] = self.clients.as_mut_slice() {
@@ -418,7 +464,40 @@ impl Channels {
     }
 
     pub fn after_sleep(&mut self) {
-        self.clients.iter_mut().for_each(Client::after_sleep);
+        if self.unread > 0 {
+            // Here the level counts.
+            self.read_wakes();
+        }
+        self.clients.iter_mut().for_each(|client| client.after_sleep(true));
+        if self.is_gone() {
+            // One has found out, and another had to do with its bells.
+            self.look_for_end();
+        }
+    }
+
+    /// Looks whether the stack is gone. Who never sleeps finds out only so.
+    pub fn look_for_end(&mut self) {
+        self.clients.iter_mut().for_each(Client::look_for_end);
+    }
+
+    /// The same after a sleep on the edges of [`wake_fd`](Self::wake_fd): whether there was one, and whether nobody holds the other end any more.
+    pub fn after_nap(&mut self, rang: bool, hung_up: bool) {
+        // Whoever wakes the process writes one byte.
+        let wakes = self.clients.iter_mut().map(|client| u32::from(client.after_nap())).sum::<u32>();
+        self.unread += wakes.max(rang.into());
+        if self.unread >= UNREAD_MAX || hung_up {
+            self.read_wakes();
+        }
+        if hung_up {
+            // It stands behind what was not read.
+            self.look_for_end();
+        }
+    }
+
+    /// Reads what was not read after naps.
+    fn read_wakes(&mut self) {
+        self.unread = 0;
+        self.clients[0].clear_wake();
     }
 
     /// Whether a shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.
@@ -436,12 +515,38 @@ impl Channels {
         self.clients.iter().all(Client::is_ready)
     }
 
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        self.clients.iter().flat_map(Client::descriptors).collect()
-    }
-
     pub fn buffer_bytes(&self) -> usize {
         self.clients[0].buffer_bytes()
+    }
+}
+
+/// Descriptions that this process shares with others. Of a listener the first shard keeps what all agree on.
+impl Channels {
+    #[inline]
+    fn common(&self, of: CommonOf) -> Option<(&Client, CommonOf)> {
+        match of {
+            CommonOf::Socket(conn) => {
+                self.of(conn).ok().map(|(client, conn)| (client, CommonOf::Socket(conn)))
+            }
+            CommonOf::Listener(listener) => {
+                Some((self.clients.get(KEEPER)?, CommonOf::Listener(self.number(listener, KEEPER)?)))
+            }
+        }
+    }
+
+    #[inline]
+    pub fn common_version(&self, of: CommonOf) -> u32 {
+        self.common(of).map_or(0, |(client, of)| client.common_version(of))
+    }
+
+    pub fn tell_common(&self, of: CommonOf, bytes: &[u8]) -> Option<u32> {
+        let (client, of) = self.common(of)?;
+        client.tell_common(of, bytes)
+    }
+
+    pub fn common_told(&self, of: CommonOf) -> Option<(u32, Vec<u8>)> {
+        let (client, of) = self.common(of)?;
+        client.common_told(of)
     }
 }
 
@@ -511,6 +616,11 @@ impl Channels {
         client.send_urgent(conn, bytes)
     }
 
+    pub fn mark(&mut self, conn: Conn) -> Result<Option<Mark>, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.mark(conn)
+    }
+
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
         let (client, conn) = self.with(conn).map_err(|_| RecvError::Stale)?;
         client.recv_urgent(conn)
@@ -540,26 +650,19 @@ impl Channels {
         client.udp_set_options(conn, options)
     }
 
-    pub fn udp_send_from(
-        &mut self,
-        conn: Conn,
-        to: Option<SocketAddr>,
-        own: Option<IpAddr>,
-        data: &[u8],
-    ) -> Result<(), UdpError> {
+    pub fn udp_send_from(&mut self, conn: Conn, sending: &UdpSending, data: &[u8]) -> Result<(), UdpError> {
         let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_send_from(conn, to, own, data)
+        client.udp_send_from(conn, sending, data)
     }
 
     pub fn udp_post(
         &mut self,
         conn: Conn,
-        to: Option<SocketAddr>,
-        own: Option<IpAddr>,
+        sending: &UdpSending,
         buffers: &[IoSlice<'_>],
     ) -> Result<(), UdpError> {
         let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
-        client.udp_post(conn, to, own, buffers)
+        client.udp_post(conn, sending, buffers)
     }
 
     pub fn udp_take(
@@ -575,6 +678,25 @@ impl Channels {
     pub fn udp_error(&self, conn: Conn, take: bool) -> Option<UdpError> {
         let (client, conn) = self.of(conn).ok()?;
         client.udp_error(conn, take)
+    }
+
+    pub fn udp_has_reports(&self, conn: Conn) -> bool {
+        self.of(conn).is_ok_and(|(client, conn)| client.udp_has_reports(conn))
+    }
+
+    pub fn udp_take_report(&mut self, conn: Conn) -> Result<Box<(UdpReport, Vec<u8>)>, UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_take_report(conn)
+    }
+
+    pub fn udp_path_mtu(&mut self, conn: Conn) -> Result<u16, UdpError> {
+        let (client, conn) = self.with(conn).map_err(|_| UdpError::Stale)?;
+        client.udp_path_mtu(conn)
+    }
+
+    pub fn udp_stamp(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.udp_stamp(conn)
     }
 
     pub fn udp_next_bytes(&self, conn: Conn) -> Option<usize> {

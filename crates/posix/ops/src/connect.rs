@@ -14,7 +14,7 @@ use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel::channel::Sharing;
 use ginnel::channel::control::ReserveError;
-use ginnel::{ConnectError, ConnectOptions, Error, ListenError};
+use ginnel::{ConnectError, ConnectOptions, Error, ListenError, SocketOptions};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -26,7 +26,7 @@ impl Ops {
     /// `EINVAL` (bound already, or too short an address), `EAFNOSUPPORT`, `EADDRINUSE`, `EADDRNOTAVAIL`, `EACCES`.
     pub fn bind(&self, fd: RawFd, bytes: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         let unspecified = family == Family::V4
@@ -51,10 +51,22 @@ impl Ops {
         if datagrams {
             return self.bind_datagrams(lane, (fd, file), address, bytes);
         }
+        let socket = lane.files.socket(file)?;
+        let no_port = address.port() == 0 && socket.options.is_on("IP_BIND_ADDRESS_NO_PORT");
+        if no_port && address.ip().is_unspecified() {
+            socket.past = Some(address);
+            return Ok(());
+        }
         if !address.ip().is_unspecified() {
             let ours = (self.config.takes)(address.ip());
             let refused = Err(Errno::ADDRNOTAVAIL);
-            let reserved = if ours { lane.reserve(file, address, sharing, None) } else { refused };
+            let reserved = if ours && no_port {
+                lane.bind_without_port(file, address, sharing)
+            } else if ours {
+                lane.reserve(file, address, sharing, None)
+            } else {
+                refused
+            };
             lane.write_down(fd, file);
             if reserved != refused || !self.config.kernel_listen {
                 return reserved;
@@ -86,7 +98,7 @@ impl Ops {
     /// `EINPROGRESS`, `EALREADY`, `EISCONN`, `ECONNREFUSED`, `ETIMEDOUT`, `ENETUNREACH`, `EADDRNOTAVAIL`, `EAFNOSUPPORT`, `EINTR` …
     pub fn connect(&self, fd: RawFd, address: &[u8]) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         if socket.datagrams {
             return self.connect_datagrams(lane, (fd, file), address);
@@ -100,7 +112,11 @@ impl Ops {
             Shape::Fresh { .. } => {
                 let to = sockaddr::read(address, family)?;
                 let ours = (self.config.takes)(to.ip());
-                let begun = if ours { lane.begin_connect(file, to) } else { Err(Errno::NETUNREACH) };
+                let begun = if ours {
+                    lane.begin_connect(file, to, self.config.kernel_listen)
+                } else {
+                    Err(Errno::NETUNREACH)
+                };
                 if begun == Err(Errno::NETUNREACH) && self.config.kernel_listen {
                     self.hand_to_kernel(&mut lane, fd, file)?;
                     drop(lane);
@@ -108,6 +124,9 @@ impl Ops {
                 }
                 begun?;
                 lane.write_down(fd, file);
+                if let Some(stream) = lane.files.stream(file) {
+                    stream.unnamed = Some(fd);
+                }
                 true
             }
             Shape::Listening(_) | Shape::Datagrams(_) => return Err(Errno::ISCONN),
@@ -141,7 +160,7 @@ impl Ops {
     /// `EINVAL` for an unknown way, `ENOTCONN`.
     pub fn shutdown(&self, fd: RawFd, how: c_int) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -162,6 +181,7 @@ impl Ops {
             }
             Shape::Stream(_) => lane.shutdown(file, read, write),
         };
+        lane.tell_sharers(file);
         // Whatever came of it: `inet_shutdown` wakes everybody.
         lane.wake(file, 0);
         result
@@ -183,6 +203,20 @@ impl Lane {
         reserved
     }
 
+    /// Gives a socket an address of the stack's and no port: `connect` or `listen` is to choose it.
+    fn bind_without_port(
+        &mut self,
+        file: FileId,
+        address: SocketAddr,
+        sharing: Sharing,
+    ) -> Result<(), Errno> {
+        // Whether it is one of the stack's.
+        let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
+        let _ = self.client.unreserve(reserved);
+        self.files.socket(file)?.past = Some(address);
+        Ok(())
+    }
+
     /// Reserves an address for a socket that has none.
     pub fn reserve(
         &mut self,
@@ -192,20 +226,31 @@ impl Lane {
         kernel: Option<RawFd>,
     ) -> Result<(), Errno> {
         let keeps_port = address.port() != 0;
-        let reserved = self.client.reserve(address, sharing).map_err(|e| errno_of(&e))?;
+        let ports = self.files.socket(file)?.options.local_ports().filter(|_| !keeps_port);
+        let reserved = match ports {
+            None => self.client.reserve(address, sharing).map_err(|e| errno_of(&e)),
+            Some(ports) => first_free(ports, |port| {
+                let address = SocketAddr::new(address.ip(), port);
+                self.client.reserve(address, sharing).map_err(|e| errno_of(&e))
+            }),
+        }?;
         if let Shape::Fresh { bound } = &mut self.files.socket(file)?.shape {
             *bound = Some(Bound { reserved, keeps_port, kernel });
         }
         Ok(())
     }
 
-    fn begin_connect(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
+    /// `or_kernels`: what the stack has no way to is the kernel's, so that must be known before.
+    fn begin_connect(&mut self, file: FileId, to: SocketAddr, or_kernels: bool) -> Result<(), Errno> {
         let socket = self.files.socket(file)?;
         let Shape::Fresh { bound } = socket.shape else { return Err(Errno::ISCONN) };
         let to = loopback_for_any(to, bound.map(|b| b.address()));
         if to.is_ipv4() && socket.family == Family::V6 && socket.options.is_v6_only() {
             return Err(Errno::NETUNREACH);
         }
+        // An address without a port outlives what was made with it, and may have been all that `bind` was to give (`IP_BIND_ADDRESS_NO_PORT`).
+        let kept = socket.past.filter(|past| bound.is_none() && !past.ip().is_unspecified());
+        let ports = socket.options.local_ports().filter(|_| bound.is_none());
         let local = bound.map(|bound| match (bound.address().ip(), to.ip()) {
             // An IPv6 socket that is bound to all addresses opens IPv4 connections too.
             (IpAddr::V6(any), IpAddr::V4(_)) if any.is_unspecified() => {
@@ -213,10 +258,39 @@ impl Lane {
             }
             _ => bound.address(),
         });
-        let options = ConnectOptions { local, socket: socket.options.at_birth() };
-        let conn = self.client.connect(to, options).map_err(|e| errno_of(&e))?;
+        let local = local.or(kept.map(|past| SocketAddr::new(past.ip(), 0)));
+        let v4 = Some(to.is_ipv4());
+        let options = ConnectOptions { local, socket: socket.options.at_birth(v4) };
+        let later = SocketOptions { nodelay: false, keepalive: false, ..options.socket };
+        let conn = if let Some(ports) = ports {
+            let any = if to.is_ipv4() { Family::V4.any() } else { Family::V6.any() };
+            let ip = local.unwrap_or(any).ip();
+            let conn = first_free(ports, |port| {
+                let options = ConnectOptions { local: Some(SocketAddr::new(ip, port)), ..options };
+                self.client.connect(to, options).map_err(|e| errno_of(&e))
+            });
+            // None of them is free (`inet_hash_connect`).
+            let conn = conn.map_err(|e| if e == Errno::ADDRINUSE { Errno::ADDRNOTAVAIL } else { e })?;
+            self.files.socket(file)?.options.born(v4);
+            conn
+        } else if local.is_none()
+            && later == SocketOptions::default()
+            && to.port() != 0
+            && (!or_kernels || self.ways.contains(&to.ip()))
+        {
+            // These two options can be told when the SYN has left.
+            let conn = self.client.connect_unasked(to).map_err(|e| errno_of(&e))?;
+            self.files.socket(file)?.options.born_untold();
+            conn
+        } else {
+            let conn = self.client.connect(to, options).map_err(|e| errno_of(&e))?;
+            self.files.socket(file)?.options.born(v4);
+            if or_kernels && !self.ways.contains(&to.ip()) {
+                self.note_way(to.ip());
+            }
+            conn
+        };
         let socket = self.files.socket(file)?;
-        socket.options.born();
         socket.shape = Shape::Stream(Stream::new(conn, true, bound));
         self.bind_conn(conn, file);
         self.apply_options(file)
@@ -304,6 +378,20 @@ impl Lane {
     }
 }
 
+/// What can be had with the first port that nobody has.
+pub(crate) fn first_free<T>(
+    ports: impl Iterator<Item = u16>,
+    mut with: impl FnMut(u16) -> Result<T, Errno>,
+) -> Result<T, Errno> {
+    for port in ports {
+        match with(port) {
+            Err(Errno::ADDRINUSE) => {}
+            result => return result,
+        }
+    }
+    Err(Errno::ADDRINUSE)
+}
+
 /// Whether this process may not bind the port (`inet_port_requires_bind_service`).
 fn is_privileged(port: u16, unprivileged_start: u16) -> bool {
     let may =
@@ -323,6 +411,17 @@ pub(crate) fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> Soc
     }
 }
 
+/// Why a connection cannot be opened.
+pub(crate) fn errno_of_refusal(why: ConnectError) -> Errno {
+    match why {
+        ConnectError::PortsExhausted | ConnectError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+        ConnectError::AddressInUse => Errno::ADDRINUSE,
+        ConnectError::NetUnreachable | ConnectError::InvalidAddress => Errno::NETUNREACH,
+        ConnectError::TooMany => Errno::NFILE,
+        ConnectError::InvalidOption => Errno::INVAL,
+    }
+}
+
 /// What a refusal of the stack is to a program.
 pub(crate) fn errno_of(error: &Error) -> Errno {
     match error {
@@ -332,16 +431,9 @@ pub(crate) fn errno_of(error: &Error) -> Errno {
             ListenError::TooMany => Errno::NFILE,
             ListenError::InvalidOption => Errno::INVAL,
         },
-        Error::Connect(to, error) => match error {
-            ConnectError::PortsExhausted | ConnectError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
-            ConnectError::AddressInUse => Errno::ADDRINUSE,
-            ConnectError::NetUnreachable => Errno::NETUNREACH,
-            // A SYN to port 0 is answered by RST everywhere.
-            ConnectError::InvalidAddress if to.port() == 0 => Errno::CONNREFUSED,
-            ConnectError::InvalidAddress => Errno::NETUNREACH,
-            ConnectError::TooMany => Errno::NFILE,
-            ConnectError::InvalidOption => Errno::INVAL,
-        },
+        // A SYN to port 0 is answered by RST everywhere.
+        Error::Connect(to, ConnectError::InvalidAddress) if to.port() == 0 => Errno::CONNREFUSED,
+        Error::Connect(_, error) => errno_of_refusal(*error),
         Error::Reserve(_, error) => match error {
             ReserveError::InUse => Errno::ADDRINUSE,
             ReserveError::NotAvailable => Errno::ADDRNOTAVAIL,

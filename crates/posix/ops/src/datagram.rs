@@ -5,15 +5,19 @@
 //! destination, and what the stack has is received first.
 
 mod ancillary;
+mod corked;
+mod errors;
 mod halves;
 
 pub use ancillary::{Control, Received};
+pub(crate) use corked::Corked;
 
 use crate::Ops;
 use crate::fd_table::FileId;
 use crate::file::{Dgram, Shape};
 use crate::held::Locked;
 use crate::lane::Lane;
+use crate::options::Flag;
 use crate::sleep::{Patience, Wait};
 use crate::sockaddr::{self, Family};
 use ancillary::Wishes;
@@ -21,7 +25,7 @@ use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use ginnel::channel::Arrived;
-use ginnel::{Conn, Error, UdpError, UdpOptions};
+use ginnel::{Conn, Error, UdpError, UdpOptions, UdpSending, errno};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -37,29 +41,9 @@ pub struct Sending<'a> {
     pub control: &'a [u8],
 }
 
-/// What a refusal of the stack is to a program.
-pub(crate) fn errno_of(error: UdpError) -> Errno {
-    match error {
-        UdpError::Stale => Errno::BADF,
-        UdpError::AddressInUse => Errno::ADDRINUSE,
-        UdpError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
-        UdpError::TooMany => Errno::NFILE,
-        UdpError::NoDestination => Errno::DESTADDRREQ,
-        UdpError::InvalidAddress => Errno::INVAL,
-        UdpError::WrongFamily => Errno::AFNOSUPPORT,
-        UdpError::BroadcastForbidden => Errno::ACCESS,
-        UdpError::TooLong => Errno::MSGSIZE,
-        UdpError::NetUnreachable => Errno::NETUNREACH,
-        UdpError::HostUnreachable | UdpError::Unreachable => Errno::HOSTUNREACH,
-        UdpError::Refused => Errno::CONNREFUSED,
-        UdpError::NoBuffers => Errno::NOBUFS,
-        UdpError::WouldBlock => Errno::AGAIN,
-    }
-}
-
 fn refusal(error: &Error) -> Errno {
     match error {
-        Error::Udp(_, error) => errno_of(*error),
+        Error::Udp(_, error) => errno::udp(*error),
         _ => Errno::NETDOWN,
     }
 }
@@ -71,22 +55,33 @@ impl Ops {
     /// As [`Ops::send`]; `EDESTADDRREQ`, `EMSGSIZE`, `EACCES`, `ENETUNREACH`, and what came of earlier datagrams: `ECONNREFUSED` …
     pub fn send_to(&self, fd: RawFd, buffers: &[IoSlice<'_>], sending: &Sending<'_>) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         if !lane.files.socket(file)?.datagrams {
             drop(lane);
             return self.send(fd, buffers, sending.flags);
-        }
-        if sending.flags & libc::MSG_OOB != 0 {
-            return Err(Errno::OPNOTSUPP);
         }
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         let dont_wait = socket.nonblocking || sending.flags & libc::MSG_DONTWAIT != 0;
         let patience = if dont_wait { Patience::None } else { socket.options.send_patience() };
+        let (corks, piece, is_corked) = socket
+            .outbox
+            .as_ref()
+            .map_or((false, 0, false), |outbox| (outbox.corks, outbox.piece, outbox.corked.is_some()));
+        let corks = corks || sending.flags & libc::MSG_MORE != 0;
+        if is_corked {
+            // Where it goes is settled.
+            return self.append(lane, file, buffers, corks, patience);
+        }
         let to = sending.to.map(|bytes| destination(bytes, family)).transpose()?;
-        let wishes = Wishes::read(sending.control)?;
+        let v4 = to.or(socket.other_end()).map_or(family == Family::V4, |to| to.is_ipv4());
+        if sending.flags & libc::MSG_OOB != 0 && v4 {
+            // Nobody looks at it for IPv6.
+            return Err(Errno::OPNOTSUPP);
+        }
+        let wishes = Wishes::read(sending.control, v4)?;
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        if len > DATAGRAM_BYTES_MAX {
+        if len > DATAGRAM_BYTES_MAX && v4 {
             return Err(Errno::MSGSIZE);
         }
         let dgram = match self.give_side(lane, (fd, file), to)? {
@@ -109,19 +104,53 @@ impl Ops {
         if remote.port() == 0 {
             return Err(Errno::INVAL);
         }
-        if lane.is_new_destination(file, remote) {
-            // What is wrong with a destination is told at once: the first datagram is a question.
-            let bytes: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
-            let sent = lane.client.udp_send_from(dgram.conn, to, wishes.source, &bytes);
+        let Wishes { source, hop_limit, tos, .. } = wishes;
+        let sending = UdpSending { to, source, piece: wishes.piece.unwrap_or(piece), hop_limit, tos };
+        let letter = Letter { remote, sending };
+        if corks {
+            lane.cork(file, letter, buffers)?;
+            return Ok(len);
+        }
+        self.post(lane, file, dgram, letter, buffers, patience)
+    }
+
+    /// Sends a datagram of a socket's side on the stack.
+    fn post(
+        &self,
+        mut lane: Locked<'_>,
+        file: FileId,
+        dgram: Dgram,
+        letter: Letter,
+        buffers: &[IoSlice<'_>],
+        patience: Patience,
+    ) -> Result<usize, Errno> {
+        let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let Letter { remote, mut sending } = letter;
+        if len <= sending.piece.into() {
+            sending.piece = 0;
+        }
+        let piece = sending.piece;
+        let too_long =
+            len > DATAGRAM_BYTES_MAX - if remote.is_ipv4() { HEADERS_BYTES } else { UDP_HEADER_BYTES };
+        if len > usize::from(piece) * PIECES_MAX && piece > 0 && !too_long {
+            return Err(Errno::INVAL);
+        }
+        if too_long || lane.is_new_destination(file, remote) || lane.may_be_too_long(file, len) {
+            // What is wrong with a destination is told at once: the first datagram is a question. Of one that is too long for IPv6 the stack leaves a report, as
+            // of one that is just too long.
+            let bytes = buffers.iter().flat_map(|buffer| buffer.iter().copied());
+            let bytes: Vec<u8> = bytes.take(DATAGRAM_BYTES_MAX).collect();
+            let sent = lane.client.udp_send_from(dgram.conn, &sending, &bytes);
             if sent.is_ok() {
                 lane.note_destination(file, remote);
+                lane.note_length(file, len);
             }
-            return sent.map(|()| len).map_err(errno_of);
+            return sent.map(|()| len).map_err(errno::udp);
         }
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
         let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
-            lane.client.udp_post(dgram.conn, to, wishes.source, buffers).map_err(errno_of)
+            lane.client.udp_post(dgram.conn, &sending, buffers).map_err(errno::udp)
         });
         lane.client.flush();
         result.map(|()| len)
@@ -139,27 +168,35 @@ impl Ops {
         control_room: usize,
     ) -> Result<Received, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
-        if !lane.files.socket(file)?.datagrams {
-            drop(lane);
-            return self.recv(fd, buffers, flags).map(Received::of_stream);
-        }
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
+        if !socket.datagrams {
+            let inq = socket.options.flag(Flag::Inq);
+            drop(lane);
+            let mut received = self.recv(fd, buffers, flags).map(Received::of_stream)?;
+            if flags & libc::MSG_OOB != 0 && received.count > 0 {
+                received.flags |= libc::MSG_OOB;
+            }
+            if inq {
+                received.tell_waiting(self.waiting(fd)?, control_room);
+            }
+            return Ok(received);
+        }
         let family = socket.family;
         let dont_wait = socket.nonblocking || flags & libc::MSG_DONTWAIT != 0;
         let patience = if dont_wait { Patience::None } else { socket.options.recv_patience() };
         let half = lane.kernel_half(file);
         if flags & libc::MSG_ERRQUEUE != 0 {
-            return match half {
-                Some(half) => halves::recv(half, buffers, flags, control_room, family),
-                // Errors of the stack come as the error of a call, not as messages.
-                None => Err(Errno::AGAIN),
+            return match (lane.recv_error(file, buffers, control_room), half) {
+                (Err(Errno::AGAIN), Some(half)) => halves::recv(half, buffers, flags, control_room, family),
+                (result, _) => result,
             };
         }
         let mut watched = [libc::pollfd { fd: half.unwrap_or(-1), events: libc::POLLIN, revents: 0 }];
+        let watched = &mut watched[..usize::from(half.is_some())];
         let done = Cell::new(0);
         let wait = Wait { exclusive: true, ..Wait::restarting(patience, &done) };
-        let (mut lane, result) = self.until(lane, &[file], &mut watched, &wait, |lane, _| {
+        let (mut lane, result) = self.until(lane, &[file], watched, &wait, |lane, _| {
             match (lane.recv_datagram(file, buffers, flags, control_room), half) {
                 (Err(Errno::AGAIN), Some(half)) => {
                     halves::recv(half, buffers, flags | libc::MSG_DONTWAIT, control_room, family)
@@ -184,6 +221,7 @@ impl Ops {
             let ours = (self.config.takes)(ip);
             let refused = Err(Errno::ADDRNOTAVAIL);
             let opened = if ours { lane.open_datagrams(file, address, true, None) } else { refused };
+            lane.write_down(fd, file);
             if opened != refused || !self.config.kernel_listen {
                 return opened;
             }
@@ -192,14 +230,18 @@ impl Ops {
             return crate::raw::bind(fd, bytes);
         }
         if !self.config.kernel_listen {
-            return lane.open_datagrams(file, address, true, None);
+            let opened = lane.open_datagrams(file, address, true, None);
+            lane.write_down(fd, file);
+            return opened;
         }
         // Whether the port is free, and may be had, the kernel knows better.
         self.back_with_kernel(&mut lane, fd, file)?;
         let family = lane.files.socket(file)?.family;
         crate::raw::bind(fd, bytes)?;
         let chosen = crate::kernel::name_of(fd, family)?;
-        lane.open_datagrams(file, SocketAddr::new(ip, chosen.port()), true, Some(fd))
+        let opened = lane.open_datagrams(file, SocketAddr::new(ip, chosen.port()), true, Some(fd));
+        lane.write_down(fd, file);
+        opened
     }
 
     /// `connect` of a UDP socket.
@@ -212,7 +254,9 @@ impl Ops {
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         if sockaddr::family_of(bytes)? == libc::AF_UNSPEC as u16 {
-            return lane.disconnect_datagrams(file);
+            let disconnected = lane.disconnect_datagrams(file);
+            lane.write_down(fd, file);
+            return disconnected;
         }
         let to = crate::connect::loopback_for_any(sockaddr::read(bytes, family)?, None);
         if to.is_ipv4() && family == Family::V6 && socket.options.is_v6_only() {
@@ -236,7 +280,10 @@ impl Ops {
                 drop(lane);
                 crate::raw::connect(fd, bytes)
             }
-            (connected, _) => connected,
+            (connected, _) => {
+                lane.write_down(fd, file);
+                connected
+            }
         }
     }
 
@@ -265,6 +312,7 @@ impl Ops {
                 }
                 let any = socket_any(family, to);
                 lane.open_datagrams(file, any, false, None)?;
+                lane.write_down(fd, file);
                 match lane.files.socket(file)?.shape {
                     Shape::Datagrams(dgram) => Ok(Side::Stack(lane, dgram)),
                     _ => Err(Errno::BADF),
@@ -274,14 +322,27 @@ impl Ops {
     }
 }
 
+/// Where a datagram goes, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Letter {
+    /// Where it goes, also if the program left that to the socket.
+    remote: SocketAddr,
+    sending: UdpSending,
+}
+
 /// Who sends.
 enum Side<'a> {
     Stack(Locked<'a>, Dgram),
     Kernel(RawFd),
 }
 
+/// Most datagrams that are sent in one piece (`UDP_MAX_SEGMENTS`).
+const PIECES_MAX: usize = 128;
 /// Most bytes of a datagram (`udp_sendmsg`).
 const DATAGRAM_BYTES_MAX: usize = 0xffff;
+/// Of which so many are headers over IPv4; IPv6 does not count its own.
+const HEADERS_BYTES: usize = 20 + UDP_HEADER_BYTES;
+const UDP_HEADER_BYTES: usize = 8;
 
 fn socket_any(family: Family, to: Option<SocketAddr>) -> SocketAddr {
     match (family, to) {
@@ -321,7 +382,14 @@ impl Lane {
         let socket = self.files.socket(file)?;
         let options = socket.options.of_datagrams(socket.family);
         socket.options.told_datagrams = Some(options);
-        let conn = self.client.udp_open(address, options).map_err(|e| refusal(&e))?;
+        let ports = socket.options.local_ports().filter(|_| address.port() == 0);
+        let conn = match ports {
+            None => self.client.udp_open(address, options).map_err(|e| refusal(&e)),
+            Some(ports) => crate::connect::first_free(ports, |port| {
+                let address = SocketAddr::new(address.ip(), port);
+                self.client.udp_open(address, options).map_err(|e| refusal(&e))
+            }),
+        }?;
         let socket = self.files.socket(file)?;
         socket.shape = Shape::Datagrams(Dgram {
             conn,
@@ -330,9 +398,10 @@ impl Lane {
             kernel,
             shut_read: false,
             shut_write: false,
+            late: None,
         });
         self.bind_conn(conn, file);
-        Ok(())
+        self.apply_datagram_options(file)
     }
 
     fn connect_datagrams(&mut self, file: FileId, to: SocketAddr) -> Result<(), Errno> {
@@ -342,10 +411,11 @@ impl Lane {
         }
         let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape else { return Err(Errno::BADF) };
         let conn = dgram.conn;
-        self.client.udp_connect(conn, to).map_err(errno_of)?;
+        self.client.udp_connect(conn, to).map_err(errno::udp)?;
         if let Shape::Datagrams(dgram) = &mut self.files.socket(file)?.shape {
             dgram.connected = Some(to);
         }
+        self.files.socket(file)?.outbox.get_or_insert_default().longest = 0;
         self.note_destination(file, to);
         Ok(())
     }
@@ -400,7 +470,7 @@ impl Lane {
     /// Whether the stack has a way to a destination: connecting a socket that is nobody's tells.
     fn reaches(&mut self, to: Option<SocketAddr>) -> bool {
         let Some(to) = to else { return true };
-        if self.udp_ways.contains(&to.ip()) {
+        if self.ways.contains(&to.ip()) {
             return true;
         }
         let any = SocketAddr::new(
@@ -421,32 +491,38 @@ impl Lane {
         reached
     }
 
-    fn note_way(&mut self, ip: IpAddr) {
-        if self.udp_ways.len() == WAYS_MAX {
-            self.udp_ways.remove(0);
+    /// The stack has a way there.
+    pub fn note_way(&mut self, ip: IpAddr) {
+        if self.ways.len() == WAYS_MAX {
+            self.ways.remove(0);
         }
-        self.udp_ways.push(ip);
+        self.ways.push(ip);
     }
 
     /// Whether nothing was sent there by this socket yet.
     fn is_new_destination(&mut self, file: FileId, to: SocketAddr) -> bool {
-        self.files.socket(file).is_ok_and(|socket| !socket.destinations.contains(&to))
+        let socket = self.files.socket(file);
+        socket.is_ok_and(|socket| {
+            !socket.outbox.as_ref().is_some_and(|outbox| outbox.destinations.contains(&to))
+        })
     }
 
     fn note_destination(&mut self, file: FileId, to: SocketAddr) {
         let Ok(socket) = self.files.socket(file) else { return };
-        if socket.destinations.len() == WAYS_MAX {
-            socket.destinations.remove(0);
+        let destinations = &mut socket.outbox.get_or_insert_default().destinations;
+        if destinations.len() == WAYS_MAX {
+            destinations.remove(0);
         }
-        if !socket.destinations.contains(&to) {
-            socket.destinations.push(to);
+        if !destinations.contains(&to) {
+            destinations.push(to);
         }
     }
 
     /// What came of an earlier datagram, once.
     pub fn take_udp_error(&mut self, file: FileId) -> Option<Errno> {
-        let Shape::Datagrams(dgram) = self.files.socket(file).ok()?.shape else { return None };
-        self.client.udp_error(dgram.conn, true).map(errno_of)
+        let Shape::Datagrams(dgram) = &mut self.files.socket(file).ok()?.shape else { return None };
+        let late = dgram.late.take();
+        late.or_else(|| self.client.udp_error(dgram.conn, true).map(errno::udp))
     }
 
     fn recv_datagram(
@@ -463,7 +539,7 @@ impl Lane {
         let take = flags & libc::MSG_PEEK == 0;
         let arrived = match self.client.udp_take(dgram.conn, buffers, take) {
             Err(UdpError::WouldBlock) if dgram.shut_read => return Ok(Received::of_stream(0)),
-            result => result.map_err(errno_of)?,
+            result => result.map_err(errno::udp)?,
         };
         let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         let socket = self.files.socket(file)?;

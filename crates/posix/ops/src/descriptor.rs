@@ -4,13 +4,16 @@
 
 use crate::Ops;
 use crate::held::Locked;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use ginnel::own_fd::OwnFd;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use rustix::io::{Errno, FdFlags, dup, fcntl_dupfd_cloexec, fcntl_setfd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
-/// Descriptors that are the process's own, not the program's, stand above those that `select` can use.
-const OWN_FDS_FROM: RawFd = 1024;
+/// Lower placeholders are not kept: a program that closes its standard input means what it opens next to be that.
+const KEPT_FROM: RawFd = 3;
 
 /// As many numbers as the table of descriptors has at the most, a bit each.
 static INTERNAL: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
@@ -20,6 +23,12 @@ static CHANGED: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
 /// Placeholders that were given this flag.
 static CLOEXEC: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
+
+/// Placeholders of closed sockets, which wait for the next.
+static KEPT: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
+
+/// Lower numbers are in use, or kept; this one may be free. Placeholders have the lowest that are free, so it is enough to know of those that the program frees.
+static FREED: AtomicI32 = AtomicI32::new(RawFd::MAX);
 
 /// The bit of a descriptor in a set of them.
 fn bit(set: &'static [AtomicU64], fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
@@ -42,6 +51,22 @@ fn put(set: &'static [AtomicU64], fd: RawFd, into: bool) {
 /// Whether a descriptor is this library's own: to the program it is not open.
 pub(crate) fn is_internal(fd: RawFd) -> bool {
     is_in(&INTERNAL, fd)
+}
+
+/// Whether the program closed it, and it is open only for the next socket.
+pub(crate) fn is_kept(fd: RawFd) -> bool {
+    is_in(&KEPT, fd)
+}
+
+/// Whether it is, and needed: not one that is only kept.
+pub(crate) fn is_needed(fd: RawFd) -> bool {
+    is_internal(fd) && !is_kept(fd)
+}
+
+/// Notes that a descriptor of this library's own has another number.
+pub(crate) fn moved(from: RawFd, to: RawFd) {
+    forget_internal(from);
+    keep(to);
 }
 
 /// The first internal descriptor from `from` on, up to `last`.
@@ -67,21 +92,22 @@ pub(crate) fn keep(fd: RawFd) {
 
 /// A descriptor of this library's own.
 #[derive(Debug)]
-pub(crate) struct Internal(OwnedFd);
+pub(crate) struct Internal(OwnFd);
 
 impl Internal {
-    /// Under a number that is out of the program's way, if the process may have as many.
+    /// Under a number that is out of the program's way.
+    pub fn new(low: OwnedFd) -> Self {
+        let fd = OwnFd::new(low);
+        keep(fd.as_raw_fd());
+        Self(fd)
+    }
+
+    /// See [`OwnFd::make_way`].
     ///
     /// # Errors
     /// `EMFILE`.
-    pub fn new(low: OwnedFd) -> Result<Self, Errno> {
-        let fd = match fcntl_dupfd_cloexec(low.as_fd(), OWN_FDS_FROM) {
-            Ok(high) => high,
-            Err(Errno::INVAL | Errno::MFILE) => low,
-            Err(error) => return Err(error),
-        };
-        keep(fd.as_raw_fd());
-        Ok(Self(fd))
+    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        self.0.make_way(number)
     }
 }
 
@@ -108,43 +134,78 @@ pub(crate) struct Placeholders {
     /// All of them are copies of this: a socket, so that `fstat` says so.
     original: Internal,
     /// Those of closed sockets, by whether they are closed on exec: to change that would be a system call for each connection.
-    kept: [Vec<RawFd>; 2],
+    kept: [BinaryHeap<Reverse<RawFd>>; 2],
 }
 
 impl Placeholders {
     pub fn new() -> Result<Self, Errno> {
         let low = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        Ok(Self { original: Internal::new(low)?, kept: Default::default() })
+        Ok(Self { original: Internal::new(low), kept: Default::default() })
     }
 
     /// Whether the next one is there already, so that to take it cannot fail.
-    pub fn has_kept(&self, cloexec: bool) -> bool {
-        !self.kept[usize::from(cloexec)].is_empty()
+    pub fn has_kept(&self) -> bool {
+        self.kept.iter().any(|kept| !kept.is_empty())
     }
 
-    /// A new one.
+    /// A new one: the lowest number that is free to the program, as far as its calls have told.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE`.
     pub fn take(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
-        if let Some(fd) = self.kept[usize::from(cloexec)].pop() {
-            forget_internal(fd);
-            return Ok(fd);
+        let lowest = self.kept.iter().filter_map(|kept| kept.peek()).map(|Reverse(fd)| *fd).min();
+        if let Some(kept) = lowest
+            && kept < FREED.load(Ordering::Relaxed)
+        {
+            return self.take_kept(cloexec);
         }
-        let fd = match (self.kept[usize::from(!cloexec)].pop(), cloexec) {
-            (Some(fd), _) => {
-                forget_internal(fd);
-                let fd = own(fd);
-                let flags = if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() };
-                fcntl_setfd(&fd, flags)?;
-                fd
-            }
-            (None, true) => fcntl_dupfd_cloexec(&self.original, 0)?,
-            (None, false) => dup(&self.original)?,
+        // What is freed from here on is noted.
+        FREED.store(RawFd::MAX, Ordering::Relaxed);
+        let new = if cloexec { fcntl_dupfd_cloexec(&self.original, 0) } else { dup(&self.original) };
+        let fd = match (new, lowest) {
+            (Ok(fd), _) => fd.into_raw_fd(),
+            (Err(_), Some(_)) => return self.take_kept(cloexec),
+            (Err(error), None) => return Err(error),
         };
-        put(&CHANGED, fd.as_raw_fd(), false);
-        put(&CLOEXEC, fd.as_raw_fd(), cloexec);
-        Ok(fd.into_raw_fd())
+        // What is lower than the kernel's lowest is not free.
+        freed(fd.saturating_add(1));
+        put(&CHANGED, fd, false);
+        put(&CLOEXEC, fd, cloexec);
+        if lowest.is_some_and(|kept| kept < fd) {
+            // What the program had freed was taken again: the kept one is lower.
+            self.keep(fd);
+            return self.take_kept(cloexec);
+        }
+        Ok(fd)
+    }
+
+    /// The lowest of those that are kept, with or without this flag.
+    fn take_kept(&mut self, cloexec: bool) -> Result<RawFd, Errno> {
+        let lowest = |kept: &BinaryHeap<Reverse<RawFd>>| kept.peek().map_or(RawFd::MAX, |Reverse(fd)| *fd);
+        let list = usize::from(lowest(&self.kept[1]) < lowest(&self.kept[0]));
+        let Reverse(fd) = self.kept[list].pop().ok_or(Errno::MFILE)?;
+        forget_kept(fd);
+        if list != usize::from(cloexec) {
+            let flags = if cloexec { FdFlags::CLOEXEC } else { FdFlags::empty() };
+            fcntl_setfd(borrow(fd)?, flags)?;
+            put(&CLOEXEC, fd, cloexec);
+        }
+        Ok(fd)
+    }
+
+    /// One stays open for the next.
+    fn keep(&mut self, fd: RawFd) {
+        keep(fd);
+        put(&KEPT, fd, true);
+        self.kept[usize::from(is_in(&CLOEXEC, fd))].push(Reverse(fd));
+    }
+
+    /// Takes another number if it has this one. See [`OwnFd::make_way`].
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        self.original.make_way(number)
     }
 
     /// What all of them are copies of.
@@ -166,18 +227,40 @@ impl Placeholders {
     pub fn give_back(&mut self, fd: RawFd, kept_max: usize) {
         if is_in(&CHANGED, fd)
             || bit(&CLOEXEC, fd).is_none()
-            || self.kept.iter().map(Vec::len).sum::<usize>() >= kept_max
+            || fd < KEPT_FROM
+            || self.kept.iter().map(BinaryHeap::len).sum::<usize>() >= kept_max
         {
-            drop(own(fd));
+            close(fd);
             return;
         }
-        keep(fd);
-        self.kept[usize::from(is_in(&CLOEXEC, fd))].push(fd);
+        self.keep(fd);
+    }
+
+    /// The program closes all from `first` to `last`, and these as well.
+    pub fn close_kept(&mut self, first: RawFd, last: RawFd) {
+        for kept in &mut self.kept {
+            kept.retain(|Reverse(fd)| {
+                let goes = (first..=last).contains(fd);
+                if goes {
+                    forget_kept(*fd);
+                    close(*fd);
+                }
+                !goes
+            });
+        }
+    }
+
+    /// One that was kept is something else of the program's now.
+    pub fn lost(&mut self, fd: RawFd) {
+        for kept in &mut self.kept {
+            kept.retain(|Reverse(kept)| *kept != fd);
+        }
+        forget_kept(fd);
     }
 
     /// Sets the close-on-exec flag of all that are kept with or without it, as they are meant to be or not.
     fn set_kept(&self, closed_on_exec: bool) {
-        for &fd in &self.kept[0] {
+        for &Reverse(fd) in &self.kept[0] {
             let flags = if closed_on_exec { FdFlags::CLOEXEC } else { FdFlags::empty() };
             // The number is ours; a program that closed it behind the library's back has nothing to lose.
             let _ = borrow(fd).and_then(|fd| fcntl_setfd(fd, flags));
@@ -215,6 +298,19 @@ impl Ops {
     }
 }
 
+/// Closes one that was a number of the program's.
+pub(crate) fn close(fd: RawFd) {
+    drop(own(fd));
+    freed(fd);
+}
+
+/// A number below those of placeholders is free again.
+pub(crate) fn freed(fd: RawFd) {
+    if fd < FREED.load(Ordering::Relaxed) {
+        FREED.fetch_min(fd, Ordering::Relaxed);
+    }
+}
+
 /// Takes possession of a descriptor that was a number of the program's.
 pub(crate) fn own(fd: RawFd) -> OwnedFd {
     // SAFETY: the number was given to the program by this crate, which took it out of its table before, so nobody else here will close it.
@@ -234,6 +330,12 @@ pub(crate) fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
+/// A placeholder that was kept is used again, or gone.
+fn forget_kept(fd: RawFd) {
+    put(&KEPT, fd, false);
+    forget_internal(fd);
+}
+
 /// A descriptor is not this library's own any more.
 pub(crate) fn forget_internal(fd: RawFd) {
     put(&INTERNAL, fd, false);
@@ -241,9 +343,9 @@ pub(crate) fn forget_internal(fd: RawFd) {
 
 impl Drop for Placeholders {
     fn drop(&mut self) {
-        for fd in self.kept.iter_mut().flat_map(|kept| kept.drain(..)) {
-            forget_internal(fd);
-            drop(own(fd));
+        for Reverse(fd) in self.kept.iter_mut().flat_map(BinaryHeap::drain) {
+            forget_kept(fd);
+            close(fd);
         }
     }
 }

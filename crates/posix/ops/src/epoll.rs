@@ -2,13 +2,15 @@
 //! a set stand in an epoll set of the kernel's, which is what the program's descriptor is.
 
 use crate::Ops;
-use crate::descriptor::{Internal, borrow};
+use crate::descriptor::{Internal, borrow, is_kept};
 use crate::fd_table::FileId;
 use crate::file::Kind;
 use crate::lane::Lane;
+use crate::nap::KernelPart;
 use crate::sleep::{Patience, Wait};
 use crate::wake::Watcher;
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering};
 use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::epoll;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, RawFd};
@@ -63,6 +65,8 @@ pub(crate) struct EpollSet {
     kernel_items: usize,
     /// Times that the kernel was not looked at.
     skipped: u32,
+    /// See [`KernelPart`].
+    number: u64,
 }
 
 impl EpollSet {
@@ -72,7 +76,22 @@ impl EpollSet {
 
     /// A set that was another process's, without its entries but for so many of the kernel.
     pub fn inherited(kernel: Internal, kernel_items: usize) -> Self {
-        Self { kernel, items: Vec::new(), free: Vec::new(), ready: VecDeque::new(), kernel_items, skipped: 0 }
+        static NUMBERS: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let (items, free, ready) = (Vec::new(), Vec::new(), VecDeque::new());
+        Self { kernel, items, free, ready, kernel_items, skipped: 0, number }
+    }
+
+    /// Takes another number if it has this one.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        self.kernel.make_way(number)
+    }
+
+    fn kernel_part(&self) -> KernelPart {
+        KernelPart { fd: self.kernel.as_raw_fd(), number: self.number }
     }
 
     pub fn add(&mut self, fd: RawFd, file: FileId, event: EpollEvent) -> u32 {
@@ -177,7 +196,7 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let program = epoll::create(epoll::CreateFlags::from_bits_retain(flags.cast_unsigned()))?;
-        let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?)?;
+        let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(&program, 0)?);
         let mut lane = self.lock()?;
         self.adopt(&mut lane, program.into_raw_fd(), Kind::Epoll(Box::new(EpollSet::new(own))))
     }
@@ -194,7 +213,7 @@ impl Ops {
         event: Option<EpollEvent>,
     ) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let set = self.file(epfd)?;
+        let set = self.file(&mut lane, epfd)?;
         // What happened before concerns what is in the sets now.
         lane.pump();
         let target = self.fds.get(fd);
@@ -202,7 +221,10 @@ impl Ops {
         if target == Some(set) {
             return Err(Errno::INVAL);
         }
-        let Some(file) = target else { return lane.kernel_ctl(set, op, fd, event) };
+        let Some(file) = target else {
+            // Closed ones are the kernel's no more than ours.
+            return if is_kept(fd) { Err(Errno::BADF) } else { lane.kernel_ctl(set, op, fd, event) };
+        };
         let event = event.unwrap_or_default();
         let nested = matches!(lane.files.get(file).kind, Kind::Epoll(_));
         let exclusive = event.events & EXCLUSIVE != 0;
@@ -276,15 +298,20 @@ impl Ops {
             return Err(Errno::INVAL);
         }
         let mut lane = self.lock()?;
-        let set = self.file(epfd)?;
+        let set = self.file(&mut lane, epfd)?;
         let epoll = lane.files.epoll(set)?;
-        let mut kernel = [pollfd { fd: epoll.kernel.as_raw_fd(), events: POLLIN, revents: 0 }];
-        let wait = Wait { mask, exclusive: true, ..Wait::of(patience) };
+        let part = epoll.kernel_part();
+        let mut kernel = [pollfd { fd: part.fd, events: POLLIN, revents: 0 }];
+        let wait = Wait { mask, exclusive: true, part: Some(part), ..Wait::of(patience) };
         // Who is going to sleep looks at the kernel's part by sleeping on it, and need not ask before.
         let mut ask = patience == Patience::None;
         let (mut lane, result) = self.until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
             lane.pump();
             let ask = core::mem::take(&mut ask) || kernel[0].revents != 0;
+            if lane.sleepers.slept_on_kernel && !ask {
+                // The kernel has said that nothing is ready.
+                lane.files.epoll(set)?.skipped = 0;
+            }
             lane.collect(set, events, ask)
         });
         if result.is_ok()
@@ -295,7 +322,12 @@ impl Ops {
             lane.wake_threads(set);
         }
         match result {
-            Err(Errno::AGAIN) => Ok(0),
+            Err(Errno::AGAIN) => {
+                if patience == Patience::None {
+                    lane.found_nothing();
+                }
+                Ok(0)
+            }
             result => result,
         }
     }

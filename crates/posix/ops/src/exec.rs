@@ -4,7 +4,7 @@ use crate::channels::Channels;
 use crate::descriptor::{Execing, Internal, borrow};
 use crate::epoll::{EpollEvent, EpollSet};
 use crate::fd_table::FileId;
-use crate::file::{Bound, Dgram, Kind, Listening, Shape, Shut, Socket, Stream};
+use crate::file::{Bound, Dgram, Kind, Listening, Outbox, Shape, Shut, Socket, Stream, Urgency};
 use crate::lane::Lane;
 use crate::note::{Note, fields};
 use crate::options::Options;
@@ -205,8 +205,8 @@ impl Execing<'_> {
         let process = self.lane.process.as_ref().ok_or(Errno::NOBUFS)?;
         let expected = process.expect_program(&held).map_err(|_| Errno::NOBUFS)?;
         let table = Expected::table(&held, &note).map_err(|_| Errno::NOBUFS)?;
-        let line = Internal::new(rustix::io::fcntl_dupfd_cloexec(expected.line(), 0)?)?;
-        Ok(Heir { line, table: Internal::new(table)? })
+        let line = Internal::new(rustix::io::fcntl_dupfd_cloexec(expected.line(), 0)?);
+        Ok(Heir { line, table: Internal::new(table) })
     }
 }
 
@@ -232,6 +232,7 @@ impl Ops {
         in_order.sort_by_key(|(_, place)| *place);
         let mut notes = Vec::new();
         for (id, _) in in_order {
+            lane.share(id);
             notes.push(match &lane.files.get(id).kind {
                 Kind::Socket(socket) => {
                     let (note, things) = note_of_socket(socket, &lane.client);
@@ -296,12 +297,15 @@ impl Ops {
             let kind = match note {
                 FileNote::Socket(note) => Kind::Socket(Box::new(lane.socket_of(*note, number)?)),
                 FileNote::Epoll(items, kernel_items) => {
-                    let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?)?;
+                    let own = Internal::new(rustix::io::fcntl_dupfd_cloexec(borrow(number)?, 0)?);
                     sets.push((place, items));
                     Kind::Epoll(Box::new(EpollSet::inherited(own, kernel_items as usize)))
                 }
             };
-            ids[place] = Some(lane.files.add(kind));
+            let id = lane.files.add(kind);
+            // Others may have it, too; what they changed is told by the first look.
+            lane.files.get(id).shared = Some(0);
+            ids[place] = Some(id);
         }
         for fd in &fds {
             let Some(Some(id)) = ids.get(fd.file as usize) else { continue };
@@ -397,7 +401,7 @@ pub(crate) fn note_of_socket(socket: &Socket, channels: &Channels) -> (SocketNot
     let note = SocketNote {
         family,
         datagrams: socket.datagrams,
-        destinations: socket.destinations.clone(),
+        destinations: socket.outbox.as_ref().map_or(Vec::new(), |outbox| outbox.destinations.clone()),
         nonblocking: socket.nonblocking,
         options: socket.options.clone(),
         shut: socket.shut,
@@ -449,6 +453,7 @@ impl Lane {
                 end_seen: note.end_seen,
                 more: note.more,
                 bound: note.bound.map(bound_of),
+                unnamed: None,
             }),
             ShapeNote::Datagrams(note) => Shape::Datagrams(Dgram {
                 conn: self.client.conn_of(note.shard, Conn::new(note.socket, note.generation)),
@@ -457,9 +462,16 @@ impl Lane {
                 kernel: note.backed.then_some(fd),
                 shut_read: note.shut_read,
                 shut_write: note.shut_write,
+                late: None,
             }),
         };
-        Ok(Socket { family, datagrams, destinations, nonblocking, options, shut, shape, cookie, past })
+        let outbox = datagrams.then(|| {
+            let mut outbox = Box::new(Outbox { destinations, ..Outbox::default() });
+            options.for_outbox(family, &mut outbox);
+            outbox
+        });
+        let urgency = Urgency::default();
+        Ok(Socket { family, datagrams, outbox, nonblocking, options, shut, shape, cookie, urgency, past })
     }
 
     /// A description that came from another process is at work: events go to it.

@@ -1,10 +1,12 @@
 //! Open file descriptions: what descriptors stand for, and what copies of a descriptor share.
 
+use crate::datagram::Corked;
 use crate::epoll::EpollSet;
 use crate::fd_table::FileId;
 use crate::options::Options;
 use crate::sockaddr::Family;
 use crate::wake::Watcher;
+use core::ffi::c_int;
 use core::net::SocketAddr;
 use ginnel::Conn;
 use ginnel::channel::Reserved;
@@ -18,6 +20,8 @@ pub(crate) struct File {
     /// Descriptors alone: when the last goes the socket is closed to the program.
     pub descriptors: u32,
     pub kind: Kind,
+    /// Other processes have it, too: the last change of what all agree on that was seen here.
+    pub shared: Option<u32>,
     /// Who is told when its readiness changes, in the order in which they came.
     pub watchers: Vec<Watcher>,
 }
@@ -35,16 +39,46 @@ pub(crate) struct Socket {
     pub family: Family,
     /// It is one of UDP.
     pub datagrams: bool,
-    /// Destinations to which it has sent.
-    pub destinations: Vec<SocketAddr>,
+    /// What is known of that which it has sent, if it is one of UDP and has sent anything.
+    pub outbox: Option<Box<Outbox>>,
     pub nonblocking: bool,
     pub options: Options,
     pub shut: Shut,
     pub shape: Shape,
     /// Once it was asked for (`SO_COOKIE`).
     pub cookie: u64,
+    /// Who hears of urgent data.
+    pub urgency: Urgency,
     /// An address that it had and has no more, which Linux goes on telling (`inet_sport`).
     pub past: Option<SocketAddr>,
+}
+
+/// What is to be told of urgent data.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Urgency {
+    /// Who gets `SIGURG`, as `F_SETOWN` says it.
+    pub owner: c_int,
+    /// What had been said about urgent data when it was looked at last.
+    pub heard: u32,
+    /// A byte that was announced is still to come.
+    pub awaited: bool,
+}
+
+/// What a UDP socket has sent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outbox {
+    /// Where to.
+    pub destinations: Vec<SocketAddr>,
+    /// Datagrams that are too long for the path are refused, not cut (`IP_PMTUDISC_DO` and beyond).
+    pub refuses_long: bool,
+    /// The longest datagram of which the stack said that it was not too long.
+    pub longest: usize,
+    /// Datagrams are put together until it is said otherwise (`UDP_CORK`).
+    pub corks: bool,
+    /// What is sent is cut into datagrams of so many bytes (`UDP_SEGMENT`), or 0.
+    pub piece: u16,
+    /// A datagram of which more is to come.
+    pub corked: Option<Corked>,
 }
 
 /// `shutdown` of each direction (`sk_shutdown`). Linux keeps it also for what is not connected.
@@ -81,6 +115,8 @@ pub(crate) struct Dgram {
     /// `shutdown` of each direction.
     pub shut_read: bool,
     pub shut_write: bool,
+    /// An error that a call had no room to tell (`recvmmsg`): the next one's.
+    pub late: Option<Errno>,
 }
 
 /// An address that `bind` gave a socket.
@@ -109,6 +145,14 @@ impl Socket {
     pub fn shut(&mut self, read: bool, write: bool) {
         self.shut.read |= read;
         self.shut.write |= write;
+    }
+
+    /// The other end of a UDP socket, if that is fixed.
+    pub fn other_end(&self) -> Option<SocketAddr> {
+        match self.shape {
+            Shape::Datagrams(dgram) => dgram.connected,
+            _ => None,
+        }
     }
 
     /// What `bind` gave it.
@@ -150,11 +194,15 @@ pub(crate) struct Stream {
     pub more: bool,
     /// What `bind` reserved for it.
     pub bound: Option<Bound>,
+    /// The descriptor by which it was opened, while its own end is not known.
+    pub unnamed: Option<RawFd>,
 }
 
 impl Stream {
     pub fn new(conn: Conn, connecting: bool, bound: Option<Bound>) -> Self {
-        Self { conn, bound, connecting, disconnecting: false, error: None, end_seen: false, more: false }
+        let (error, unnamed) = (None, None);
+        let (disconnecting, end_seen, more) = (false, false, false);
+        Self { conn, connecting, disconnecting, error, end_seen, more, bound, unnamed }
     }
 }
 
@@ -168,10 +216,17 @@ pub(crate) struct Files {
 impl Files {
     pub fn add(&mut self, kind: Kind) -> FileId {
         let id = self.free.pop().unwrap_or_else(|| {
-            self.files.push(File { users: 0, descriptors: 0, kind: Kind::Free, watchers: Vec::new() });
+            self.files.push(File {
+                users: 0,
+                descriptors: 0,
+                kind: Kind::Free,
+                shared: None,
+                watchers: Vec::new(),
+            });
             self.files.len() as FileId - 1
         });
-        self.files[id as usize].kind = kind;
+        let file = &mut self.files[id as usize];
+        (file.kind, file.shared) = (kind, None);
         id
     }
 

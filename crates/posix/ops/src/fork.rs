@@ -1,9 +1,10 @@
 //! `fork`: the child goes on with all that the parent holds (docs/adr/0012-holders-and-placeholders.md).
 
+use crate::fd_table::FileId;
 use crate::file::{Kind, Shape};
 use crate::held::Locked;
 use crate::lane::Lane;
-use crate::sleep::Sleepers;
+use crate::sleep::{self, Sleepers};
 use crate::wake::Watcher;
 use crate::{Ops, descriptor};
 use ginnel::door::Expected;
@@ -19,8 +20,15 @@ pub struct Forking<'a> {
 impl Ops {
     /// To be called before `fork`, and its result to be given to [`Ops::forked_here`] in the parent and to [`Ops::forked_child`] in the child.
     pub fn before_fork(&self) -> Forking<'_> {
-        let lane = self.lock_for_good();
+        let mut lane = self.lock_for_good();
+        for file in lane.files.ids() {
+            lane.share(file);
+            lane.know_own_end(file);
+        }
         let child = lane.process.as_ref().and_then(|process| process.expect_child().ok());
+        if child.is_none() {
+            lane.client.look_for_end();
+        }
         Forking { lane, child }
     }
 
@@ -36,7 +44,13 @@ impl Ops {
     /// `ENOBUFS`: the stack had no room for it, so it must not use what it inherited.
     pub fn forked_child(&self, forking: Forking<'_>) -> Result<(), Errno> {
         let Forking { mut lane, child } = forking;
-        lane.become_child(child.ok_or(Errno::NOBUFS)?)?;
+        match child {
+            Some(child) => lane.become_child(child)?,
+            // There is nobody to be a process to: it goes on as its parent does, without network.
+            None if lane.client.is_gone() => drop(lane.begin_anew()?),
+            None => return Err(Errno::NOBUFS),
+        }
+        self.note_line(&lane);
         // The parent's book is the parent's.
         self.write_all_down(&mut lane);
         Ok(())
@@ -46,23 +60,34 @@ impl Ops {
 impl Lane {
     fn become_child(&mut self, expected: Expected) -> Result<(), Errno> {
         let process = self.process.as_mut().ok_or(Errno::NOBUFS)?;
-        let parents = process.descriptors();
+        let parents = process.line();
         let clients = process.become_child_of(self.client.all(), expected).map_err(|_| Errno::NOBUFS)?;
         // What the parent had is the parent's: here it is only put away.
-        for fd in self.client.descriptors().into_iter().chain(parents) {
-            descriptor::forget_internal(fd);
-        }
+        self.client.own_fds().chain([parents]).for_each(descriptor::forget_internal);
         drop(self.client.replace(clients));
-        for fd in process.descriptors().into_iter().chain(self.client.descriptors()) {
-            descriptor::keep(fd);
+        self.client.own_fds().chain([process.line()]).for_each(descriptor::keep);
+        // It takes a share of its own where the parent took one.
+        for file in self.begin_anew()? {
+            self.begin_accepting(file);
         }
-        // Threads that slept are the parent's.
-        self.sleepers = Sleepers::default();
+        Ok(())
+    }
+
+    /// Threads that waited are the parent's, but for the one that forked, in a handler. Returns the listeners at which it accepted.
+    fn begin_anew(&mut self) -> Result<Vec<FileId>, Errno> {
+        let own = sleep::asleep();
+        self.sleepers = Sleepers::of_child(own)?;
+        let goes_on = |watcher: &Watcher| match watcher {
+            Watcher::Item { .. } => true,
+            Watcher::Thread { sleeper, .. } => Some(*sleeper) == own,
+        };
         let mut listeners = Vec::new();
         for file in self.files.ids() {
             let known = self.files.get(file);
-            known.watchers.retain(|watcher| matches!(watcher, Watcher::Item { .. }));
-            known.users = known.descriptors;
+            known.watchers.retain(goes_on);
+            let calls = known.watchers.iter().filter(|watcher| matches!(watcher, Watcher::Thread { .. }));
+            // Cannot truncate: one thread, and what it waits for.
+            known.users = known.descriptors + calls.count() as u32;
             if let Kind::Socket(socket) = &mut known.kind
                 && let Shape::Listening(listening) = &mut socket.shape
                 && core::mem::take(&mut listening.accepts)
@@ -70,10 +95,6 @@ impl Lane {
                 listeners.push(file);
             }
         }
-        // It takes a share of its own where the parent took one.
-        for file in listeners {
-            self.begin_accepting(file);
-        }
-        Ok(())
+        Ok(listeners)
     }
 }

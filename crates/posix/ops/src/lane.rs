@@ -2,23 +2,28 @@
 
 use crate::book::{Book, Entry};
 use crate::channels::Channels;
+use crate::connect::errno_of_refusal;
 use crate::descriptor::{Internal, Placeholders};
 use crate::fd_table::FileId;
 use crate::file::{Bound, Files, Kind, Shape, Socket, Stream};
+use crate::held::Left;
 use crate::sleep::Sleepers;
 use crate::wake::{self, Watcher};
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use ginnel::channel::{ClientEvent, Status};
 use ginnel::door::Process;
 use ginnel::{CloseReason, Conn};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
+use std::sync::Arc;
 
 /// What may have become true, by the kernel's callbacks: `sk_data_ready`, `sk_write_space`, and `sk_state_change`, which concerns whoever waits for whatever.
 pub(crate) const DATA_READY: i16 = POLLIN | POLLPRI | POLLRDNORM | POLLRDBAND;
 const WRITE_SPACE: i16 = POLLOUT | POLLWRNORM | POLLWRBAND;
 const STATE_CHANGE: i16 = 0;
+/// Looks for readiness that do not wait and find nothing, of which one looks for the end of the stack.
+const END_EVERY: u32 = 256;
 
 pub(crate) struct Lane {
     pub client: Channels,
@@ -30,11 +35,15 @@ pub(crate) struct Lane {
     /// The next of `SO_COOKIE`.
     pub next_cookie: u64,
     /// Hosts that UDP sockets reach.
-    pub udp_ways: Vec<IpAddr>,
+    pub ways: Vec<IpAddr>,
     /// What holds listeners of the kernel and the stack that were sent to other processes, by the cookie of the kernel's half.
     pub sent: Vec<(u64, Internal)>,
     /// What others may know of the descriptors; absent where nobody is to read it.
     pub book: Option<Book>,
+    /// What is to be done when the sockets are let go of.
+    pub left: Arc<Left>,
+    /// Calls that did not wait and found nothing.
+    fruitless: u32,
     /// By the number of the channel's socket: the description and one, or 0.
     by_socket: Vec<FileId>,
     /// By the number of the channel's listener, the same.
@@ -50,9 +59,11 @@ impl Lane {
             sleepers: Sleepers::default(),
             process: None,
             next_cookie: 1,
-            udp_ways: Vec::new(),
+            ways: Vec::new(),
             sent: Vec::new(),
             book: None,
+            left: Arc::default(),
+            fruitless: 0,
             by_socket: Vec::new(),
             by_listener: Vec::new(),
         })
@@ -104,6 +115,36 @@ impl Lane {
         book.write(fd, entry);
     }
 
+    /// The same of a connection that was opened without a question: its own end is known now.
+    fn write_down_own_end(&mut self, conn: Conn) {
+        let unnamed = self.file_of(conn).and_then(|file| self.files.stream(file)?.unnamed.take());
+        if let (Some(fd), Some(book), Ok(ends)) = (unnamed, &self.book, self.client.ends(conn)) {
+            book.complete(fd, ends);
+        }
+    }
+
+    /// Before a connection is shared that was opened without a question a moment ago: the stack is asked for its own end, as only one descriptor is completed
+    /// when it says so by itself.
+    pub fn know_own_end(&mut self, file: FileId) {
+        let unnamed = self.files.stream(file).filter(|stream| stream.unnamed.is_some());
+        if let Some(conn) = unnamed.map(|stream| stream.conn)
+            && self.ends_of(conn).is_some_and(|[own, _]| own.port() != 0)
+        {
+            self.write_down_own_end(conn);
+        }
+    }
+
+    /// Both ends of a connection: the stack is asked if it has not said yet.
+    pub fn ends_of(&mut self, conn: Conn) -> Option<[SocketAddr; 2]> {
+        let ends = self.client.ends(conn).ok()?;
+        if ends[0].port() != 0 {
+            return Some(ends);
+        }
+        // By the answer it has opened the connection, or could not.
+        let _ = self.client.info(conn);
+        self.client.ends(conn).ok()
+    }
+
     /// A descriptor is ours no more.
     pub fn strike_out(&self, fd: RawFd) {
         if let Some(book) = &self.book {
@@ -115,8 +156,8 @@ impl Lane {
     pub fn begin_book(&mut self, descriptors: usize) {
         self.book = Book::new(descriptors).ok();
         let Some(book) = &self.book else { return };
-        let of_process = self.process.iter().flat_map(Process::descriptors);
-        for fd in of_process.chain(self.client.descriptors()).chain([self.placeholders.original()]) {
+        let of_process = self.process.iter().map(Process::line);
+        for fd in of_process.chain(self.client.own_fds()).chain([self.placeholders.original()]) {
             book.write(fd, Entry::Internal);
         }
     }
@@ -132,7 +173,10 @@ impl Lane {
                 }
                 // Connections are accepted by hand.
                 ClientEvent::Accepted { .. } => {}
-                ClientEvent::Connected { conn } => self.wake_conn(conn, STATE_CHANGE),
+                ClientEvent::Connected { conn } => {
+                    self.write_down_own_end(conn);
+                    self.wake_conn(conn, STATE_CHANGE);
+                }
                 ClientEvent::Readable { conn } => {
                     if let Some(file) = self.file_of(conn) {
                         self.data_ready(file);
@@ -141,7 +185,11 @@ impl Lane {
                 // Something was said about a datagram.
                 ClientEvent::Datagrams { conn } => self.wake_conn(conn, STATE_CHANGE),
                 ClientEvent::Urgent { conn } => {
-                    self.wake_conn(conn, DATA_READY);
+                    if let Some(file) = self.file_of(conn)
+                        && self.heard_of_urgent(file)
+                    {
+                        self.wake(file, DATA_READY);
+                    }
                 }
                 ClientEvent::Writable { conn } => self.wake_conn(conn, WRITE_SPACE),
                 ClientEvent::Acked { conn, .. }
@@ -194,6 +242,18 @@ impl Lane {
         wake::wake_threads(&mut self.files, &mut self.sleepers, file);
     }
 
+    /// A call that does not wait found nothing. One that is made again and again never sleeps, so that it looks now and then whether there is a stack.
+    pub fn found_nothing(&mut self) {
+        self.fruitless = self.fruitless.wrapping_add(1);
+        if self.fruitless.is_multiple_of(END_EVERY) && !self.client.is_gone() {
+            self.client.look_for_end();
+            if self.client.is_gone() {
+                self.pump();
+                self.wake_all();
+            }
+        }
+    }
+
     /// The stack is gone: whoever waits for anything looks again.
     pub fn wake_all(&mut self) {
         for file in self.files.ids() {
@@ -209,8 +269,14 @@ impl Lane {
             && !stream.end_seen
         {
             stream.end_seen = true;
+            let refused = (stream.connecting && reason == CloseReason::Aborted)
+                .then(|| self.client.refusal(stream.conn));
+            let error = match refused.flatten() {
+                Some(why) => Some(errno_of_refusal(why)),
+                None => error_of(reason, status.peer_closed),
+            };
             // An error that came before stays.
-            stream.error = stream.error.or(error_of(reason, status.peer_closed));
+            stream.error = stream.error.or(error);
         }
         Some((*stream, status))
     }

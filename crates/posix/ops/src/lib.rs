@@ -20,6 +20,7 @@
 
 pub mod book;
 mod channels;
+mod common;
 mod connect;
 mod datagram;
 mod descriptor;
@@ -34,7 +35,10 @@ mod kernel;
 mod lane;
 mod lifetime;
 mod listen;
+mod make_way;
+mod many;
 mod names;
+mod nap;
 mod note;
 mod options;
 mod poll;
@@ -47,6 +51,7 @@ mod sockaddr;
 mod splice;
 mod stream;
 mod travel;
+mod urgent;
 mod wake;
 
 pub use channels::ListenSpawn;
@@ -134,11 +139,10 @@ impl Ops {
         let clients: Vec<Client> = core::iter::from_fn(|| process.take_client()).collect();
         let ops = Self::with(clients, config)?;
         let mut lane = ops.lock()?;
-        for fd in process.descriptors().into_iter().chain(lane.client.descriptors()) {
-            descriptor::keep(fd);
-        }
+        lane.client.own_fds().chain([process.line()]).for_each(descriptor::keep);
         lane.client.prefer(config_spawn, process.terms().shard_cpus.clone());
         lane.process = Some(process);
+        ops.note_line(&lane);
         lane.begin_book(ops.fds.len());
         drop(lane);
         Ok(ops)
@@ -158,6 +162,12 @@ impl Ops {
         self.fds.get(fd).is_some()
     }
 
+    /// Whether operations are to be asked about a descriptor: it is one of ours, or was until the program closed it, or is the library's own. Then they say `EBADF`, though the number is open.
+    #[inline]
+    pub fn answers_for(&self, fd: RawFd) -> bool {
+        self.owns(fd) || descriptor::is_internal(fd)
+    }
+
     /// The program is about to change, or has changed, what it does about signals (`sigaction`).
     pub fn handlers_changed(&self) {
         self.signals.forget();
@@ -173,6 +183,27 @@ impl Ops {
         }
     }
 
+    /// A descriptor is the library's own, though there are no operations yet.
+    pub fn keep_internal(fd: RawFd) {
+        descriptor::keep(fd);
+    }
+
+    /// It is closed.
+    pub fn forget_internal(fd: RawFd) {
+        descriptor::forget_internal(fd);
+    }
+
+    /// It has another number.
+    pub fn moved_internal(from: RawFd, to: RawFd) {
+        descriptor::moved(from, to);
+    }
+
+    /// The program closed one of its own descriptors: what it opens next may have this number.
+    #[inline]
+    pub fn freed(fd: RawFd) {
+        descriptor::freed(fd);
+    }
+
     /// Whether a descriptor is the library's own, of which the program knows nothing.
     pub fn is_internal(fd: RawFd) -> bool {
         descriptor::is_internal(fd)
@@ -183,8 +214,11 @@ impl Ops {
         descriptor::next_internal(from, last)
     }
 
-    /// The open file description of a descriptor, while the lane is locked.
-    fn file(&self, fd: RawFd) -> Result<FileId, Errno> {
-        self.fds.get(fd).ok_or(Errno::BADF)
+    /// The open file description of a descriptor, as it is now.
+    #[inline]
+    fn file(&self, lane: &mut Lane, fd: RawFd) -> Result<FileId, Errno> {
+        let file = self.fds.get(fd).ok_or(Errno::BADF)?;
+        lane.catch_up(file);
+        Ok(file)
     }
 }

@@ -3,7 +3,7 @@
 use crate::Ops;
 use crate::descriptor;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Shape, Shut, Socket};
+use crate::file::{Kind, Shape, Shut, Socket, Urgency};
 use crate::held::Locked;
 use crate::lane::Lane;
 use crate::options::Options;
@@ -39,12 +39,13 @@ impl Ops {
         let socket = Socket {
             family,
             datagrams,
-            destinations: Vec::new(),
+            outbox: None,
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
             options: Options::new(family, datagrams),
             shut: Shut::default(),
             shape: Shape::Fresh { bound: None },
             past: None,
+            urgency: Urgency::default(),
             cookie: 0,
         };
         let mut lane = self.lock()?;
@@ -61,7 +62,7 @@ impl Ops {
     pub(crate) fn adopt(&self, lane: &mut Lane, fd: RawFd, kind: Kind) -> Result<RawFd, Errno> {
         let file = lane.files.add(kind);
         if !self.fds.set(fd, file) {
-            drop(descriptor::own(fd));
+            descriptor::close(fd);
             lane.forget(file);
             return Err(Errno::MFILE);
         }
@@ -77,16 +78,42 @@ impl Ops {
     /// `EBADF` if `fd` is not ours, `EMFILE` if `copy` is beyond what can be ours.
     pub fn dup(&self, fd: RawFd, copy: RawFd) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         self.flags_changed(copy);
         if !self.fds.set(copy, file) {
             return Err(Errno::MFILE);
         }
+        Self::one_more(&mut lane, copy, file);
+        Ok(())
+    }
+
+    /// `dup`, and `fcntl(F_DUPFD)` from 0 on, of a socket behind which nothing stands: as all placeholders are alike, one that is kept does as well. `None`: the kernel is to copy it, and
+    /// [`Ops::dup`] to be told.
+    ///
+    /// # Errors
+    /// `EMFILE`, `EAGAIN` in a handler that interrupted a call.
+    pub fn dup_alike(&self, fd: RawFd, cloexec: bool) -> Result<Option<RawFd>, Errno> {
+        let mut lane = self.lock()?;
+        let file = self.file(&mut lane, fd)?;
+        if lane.is_backed(file) {
+            return Ok(None);
+        }
+        let copy = lane.placeholders.take(cloexec)?;
+        if !self.fds.set(copy, file) {
+            descriptor::close(copy);
+            return Err(Errno::MFILE);
+        }
+        Self::one_more(&mut lane, copy, file);
+        Ok(Some(copy))
+    }
+
+    /// One descriptor more.
+    fn one_more(lane: &mut Lane, copy: RawFd, file: FileId) {
         let known = lane.files.get(file);
         known.users += 1;
         known.descriptors += 1;
+        lane.know_own_end(file);
         lane.write_down(copy, file);
-        Ok(())
     }
 
     /// `close`. With `SO_LINGER` it may wait.
@@ -101,7 +128,7 @@ impl Ops {
         let file = self.fds.take(fd).ok_or(Errno::BADF)?;
         if lane.is_backed(file) {
             // Something of the kernel's stands behind it, which ends with its last descriptor.
-            drop(descriptor::own(fd));
+            descriptor::close(fd);
         } else {
             lane.placeholders.give_back(fd, self.config.descriptors_kept);
         }
@@ -112,14 +139,20 @@ impl Ops {
     /// The kernel has closed the descriptor already, or put something else behind it (`dup2`).
     pub fn forget(&self, fd: RawFd) {
         // A handler that puts something over a descriptor in the middle of a call leaves the socket open.
-        let Ok(lane) = self.lock() else { return };
-        if let Some(file) = self.fds.take(fd) {
-            self.put_down(lane, fd, file);
+        let Ok(mut lane) = self.lock() else { return };
+        match self.fds.take(fd) {
+            Some(file) => self.put_down(lane, fd, file),
+            None if descriptor::is_kept(fd) => lane.placeholders.lost(fd),
+            None => {}
         }
     }
 
-    /// `close_range`: the kernel closes the placeholders with all the others, so they are only forgotten here.
+    /// `close_range`: the kernel closes the placeholders with all the others, so they are only forgotten here. Those that are kept are closed now.
     pub fn forget_range(&self, first: RawFd, last: RawFd) {
+        if let Ok(mut lane) = self.lock() {
+            lane.placeholders.close_kept(first, last);
+        }
+        descriptor::freed(first);
         for fd in self.fds.range(first, last) {
             self.forget(fd);
         }
@@ -178,7 +211,7 @@ impl Ops {
     /// `EBADF`.
     pub fn is_nonblocking(&self, fd: RawFd) -> Result<bool, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         Ok(lane.files.socket(file).is_ok_and(|socket| socket.nonblocking))
     }
 
@@ -188,9 +221,10 @@ impl Ops {
     /// `EBADF`.
     pub fn set_nonblocking(&self, fd: RawFd, nonblocking: bool) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         if let Ok(socket) = lane.files.socket(file) {
             socket.nonblocking = nonblocking;
+            lane.tell_sharers(file);
         }
         Ok(())
     }

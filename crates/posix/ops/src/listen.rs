@@ -3,12 +3,12 @@
 use crate::Ops;
 use crate::connect::errno_of;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Listening, Shape, Shut, Socket, Stream};
+use crate::file::{Kind, Listening, Shape, Shut, Socket, Stream, Urgency};
 use crate::kernel;
 use crate::lane::Lane;
 use crate::raw;
 use crate::sleep::{Patience, Wait};
-use crate::sockaddr::{self, Written};
+use crate::sockaddr::{self, Family, Written};
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::SocketAddr;
@@ -27,7 +27,7 @@ impl Ops {
     /// `EADDRINUSE`, `EINVAL` if it is connected, `ENFILE`.
     pub fn listen(&self, fd: RawFd, backlog: c_int) -> Result<(), Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         // A negative one is as long as possible, as on Linux, where it is compared without its sign.
         let backlog = u32::try_from(backlog).unwrap_or(SOMAXCONN).min(SOMAXCONN);
         let socket = lane.files.socket(file)?;
@@ -52,16 +52,25 @@ impl Ops {
         }
         let socket = lane.files.socket(file)?;
         let Shape::Fresh { bound: Some(bound) } = socket.shape else { return Err(Errno::INVAL) };
+        let v4 = match socket.family {
+            Family::V4 => Some(true),
+            Family::V6 if socket.options.is_v6_only() => Some(false),
+            Family::V6 => None,
+        };
         let options = ListenOptions {
             backlog,
             v6_only: socket.options.is_v6_only(),
             reuse_port: sharing.reuse_port,
-            socket: socket.options.at_birth(),
+            user: sharing.user,
+            socket: socket.options.at_birth(v4),
         };
         let number = lane.client.listen(bound.address(), options, 0).map_err(|e| errno_of(&e))?;
         lane.bind_listener(number, file);
+        if let Some(time) = lane.files.socket(file)?.options.defers_accept() {
+            lane.client.defer(number, time).map_err(|e| errno_of(&e))?;
+        }
         let socket = lane.files.socket(file)?;
-        socket.options.born();
+        socket.options.born(v4);
         let kernel = bound.kernel;
         socket.shape = Shape::Listening(Listening { number, bound, accepts: false, backlog, kernel });
         lane.write_down(fd, file);
@@ -74,13 +83,13 @@ impl Ops {
     /// `accept4`. The peer's address is written as for `getpeername`.
     ///
     /// # Errors
-    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or the flags are unknown, `EMFILE`, `ENETDOWN` if the stack is gone.
+    /// `EAGAIN`, `EINTR`, `EINVAL` if the socket does not listen or the flags are unknown, `EMFILE`.
     pub fn accept4(&self, fd: RawFd, flags: c_int) -> Result<(RawFd, Written), Errno> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno::INVAL);
         }
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         let patience = if socket.nonblocking { Patience::None } else { socket.options.recv_patience() };
         if socket.datagrams {
@@ -93,7 +102,7 @@ impl Ops {
         lane.client.flush();
         // The number first: a connection that was accepted cannot be given back. Who does not wait finds it where it is now.
         let cloexec = flags & libc::SOCK_CLOEXEC != 0;
-        let at_hand = patience == Patience::None && lane.placeholders.has_kept(cloexec);
+        let at_hand = patience == Patience::None && lane.placeholders.has_kept();
         let mut new = if at_hand { None } else { Some(lane.placeholders.take(cloexec)?) };
         let mut by_kernel = None;
         let done = Cell::new(0);
@@ -101,11 +110,10 @@ impl Ops {
         let family = lane.files.socket(file)?.family;
         let half = lane.kernel_half(file);
         let mut watched = [pollfd { fd: half.unwrap_or(-1), events: POLLIN, revents: 0 }];
-        let (mut lane, result) = self.until(lane, &[file], &mut watched, &wait, |lane, _| {
+        let watched = &mut watched[..usize::from(half.is_some())];
+        let (mut lane, result) = self.until(lane, &[file], watched, &wait, |lane, _| {
             match (lane.accept_step(file, flags), half) {
-                (Err(Errno::AGAIN | Errno::NETDOWN), Some(half)) => {
-                    kernel::accept(half, flags, family).map(Accepted::Kernel)
-                }
+                (Err(Errno::AGAIN), Some(half)) => kernel::accept(half, flags, family).map(Accepted::Kernel),
                 (result, _) => result.map(|socket| Accepted::Stack(Box::new(socket))),
             }
         });
@@ -127,7 +135,7 @@ impl Ops {
         });
         match accepted {
             Ok((new, family, conn, peer)) => {
-                let file = self.file(new)?;
+                let file = self.file(&mut lane, new)?;
                 if let Some(conn) = conn {
                     lane.bind_conn(conn, file);
                 }
@@ -181,17 +189,19 @@ impl Lane {
             self.pump();
             self.client.accept(listening.number)
         });
-        let conn = taken.ok_or(if self.client.is_gone() { Errno::NETDOWN } else { Errno::AGAIN })?;
+        // Where the stack is gone there is nobody who could connect, as where an interface is; an error would come again at once.
+        let conn = taken.ok_or(Errno::AGAIN)?;
         let listener = self.files.socket(file)?;
         Ok(Socket {
             family: listener.family,
             datagrams: false,
-            destinations: Vec::new(),
+            outbox: None,
             nonblocking: flags & libc::SOCK_NONBLOCK != 0,
             options: listener.options.inherited(),
             shut: Shut::default(),
             shape: Shape::Stream(Stream::new(conn, false, None)),
             past: None,
+            urgency: Urgency::default(),
             cookie: 0,
         })
     }

@@ -13,14 +13,14 @@ impl Ops {
     /// `EBADF`, `ENOTSOCK`.
     pub fn getsockname(&self, fd: RawFd) -> Result<Written, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         let family = socket.family;
         let local = match socket.shape {
             Shape::Fresh { bound } => bound.map(|b| b.address()).or(socket.past),
             Shape::Listening(listening) => Some(listening.bound.address()),
             Shape::Datagrams(dgram) => lane.local_of_datagrams(dgram, family),
-            Shape::Stream(stream) => lane.client.ends(stream.conn).ok().map(|[local, _]| local),
+            Shape::Stream(stream) => lane.ends_of(stream.conn).map(|[local, _]| local),
         };
         Ok(sockaddr::write(local.unwrap_or(family.any()), family))
     }
@@ -31,7 +31,7 @@ impl Ops {
     /// `ENOTCONN`, `EBADF`, `ENOTSOCK`.
     pub fn getpeername(&self, fd: RawFd) -> Result<Written, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let family = lane.files.socket(file)?.family;
         if let Shape::Datagrams(dgram) = lane.files.socket(file)?.shape {
             return dgram.connected.map(|peer| sockaddr::write(peer, family)).ok_or(Errno::NOTCONN);

@@ -43,11 +43,12 @@ impl Ops {
         let any_kernel = kernel.iter().any(|fd| fd.fd >= 0);
         let files: Vec<FileId> = ours.iter().map(|(_, file)| *file).collect();
         let wait = Wait { mask, ..Wait::of(patience) };
-        let (_lane, result) = self.until(lane, &files, &mut kernel, &wait, |lane, kernel| {
+        let watched = if any_kernel { &mut kernel[..] } else { &mut [] };
+        let (mut lane, result) = self.until(lane, &files, watched, &wait, |lane, kernel| {
             lane.pump();
             let mut count = if any_kernel { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
-                fd.revents = kernel[at].revents;
+                fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
             }
             for (at, file) in &ours {
                 let by_kernel = fds[*at].revents != 0;
@@ -58,7 +59,12 @@ impl Ops {
             if count > 0 { Ok(count) } else { Err(Errno::AGAIN) }
         });
         match result {
-            Err(Errno::AGAIN) => Ok(0),
+            Err(Errno::AGAIN) => {
+                if patience == Patience::None && !ours.is_empty() {
+                    lane.found_nothing();
+                }
+                Ok(0)
+            }
             result => result,
         }
     }

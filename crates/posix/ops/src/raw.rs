@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // system calls
 
 use core::ffi::{c_int, c_long};
-use libc::{msghdr, pollfd, sigset_t, timespec};
+use libc::{epoll_event, msghdr, pollfd, sigset_t, timespec};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -11,8 +11,9 @@ use std::io::{IoSlice, IoSliceMut};
 ///
 /// # Safety
 /// The arguments must be what the call of this number wants.
-unsafe fn call(number: c_long, arguments: [usize; 5]) -> Result<usize, Errno> {
-    let [a, b, c, d, e] = arguments;
+unsafe fn call<const N: usize>(number: c_long, arguments: [usize; N]) -> Result<usize, Errno> {
+    const { assert!(N <= 6, "no system call has more arguments") };
+    let [a, b, c, d, e, f] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
     let result: isize;
     #[cfg(target_arch = "x86_64")]
     // SAFETY: the caller's promise; the kernel changes no other registers.
@@ -20,7 +21,7 @@ unsafe fn call(number: c_long, arguments: [usize; 5]) -> Result<usize, Errno> {
         core::arch::asm!(
             "syscall",
             inlateout("rax") number as isize => result,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
@@ -31,7 +32,7 @@ unsafe fn call(number: c_long, arguments: [usize; 5]) -> Result<usize, Errno> {
         core::arch::asm!(
             "svc 0",
             in("x8") number,
-            inlateout("x0") a as isize => result, in("x1") b, in("x2") c, in("x3") d, in("x4") e,
+            inlateout("x0") a as isize => result, in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
             options(nostack),
         );
     }
@@ -168,6 +169,27 @@ pub(crate) fn ppoll(
     ];
     // SAFETY: list, time and mask live through the call, and the list is as long as told.
     unsafe { call(libc::SYS_ppoll, arguments) }
+}
+
+/// `epoll_pwait2` (since Linux 5.11); no time-out is endless. How many events there are.
+pub(crate) fn epoll_pwait2(
+    set: RawFd,
+    events: &mut [epoll_event],
+    timeout: Option<timespec>,
+    mask: Option<u64>,
+) -> Result<usize, Errno> {
+    let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
+    let arguments = [
+        fd(set),
+        events.as_mut_ptr().expose_provenance(),
+        events.len(),
+        timeout.expose_provenance(),
+        mask.expose_provenance(),
+        KERNEL_SIGSET_BYTES,
+    ];
+    // SAFETY: room, time and mask live through the call, and there is as much room as told.
+    unsafe { call(libc::SYS_epoll_pwait2, arguments) }
 }
 
 /// Bytes of the kernel's set of signals, which is shorter than libc's.

@@ -3,7 +3,7 @@
 use crate::fd_table::FileId;
 use crate::file::{Dgram, Kind, Shape};
 use crate::lane::Lane;
-use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, POLLRDNORM, POLLWRNORM};
+use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
 const READABLE: i16 = POLLIN | POLLRDNORM;
 const WRITABLE: i16 = POLLOUT | POLLWRNORM;
@@ -19,7 +19,10 @@ impl Lane {
             }
             Kind::Socket(socket) => match socket.shape {
                 Shape::Fresh { .. } if socket.datagrams => WRITABLE,
-                Shape::Datagrams(dgram) => self.datagram_readiness(dgram),
+                Shape::Datagrams(dgram) => {
+                    let urgent = socket.options.is_on("SO_SELECT_ERR_QUEUE");
+                    self.datagram_readiness(dgram, urgent)
+                }
                 // Linux says so of a socket that was never connected.
                 Shape::Fresh { .. } if socket.shut.read => WRITABLE | POLLHUP | READABLE | POLLRDHUP,
                 Shape::Fresh { .. } => WRITABLE | POLLHUP,
@@ -36,11 +39,14 @@ impl Lane {
     }
 
     /// As `datagram_poll` says it.
-    fn datagram_readiness(&mut self, dgram: Dgram) -> i16 {
+    fn datagram_readiness(&mut self, dgram: Dgram, urgent: bool) -> i16 {
         let Ok(status) = self.client.status(dgram.conn) else { return POLLERR };
         let mut ready = 0;
-        if self.client.udp_error(dgram.conn, false).is_some() {
-            ready |= POLLERR;
+        if dgram.late.is_some()
+            || self.client.udp_error(dgram.conn, false).is_some()
+            || self.client.udp_has_reports(dgram.conn)
+        {
+            ready |= if urgent { POLLERR | POLLPRI } else { POLLERR };
         }
         if dgram.shut_read {
             ready |= READABLE | POLLRDHUP;
@@ -48,7 +54,8 @@ impl Lane {
         if dgram.shut_read && dgram.shut_write {
             ready |= POLLHUP;
         }
-        if status.readable > 0 {
+        // All of the next one: its head may be there before the rest.
+        if status.readable > 0 && self.client.udp_next_bytes(dgram.conn).is_some() {
             ready |= READABLE;
         }
         let enough = self.client.buffer_bytes() / 2;
@@ -75,14 +82,20 @@ impl Lane {
         if no_more_in {
             ready |= READABLE | POLLRDHUP;
         }
+        let mark = self.mark(&stream, &status);
+        if mark.is_some_and(|mark| mark.byte.is_some()) {
+            ready |= POLLPRI;
+        }
+        // What is passed over is no byte to be read (`tcp_poll`).
+        let low_water = low_water + usize::from(mark.is_some() && self.is_at_hidden_byte(file, mark));
         if status.connected || ended {
             if status.readable >= low_water {
                 ready |= READABLE;
             }
             // Half as much room as what waits (`sk_stream_is_writeable`).
-            let waiting = self.client.buffer_bytes() - status.room;
+            let waiting = status.unsent;
             let enough = (waiting / 2).max(1);
-            let enough = if waiting >= not_sent { self.client.buffer_bytes() - not_sent + 1 } else { enough };
+            let enough = if waiting >= not_sent { status.room + waiting - not_sent + 1 } else { enough };
             let room = no_more_out || status.room >= enough;
             if room || self.client.await_room(stream.conn, enough) == Ok(true) {
                 ready |= WRITABLE;

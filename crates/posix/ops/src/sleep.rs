@@ -1,11 +1,13 @@
 //! Threads that wait in a call. One of them, the leader, sleeps on what the stack wakes, and takes the news for all; the others sleep until the
 //! leader wakes them.
 
+use crate::channels::Channels;
 use crate::descriptor::{Internal, own};
 use crate::held::Locked;
 use crate::lane::Lane;
+use crate::nap::{self, KernelPart, Nap};
 use crate::raw;
-use crate::signal::SignalSet;
+use crate::signal::{Handlers, SignalSet};
 use crate::{FileId, Ops};
 use core::cell::Cell;
 use core::time::Duration;
@@ -52,6 +54,16 @@ impl Patience {
     }
 }
 
+thread_local! {
+    /// The sleeper of this thread, while it sleeps in the kernel. A handler that comes then may fork.
+    static ASLEEP: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// The sleeper of this thread, if it sleeps.
+pub(crate) fn asleep() -> Option<u32> {
+    ASLEEP.get()
+}
+
 /// A thread that waits.
 struct Sleeper {
     event: Internal,
@@ -60,11 +72,20 @@ struct Sleeper {
     /// It sleeps in the kernel.
     asleep: bool,
     in_use: bool,
+    /// A handler runs in its thread, in the middle of its sleep, and waits itself. The sleep ends when the handler does (signal(7)).
+    interrupted: bool,
     /// Readable while one of these signals waits, which are kept back while it sleeps.
     kept_back: Option<(Internal, SignalSet)>,
+    /// What it sleeps on as a leader.
+    nap: Option<Nap>,
 }
 
 impl Sleeper {
+    fn new(event: Internal) -> Self {
+        let (woken, asleep, in_use, interrupted) = (false, false, false, false);
+        Self { event, woken, asleep, in_use, interrupted, kept_back: None, nap: None }
+    }
+
     /// What tells of these signals.
     fn keep_back(&mut self, set: SignalSet) -> Result<RawFd, Errno> {
         match &mut self.kept_back {
@@ -76,7 +97,7 @@ impl Sleeper {
                 Ok(fd.as_raw_fd())
             }
             None => {
-                let fd = Internal::new(own(raw::signalfd(None, set)?))?;
+                let fd = Internal::new(own(raw::signalfd(None, set)?));
                 let number = fd.as_raw_fd();
                 self.kept_back = Some((fd, set));
                 Ok(number)
@@ -89,7 +110,9 @@ impl Sleeper {
 #[derive(Default)]
 pub(crate) struct Sleepers {
     sleepers: Vec<Sleeper>,
-    has_leader: bool,
+    leader: Option<u32>,
+    /// The sleep that has just ended was one in which the kernel looked at its descriptors.
+    pub slept_on_kernel: bool,
 }
 
 impl Sleepers {
@@ -98,22 +121,42 @@ impl Sleepers {
         let index = match free {
             Some(index) => index,
             None => {
-                let event = Internal::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)?;
-                let (woken, asleep, in_use) = (false, false, false);
-                self.sleepers.push(Sleeper { event, woken, asleep, in_use, kept_back: None });
+                let event = Internal::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+                self.sleepers.push(Sleeper::new(event));
                 self.sleepers.len() - 1
             }
         };
         let sleeper = &mut self.sleepers[index];
-        (sleeper.in_use, sleeper.woken, sleeper.asleep) = (true, false, false);
+        (sleeper.in_use, sleeper.woken, sleeper.asleep, sleeper.interrupted) = (true, false, false, false);
         Ok(index as u32)
+    }
+
+    /// Of a child: only this one, of the thread that forked, goes on, and is woken by what is the child's own.
+    pub fn of_child(own: Option<u32>) -> Result<Self, Errno> {
+        let mut anew = Self::default();
+        for number in 0..own.map_or(0, |own| own + 1) {
+            let event = Internal::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+            let mut sleeper = Sleeper::new(event);
+            sleeper.in_use = Some(number) == own;
+            (sleeper.woken, sleeper.asleep) = (sleeper.in_use, sleeper.in_use);
+            anew.sleepers.push(sleeper);
+        }
+        Ok(anew)
+    }
+
+    /// Descriptors of all.
+    pub fn own_fds(&self) -> impl Iterator<Item = &Internal> {
+        self.sleepers.iter().flat_map(|sleeper| {
+            let of_signals = sleeper.kept_back.iter().map(|(fd, _)| fd);
+            of_signals.chain(sleeper.nap.iter().map(Nap::set)).chain([&sleeper.event])
+        })
     }
 
     fn remove(&mut self, sleeper: u32) {
         self.sleepers[sleeper as usize].in_use = false;
     }
 
-    /// Something happened that this one waits for. False if it had been told before.
+    /// Something happened that this one waits for. False if it had been told before, or does not take it soon.
     pub fn wake(&mut self, sleeper: u32) -> bool {
         let sleeper = &mut self.sleepers[sleeper as usize];
         if sleeper.woken {
@@ -123,13 +166,14 @@ impl Sleepers {
         if sleeper.asleep {
             signal(&sleeper.event);
         }
-        true
+        !sleeper.interrupted
     }
 
     /// The leader goes: another takes its place.
     fn hand_over(&mut self) {
-        self.has_leader = false;
-        if let Some(next) = self.sleepers.iter().find(|s| s.in_use && s.asleep && !s.woken) {
+        self.leader = None;
+        let mut next = self.sleepers.iter().filter(|s| s.in_use && s.asleep && !s.woken && !s.interrupted);
+        if let Some(next) = next.next() {
             signal(&next.event);
         }
     }
@@ -147,6 +191,8 @@ pub(crate) struct Wait<'a> {
     pub mask: Option<&'a sigset_t>,
     /// Of several threads that wait for this only one is to be woken.
     pub exclusive: bool,
+    /// The kernel's part of the epoll set that it waits for, which is all that it waits for of the kernel's.
+    pub part: Option<KernelPart>,
     /// It goes on after handlers with `SA_RESTART`, if it waits without end, unless so much was done already.
     pub restarts: Option<&'a Cell<usize>>,
 }
@@ -154,7 +200,7 @@ pub(crate) struct Wait<'a> {
 impl<'a> Wait<'a> {
     /// Whatever signal comes, the call is `EINTR` (poll and its kin, signal(7)).
     pub fn of(patience: Patience) -> Self {
-        Self { patience, mask: None, exclusive: false, restarts: None }
+        Self { patience, mask: None, exclusive: false, part: None, restarts: None }
     }
 
     /// With `SA_RESTART` the call goes on if nothing is `done`, and there is no time-out.
@@ -184,6 +230,8 @@ impl Ops {
         wait: &Wait<'_>,
         mut attempt: impl FnMut(&mut Lane, &mut [pollfd]) -> Result<T, Errno>,
     ) -> (Locked<'a>, Result<T, Errno>) {
+        // What another call slept on says nothing of what this one waits for.
+        lane.sleepers.slept_on_kernel = false;
         let first = attempt(&mut lane, kernel);
         if !matches!(first, Err(Errno::AGAIN)) || wait.patience == Patience::None {
             return (lane, first);
@@ -192,6 +240,7 @@ impl Ops {
             Ok(sleeper) => sleeper,
             Err(error) => return (lane, Err(error)),
         };
+        lane.interrupt_own_sleep();
         for &file in files {
             let watcher = Watcher::Thread { sleeper, exclusive: wait.exclusive };
             let file = lane.files.get(file);
@@ -226,6 +275,10 @@ impl Ops {
             }
         }
         lane.sleepers.remove(sleeper);
+        if lane.sleepers.leader.is_none() {
+            // It may have been told to lead, and has what it waited for instead.
+            lane.sleepers.hand_over();
+        }
         (lane, result)
     }
 
@@ -238,6 +291,7 @@ impl Ops {
         wait: &Wait<'_>,
     ) -> (Locked<'a>, Result<Woken, Errno>) {
         let index = sleeper as usize;
+        lane.sleepers.slept_on_kernel = false;
         kernel.iter_mut().for_each(|fd| fd.revents = 0);
         lane.client.flush();
         // A shard that sleeps has nothing to say soon, and one that waits for this very CPU gets it by sleeping.
@@ -263,7 +317,7 @@ impl Ops {
             core::hint::spin_loop();
             lane = self.lock_for_good();
         }
-        let leads = !lane.sleepers.has_leader;
+        let leads = lane.sleepers.leader.is_none();
         if leads && !lane.client.before_sleep() {
             lane.client.after_sleep();
             lane.pump();
@@ -282,8 +336,18 @@ impl Ops {
                 mask = Some(blocked | set);
             }
         }
-        lane.sleepers.has_leader = true;
-        lane.sleepers.sleepers[index].asleep = true;
+        if leads {
+            lane.sleepers.leader = Some(sleeper);
+        }
+        let asleep = &mut lane.sleepers.sleepers[index];
+        (asleep.asleep, asleep.interrupted) = (true, false);
+        let interrupted = ASLEEP.replace(Some(sleeper));
+        let naps = leads && kept_back < 0 && kernel.len() == usize::from(wait.part.is_some());
+        if naps && let Some(nap) = lane.nap(index, wait.part) {
+            let slept = self.nap(lane, (sleeper, nap), kernel, wait, mask, handlers);
+            ASLEEP.set(interrupted);
+            return slept;
+        }
         let own = lane.sleepers.sleepers[index].event.as_raw_fd();
         let mut watched = Vec::with_capacity(kernel.len() + 3);
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
@@ -307,40 +371,124 @@ impl Ops {
             fd.revents = slept_on.revents;
         }
         lane = self.lock_for_good();
+        lane.sleepers.slept_on_kernel = true;
+        ASLEEP.set(interrupted);
         let awake = &mut lane.sleepers.sleepers[index];
         awake.asleep = false;
         if watched[0].revents != 0 {
             let _ = rustix::io::read(&awake.event, &mut [0; 8]);
         }
-        if leads {
-            let was_gone = lane.client.is_gone();
-            lane.client.after_sleep();
+        if lane.sleepers.leader == Some(sleeper) {
+            lane.lead_no_more(Channels::after_sleep);
+        } else {
             lane.pump();
-            if lane.client.is_gone() && !was_gone {
-                lane.wake_all();
+        }
+        lane.sleepers.sleepers[index].woken = false;
+        (lane, slept)
+    }
+
+    /// The same for a leader that waits for nothing else of the kernel's.
+    fn nap<'a>(
+        &'a self,
+        lane: Locked<'a>,
+        (sleeper, nap): (u32, RawFd),
+        kernel: &mut [pollfd],
+        wait: &Wait<'_>,
+        mask: Option<SignalSet>,
+        handlers: Handlers,
+    ) -> (Locked<'a>, Result<Woken, Errno>) {
+        let index = sleeper as usize;
+        drop(lane);
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let slept = raw::epoll_pwait2(nap, &mut events, timeout_of(wait.patience), mask);
+        let mut lane = self.lock_for_good();
+        let (count, slept) = match slept {
+            Ok(count) => (count, Ok(Woken::ByNews)),
+            Err(Errno::INTR) if wait.restarts.is_some() && self.signals.goes_on(handlers) => {
+                (0, Ok(Woken::ByHandler))
             }
-            lane.sleepers.hand_over();
+            Err(error) => (0, Err(error)),
+        };
+        lane.sleepers.slept_on_kernel = slept.is_ok();
+        let awake = &mut lane.sleepers.sleepers[index];
+        awake.asleep = false;
+        let woke = awake.nap.as_mut().map(|nap| nap.woke(&events[..count])).unwrap_or_default();
+        if woke.by_kernel {
+            kernel.iter_mut().for_each(|fd| fd.revents = fd.events);
+        }
+        if lane.sleepers.leader == Some(sleeper) {
+            lane.lead_no_more(|client| client.after_nap(woke.by_stack, woke.hung_up));
+        } else {
+            // A handler took the lead, and what woke both was read there.
+            lane.pump();
         }
         lane.sleepers.sleepers[index].woken = false;
         (lane, slept)
     }
 }
 
+impl Lane {
+    /// What a leader sleeps on, if all is well with it.
+    fn nap(&mut self, sleeper: usize, part: Option<KernelPart>) -> Option<RawFd> {
+        let Self { sleepers, client, .. } = self;
+        // Of a stack that is gone there is no news.
+        if client.is_gone() || !nap::is_known() {
+            return None;
+        }
+        let known = &mut sleepers.sleepers[sleeper];
+        if known.nap.as_ref().is_none_or(|nap| nap.is_stale) {
+            known.nap = Nap::new(&known.event, client.wake_fd()).ok();
+        }
+        let nap = known.nap.as_mut()?;
+        if nap.watch(part).is_err() {
+            known.nap = None;
+            return None;
+        }
+        Some(nap.fd())
+    }
+
+    /// A call that waits in a handler of a signal: the sleep of this thread that the handler interrupted leads nobody any more, and goes on only when the handler is done.
+    fn interrupt_own_sleep(&mut self) {
+        let Some(own) = asleep() else { return };
+        self.sleepers.sleepers[own as usize].interrupted = true;
+        if self.sleepers.leader == Some(own) {
+            self.lead_no_more(Channels::after_sleep);
+        }
+    }
+
+    /// The leader is awake, and takes the news.
+    fn lead_no_more(&mut self, after_sleep: impl FnOnce(&mut Channels)) {
+        let was_gone = self.client.is_gone();
+        after_sleep(&mut self.client);
+        self.pump();
+        if self.client.is_gone() && !was_gone {
+            self.wake_all();
+        }
+        self.sleepers.hand_over();
+    }
+}
+
+const NOW: Option<libc::timespec> = Some(libc::timespec { tv_sec: 0, tv_nsec: 0 });
+
 /// Sleeps in the kernel. Which descriptors are ready is asked again by whoever wants to know.
 fn ppoll(watched: &mut [pollfd], patience: Patience, mask: Option<SignalSet>) -> Result<(), Errno> {
+    raw::ppoll(watched, timeout_of(patience), mask).map(|_| ())
+}
+
+/// How long the kernel may sleep.
+fn timeout_of(patience: Patience) -> Option<libc::timespec> {
     let timeout = match patience {
         Patience::Endless => None,
         Patience::None => Some(Duration::ZERO),
         Patience::Until(end) => Some(end.saturating_duration_since(Instant::now())),
     };
-    let timeout = timeout.map(|left| libc::timespec {
+    timeout.map(|left| libc::timespec {
         tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: left.subsec_nanos().into(),
-    });
-    raw::ppoll(watched, timeout, mask).map(|_| ())
+    })
 }
 
 /// What the kernel says of its descriptors without waiting. Returns how many are ready.
 pub(crate) fn poll_now(fds: &mut [pollfd]) -> Result<usize, Errno> {
-    raw::ppoll(fds, Some(libc::timespec { tv_sec: 0, tv_nsec: 0 }), None)
+    raw::ppoll(fds, NOW, None)
 }

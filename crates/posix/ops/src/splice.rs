@@ -49,14 +49,15 @@ impl Ops {
             let most = piece.len().min(len);
             loop {
                 // What the pipe does not take stays in the connection.
-                let count = self.recv(from, &mut [IoSliceMut::new(&mut piece[..most])], libc::MSG_PEEK)?;
+                let count =
+                    self.recv_for(from, &mut [IoSliceMut::new(&mut piece[..most])], libc::MSG_PEEK, true)?;
                 if count == 0 {
                     return Ok(0);
                 }
                 match write_now(pipe, &piece[..count]) {
                     Ok(written) => {
                         let taken = &mut [IoSliceMut::new(&mut piece[..written])];
-                        return self.recv(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC);
+                        return self.recv_for(from, taken, libc::MSG_DONTWAIT | libc::MSG_TRUNC, true);
                     }
                     Err(Errno::AGAIN) if waits(pipe, flags)? => {
                         wait_for(pipe, PollFlags::OUT, true)?;

@@ -3,8 +3,7 @@
 use crate::channels::Channels;
 use crate::datagram::Sending;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Shape};
-use crate::held::Locked;
+use crate::file::{Shape, Stream};
 use crate::lane::Lane;
 use crate::signal;
 use crate::sleep::{Patience, Wait};
@@ -31,9 +30,21 @@ impl Ops {
     ///
     /// # Errors
     /// `EAGAIN`, `EINTR`, `ENOTCONN`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
+    #[inline]
     pub fn recv(&self, fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: c_int) -> Result<usize, Errno> {
+        self.recv_for(fd, buffers, flags, false)
+    }
+
+    /// The same, or for a pipe: that never gets beyond an urgent byte (`tcp_read_sock`).
+    pub(crate) fn recv_for(
+        &self,
+        fd: RawFd,
+        buffers: &mut [IoSliceMut<'_>],
+        flags: c_int,
+        for_pipe: bool,
+    ) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         if socket.datagrams {
             drop(lane);
@@ -55,7 +66,7 @@ impl Ops {
             return Err(Errno::AGAIN);
         }
         if flags & libc::MSG_OOB != 0 {
-            return lane.recv_urgent(file, buffers, flags & libc::MSG_PEEK != 0);
+            return lane.recv_urgent(file, buffers, flags);
         }
         let total: usize = buffers.iter().map(|b| b.len()).sum();
         let most = lane.client.buffer_bytes();
@@ -63,7 +74,7 @@ impl Ops {
             if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total).min(most) }.max(1);
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
-        let reading = Reading { total, enough, flags, offset: offset.unwrap_or(0), done: &done };
+        let reading = Reading { total, enough, flags, offset: offset.unwrap_or(0), for_pipe, done: &done };
         let (mut lane, result) =
             self.until(lane, &[file], &mut [], &wait, |lane, _| lane.recv_step(file, buffers, &reading));
         if done.get() > 0
@@ -85,7 +96,7 @@ impl Ops {
     /// `EAGAIN`, `EINTR`, `EPIPE`, and how the connection ended: `ECONNRESET`, `ETIMEDOUT` …
     pub fn send(&self, fd: RawFd, buffers: &[IoSlice<'_>], flags: c_int) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         if socket.datagrams {
             drop(lane);
@@ -122,10 +133,20 @@ impl Ops {
         result
     }
 
+    /// Bytes that wait on a connection, and one for its end, so that whoever goes by it reads on (`tcp_inq_hint`).
+    pub(crate) fn waiting(&self, fd: RawFd) -> Result<c_int, Errno> {
+        let mut lane = self.lock()?;
+        let file = self.file(&mut lane, fd)?;
+        let (_, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
+        let bytes = c_int::try_from(status.readable).unwrap_or(c_int::MAX);
+        let over = status.ended.is_some() && bytes == 0;
+        Ok(bytes.saturating_add((status.peer_closed || over).into()))
+    }
+
     /// Waits until something can be sent on a connection, unless neither the socket nor the caller waits. Returns how many bytes.
     pub(crate) fn wait_for_room(&self, fd: RawFd, dont_wait: bool) -> Result<usize, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let socket = lane.files.socket(file)?;
         let patience = match dont_wait || socket.nonblocking {
             true => Patience::None,
@@ -144,28 +165,6 @@ impl Ops {
         });
         result
     }
-
-    fn send_urgent(
-        &self,
-        lane: Locked<'_>,
-        file: FileId,
-        buffers: &[IoSlice<'_>],
-        patience: Patience,
-    ) -> Result<usize, Errno> {
-        let bytes: Vec<u8> = buffers.iter().flat_map(|b| b.iter().copied()).collect();
-        let done = Cell::new(0);
-        let wait = Wait::restarting(patience, &done);
-        let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
-            let (conn, _) = lane.sendable(file)?;
-            match lane.client.send_urgent(conn, &bytes) {
-                Ok(sent) => Ok(sent),
-                Err(ginnel::SendError::Full) => Err(Errno::AGAIN),
-                Err(_) => Err(Errno::PIPE),
-            }
-        });
-        lane.client.flush();
-        result
-    }
 }
 
 /// What a call that receives is about.
@@ -177,6 +176,8 @@ struct Reading<'a> {
     flags: c_int,
     /// Bytes that a look passes over (`SO_PEEK_OFF`).
     offset: usize,
+    /// They go to a pipe.
+    for_pipe: bool,
     /// Bytes that were copied, or taken.
     done: &'a Cell<usize>,
 }
@@ -190,26 +191,28 @@ impl Lane {
         reading: &Reading<'_>,
     ) -> Result<usize, Errno> {
         let shut = self.files.socket(file)?.shut;
-        let &Reading { total, enough, flags, offset, done } = reading;
+        let &Reading { total, enough, flags, offset, done, .. } = reading;
         let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
         if done.get() == 0 && self.files.socket(file)?.options.recv_low_water() > 1 {
             // Whether what came was enough to wake anybody is not to be judged by what is left.
             self.pump();
         }
-        let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
+        let peek = flags & libc::MSG_PEEK != 0;
         if peek {
             done.set(0);
         }
-        let readable = status.readable.saturating_sub(offset);
-        let count = readable.min(total - done.get());
-        if count > 0 {
-            let more = match (discard, peek) {
-                (false, true) => peek_in(&self.client, stream.conn, buffers, offset),
-                (false, false) => copy_in(&mut self.client, stream.conn, buffers, done.get()),
-                (true, true) => count,
-                (true, false) => drop_bytes(&mut self.client, stream.conn, count),
-            };
-            done.set(done.get() + more);
+        let room = total - done.get();
+        let stops = if status.notices != 0 {
+            self.recv_beside_mark(file, buffers, reading, &stream)
+        } else {
+            let count = status.readable.saturating_sub(offset).min(room);
+            if count > 0 {
+                self.take_piece(stream.conn, buffers, reading, offset, count);
+            }
+            false
+        };
+        if stops {
+            return Ok(done.get());
         }
         let no_more = status.peer_closed || status.ended.is_some() || shut.read;
         if done.get() >= enough || done.get() > 0 && no_more {
@@ -230,8 +233,57 @@ impl Lane {
         Err(Errno::AGAIN)
     }
 
+    /// Takes, copies or looks at so many bytes of those that are there, `offset` bytes behind what was read.
+    #[inline]
+    fn take_piece(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [IoSliceMut<'_>],
+        reading: &Reading<'_>,
+        offset: usize,
+        count: usize,
+    ) {
+        let &Reading { flags, done, .. } = reading;
+        let (peek, discard) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
+        let more = match (discard, peek) {
+            (false, true) => peek_in(&self.client, conn, buffers, offset, count),
+            (false, false) => copy_in(&mut self.client, conn, buffers, done.get(), count),
+            (true, true) => count,
+            (true, false) => drop_bytes(&mut self.client, conn, count),
+        };
+        done.set(done.get() + more);
+    }
+
+    /// The same on a connection that has had urgent data. Whether the read ends, as it has come to the mark.
+    #[cold]
+    fn recv_beside_mark(
+        &mut self,
+        file: FileId,
+        buffers: &mut [IoSliceMut<'_>],
+        reading: &Reading<'_>,
+        stream: &Stream,
+    ) -> bool {
+        let &Reading { total, offset, done, .. } = reading;
+        let peek = reading.flags & libc::MSG_PEEK != 0;
+        if done.get() == total {
+            return false;
+        }
+        let front = self.front(file, stream, offset, total - done.get(), done.get() > 0);
+        if reading.for_pipe && front.is_at_mark && front.most + front.lead > 0 {
+            return true;
+        }
+        if front.lead > 0 && !peek {
+            drop_bytes(&mut self.client, stream.conn, front.lead);
+        }
+        if front.most > 0 {
+            let from = offset + if peek { front.lead } else { 0 };
+            self.take_piece(stream.conn, buffers, reading, from, front.most);
+        }
+        front.stops
+    }
+
     /// The connection, if something could be sent on it.
-    fn sendable(&mut self, file: FileId) -> Result<(Conn, Status), Errno> {
+    pub fn sendable(&mut self, file: FileId) -> Result<(Conn, Status), Errno> {
         let shut = self.files.socket(file)?.shut;
         let (stream, status) = self.status(file).ok_or(Errno::PIPE)?;
         if stream.error.is_some() || status.ended.is_some() || shut.write {
@@ -279,45 +331,30 @@ impl Lane {
             let _ = self.client.set_option(conn, TcpOption::Cork(more));
         }
     }
-
-    /// The urgent byte (`tcp_recv_urg`).
-    fn recv_urgent(
-        &mut self,
-        file: FileId,
-        buffers: &mut [IoSliceMut<'_>],
-        peek: bool,
-    ) -> Result<usize, Errno> {
-        let Kind::Socket(socket) = &self.files.get(file).kind else { return Err(Errno::NOTSOCK) };
-        if socket.options.flag(options::Flag::OobInline) || peek {
-            return Err(Errno::INVAL);
-        }
-        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        let byte = self.client.recv_urgent(stream.conn).map_err(|e| match e {
-            ginnel::RecvError::WouldBlock if status.peer_closed || status.ended.is_some() => Errno::INVAL,
-            ginnel::RecvError::WouldBlock => Errno::AGAIN,
-            ginnel::RecvError::Stale => Errno::INVAL,
-        })?;
-        let Some(place) = buffers.iter_mut().find(|b| !b.is_empty()) else { return Ok(0) };
-        place[0] = byte;
-        Ok(1)
-    }
 }
 
-/// Copies from a connection into buffers from byte `at` on.
-fn copy_in(client: &mut Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], at: usize) -> usize {
+/// Copies `most` bytes that are there from a connection into buffers from byte `at` on. No more: what comes meanwhile may be behind an urgent byte.
+fn copy_in(
+    client: &mut Channels,
+    conn: Conn,
+    buffers: &mut [IoSliceMut<'_>],
+    at: usize,
+    most: usize,
+) -> usize {
     let (mut skip, mut copied) = (at, 0);
     for buffer in buffers {
         if skip >= buffer.len() {
             skip -= buffer.len();
             continue;
         }
-        let place = &mut buffer[skip..];
+        let wanted = (buffer.len() - skip).min(most - copied);
+        let place = &mut buffer[skip..][..wanted];
         skip = 0;
         let count = client.peek(conn, 0, place).unwrap_or(0);
         // The handle was good a moment ago.
         let _ = client.consume(conn, count);
         copied += count;
-        if count < place.len() {
+        if count < wanted || copied == most {
             break;
         }
     }
@@ -325,13 +362,14 @@ fn copy_in(client: &mut Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], at
     copied
 }
 
-/// Copies from byte `from` of what waits on, and takes nothing.
-fn peek_in(client: &Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], from: usize) -> usize {
+/// Copies `most` bytes from byte `from` of what waits on, and takes nothing.
+fn peek_in(client: &Channels, conn: Conn, buffers: &mut [IoSliceMut<'_>], from: usize, most: usize) -> usize {
     let mut copied = 0;
     for buffer in buffers {
-        let count = client.peek(conn, from + copied, buffer).unwrap_or(0);
+        let wanted = buffer.len().min(most - copied);
+        let count = client.peek(conn, from + copied, &mut buffer[..wanted]).unwrap_or(0);
         copied += count;
-        if count < buffer.len() {
+        if count < wanted || copied == most {
             break;
         }
     }

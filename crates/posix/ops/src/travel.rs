@@ -40,8 +40,9 @@ impl Ops {
     /// `EBADF`; `ETOOMANYREFS`: as many as may be are on their way.
     pub fn send_away(&self, fd: RawFd) -> Result<Traveller, Errno> {
         let mut lane = self.lock()?;
-        let file = self.file(fd)?;
+        let file = self.file(&mut lane, fd)?;
         let half = lane.kernel_half(file);
+        lane.share(file);
         let Lane { files, client, .. } = &mut *lane;
         let Kind::Socket(socket) = &files.get(file).kind else { return Ok(Traveller::Itself) };
         if matches!(socket.shape, Shape::Fresh { .. }) {
@@ -55,10 +56,15 @@ impl Ops {
         let half = borrow(half)?;
         let cookie = sockopt::socket_cookie(half)?;
         if !lane.sent.iter().any(|(known, _)| *known == cookie) {
-            let holds = Internal::new(share(Some(half))?)?;
+            let holds = Internal::new(share(Some(half))?);
             lane.sent.push((cookie, holds));
         }
         Ok(Traveller::Itself)
+    }
+
+    /// Whether a descriptor that came in a message could stand for a socket of a stack's.
+    pub fn may_stand_for_ours(fd: RawFd) -> bool {
+        borrow(fd).and_then(may_travel).is_ok()
     }
 
     /// A descriptor came in a message. If it stands for a socket of the stack's, it is ours from now on.
@@ -79,14 +85,17 @@ impl Ops {
             None => {
                 let note = SocketNote::get(&mut &note[..]).ok_or(Errno::INVAL)?;
                 let socket = lane.socket_of(note, fd)?;
-                lane.files.add(Kind::Socket(Box::new(socket)))
+                let file = lane.files.add(Kind::Socket(Box::new(socket)));
+                // What was changed while it was on its way is told by the first look.
+                lane.files.get(file).shared = Some(0);
+                file
             }
         };
         if !listener {
             lane.placeholders.replace(fd)?;
         }
         if !self.fds.set(fd, file) {
-            drop(descriptor::own(fd));
+            descriptor::close(fd);
             return Err(Errno::MFILE);
         }
         let known = lane.files.get(file);

@@ -2,7 +2,7 @@
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::calls::{ToC, instance, passed_on};
-use crate::instance::Instance;
+use crate::instance::{CHANNEL_BYTES, Instance};
 use crate::memory;
 use core::ffi::{c_int, c_uint, c_void};
 use ginnel_posix_ops::Sending;
@@ -29,7 +29,16 @@ unsafe fn send_one(
     }
     // SAFETY: the caller's promise.
     let bytes = unsafe { memory::bytes(bytes, len) }?;
-    instance.settled(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))
+    let mut sent = instance.settled(instance.ops.send(fd, &[IoSlice::new(bytes)], flags))?;
+    // What a call that does not wait could not send because the channel was full the stack has taken meanwhile, as far as its own buffer goes.
+    while sent < len {
+        let rest = [IoSlice::new(&bytes[sent..])];
+        match instance.settled(instance.ops.send(fd, &rest, flags | libc::MSG_DONTWAIT)) {
+            Ok(more) if more > 0 => sent += more,
+            _ => break,
+        }
+    }
+    Ok(sent)
 }
 
 /// Receives into one buffer.
@@ -56,7 +65,16 @@ unsafe fn recv_one(
     }
     // SAFETY: the caller's promise.
     let room = unsafe { memory::room(room, len) }?;
-    instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))
+    let mut received = instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))?;
+    // The channel was full: the stack may have had more, and fills it again.
+    let mut again = received >= CHANNEL_BYTES && flags & libc::MSG_PEEK == 0;
+    while again && received < len {
+        let mut rest = [IoSliceMut::new(&mut room[received..])];
+        let more = instance.settled(instance.ops.recv(fd, &mut rest, flags | libc::MSG_DONTWAIT));
+        again = more.is_ok_and(|more| more > 0);
+        received += more.unwrap_or(0);
+    }
+    Ok(received)
 }
 
 /// The descriptor is the kernel's: a pipe's, for instance.
@@ -294,6 +312,16 @@ pub unsafe extern "C" fn sendmsg(
     }
 }
 
+/// packetdrill gives the script's offsets, which are null for pipes and sockets, by pointers to them.
+///
+/// # Safety
+/// Null or readable.
+unsafe fn place(offset: *mut i64) -> *mut i64 {
+    // SAFETY: the caller's promise.
+    let is_null = unsafe { offset.as_ref() } == Some(&0);
+    if is_null { core::ptr::null_mut() } else { offset }
+}
+
 /// # Safety
 /// As libc's, with the interface's `userdata`.
 pub unsafe extern "C" fn splice(
@@ -309,6 +337,8 @@ pub unsafe extern "C" fn splice(
     let instance = unsafe { instance(userdata) };
     let result = instance.and_then(|instance| {
         let ops = &instance.ops;
+        // SAFETY: null or readable.
+        let (from_offset, to_offset) = unsafe { (place(from_offset), place(to_offset)) };
         match (ops.owns(from), ops.owns(to)) {
             (true, true) => Err(Errno::INVAL),
             (true, false) if !from_offset.is_null() => Err(Errno::SPIPE),

@@ -3,6 +3,7 @@
 
 use crate::instance::Instance;
 use crate::memory;
+use crate::place::Place;
 use core::ffi::{c_int, c_long, c_ulong, c_void};
 use ginnel_posix_ops::{EpollEvent, Ops, Patience};
 use libc::{epoll_event, nfds_t, pollfd, sockaddr, socklen_t, ssize_t};
@@ -12,14 +13,26 @@ use rustix::io::Errno;
 const EVENTS_MAX: usize = 512;
 /// Descriptors of one `poll`.
 const POLLED_MAX: usize = 1 << 20;
+// Of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
+const SIOCATMARK: c_ulong = 0x8905;
+const SIOCOUTQNSD: c_ulong = 0x894b;
 
 /// What `userdata` points to.
 ///
 /// # Safety
 /// It is that of an interface which was filled and not freed.
+pub unsafe fn place<'a>(userdata: *mut c_void) -> Result<&'a Place, Errno> {
+    // SAFETY: the caller's promise; null if the flags were wrong.
+    unsafe { userdata.cast::<Place>().as_ref() }.ok_or(Errno::NODEV)
+}
+
+/// The stack, which is used from now on.
+///
+/// # Safety
+/// As above.
 pub unsafe fn instance<'a>(userdata: *mut c_void) -> Result<&'a Instance, Errno> {
-    // SAFETY: the caller's promise; null if there was no stack.
-    unsafe { userdata.cast::<Instance>().as_ref() }.ok_or(Errno::NODEV)
+    // SAFETY: the caller's promise.
+    unsafe { place(userdata) }?.instance()
 }
 
 /// The same for calls on the stack's descriptors: `Ok(None)` if the kernel is to be asked.
@@ -82,7 +95,7 @@ fn said(result: c_int) -> Result<c_int, Errno> {
 pub unsafe extern "C" fn free(userdata: *mut c_void) {
     if !userdata.is_null() {
         // SAFETY: it came from a box, and the caller's promise.
-        drop(unsafe { Box::from_raw(userdata.cast::<Instance>()) });
+        drop(unsafe { Box::from_raw(userdata.cast::<Place>()) });
     }
 }
 
@@ -192,6 +205,14 @@ pub unsafe extern "C" fn ioctl(
             }),
             (Some(ops), libc::TIOCOUTQ) => ops.bytes_unacknowledged(fd).and_then(|value| {
                 *number()? = value;
+                Ok(0)
+            }),
+            (Some(ops), SIOCOUTQNSD) => ops.bytes_not_sent(fd).and_then(|value| {
+                *number()? = value;
+                Ok(0)
+            }),
+            (Some(ops), SIOCATMARK) => ops.is_at_mark(fd).and_then(|value| {
+                *number()? = value.into();
                 Ok(0)
             }),
             (Some(ops), libc::FIONBIO) => ops.set_nonblocking(fd, *number()? != 0).map(|()| 0),

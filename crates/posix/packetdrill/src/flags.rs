@@ -1,13 +1,14 @@
 //! What `--so_flags` says: `KEY=VALUE`, separated by commas or blanks.
 
+use crate::instance::defaults;
 use crate::sysctls;
-use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use ginnel::config::TcpConfig;
+use core::net::IpAddr;
+use ginnel::config::{Prefix, TcpConfig};
 use std::path::PathBuf;
 
-/// What `packetdrill` uses if it is told nothing.
-const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 0, 1);
-const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd3d, 0x0a0b, 0x17d6, 0x888, 0, 0, 0, 1);
+/// Networks from which `packetdrill` takes its own address, at random or by what it is told, and the addresses in them from which connections are opened.
+const NETWORKS: [(&str, &str); 2] =
+    [("192.168.0.2", "192.168.0.0/16"), ("fd3d:fa7b:d17d::2", "fd3d:fa7b:d17d::/48")];
 const MTU: u32 = 1500;
 
 /// Settings of an instance.
@@ -15,21 +16,31 @@ const MTU: u32 = 1500;
 pub struct Flags {
     /// The stack's addresses.
     pub local: Vec<IpAddr>,
+    /// Networks whose addresses all are the stack's, too.
+    pub networks: Vec<Prefix>,
     /// Largest packet in bytes.
     pub mtu: u32,
-    pub tcp: TcpConfig,
-    /// Settings of the kernel's that the stack does not have, with the reason.
-    pub refused: Vec<String>,
+    /// Where the kernel's settings are read.
+    folder: Option<PathBuf>,
+    /// Names and values that go before these.
+    own: Vec<(String, String)>,
 }
 
 impl Flags {
-    /// Reads what was given, and what the kernel is set to.
+    /// Reads what was given, and what packetdrill itself was given.
     ///
     /// # Errors
     /// The first that is wrong, and how.
-    pub fn parse(text: &str, defaults: TcpConfig) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let arguments = std::fs::read("/proc/self/cmdline").unwrap_or_default();
+        let arguments: Vec<_> = arguments.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        Self::of(text, arguments.iter().map(AsRef::as_ref))
+    }
+
+    fn of<'a>(text: &str, arguments: impl Iterator<Item = &'a str>) -> Result<Self, String> {
+        let (told_local, told_mtu) = told(arguments);
         let mut local = Vec::new();
-        let mut mtu = MTU;
+        let mut mtu = told_mtu.unwrap_or(MTU);
         let mut folder = Some(PathBuf::from(sysctls::PROC));
         let mut own = Vec::new();
         let separators = |c: char| c == ',' || c.is_whitespace();
@@ -38,36 +49,73 @@ impl Flags {
             let wrong = |what: &str| format!("{key}: {value:?} is not {what}");
             match key {
                 "local" => local.push(value.parse().map_err(|_| wrong("an IP address"))?),
-                "mtu" => {
-                    let fits = |mtu: &u32| (68..=65_521).contains(mtu);
-                    mtu = value.parse().ok().filter(fits).ok_or_else(|| wrong("from 68 to 65521"))?;
-                }
+                "mtu" => mtu = mtu_of(value).ok_or_else(|| wrong("from 68 to 65521"))?,
                 "proc" => folder = (value != "off").then(|| PathBuf::from(value)),
                 _ => match key.strip_prefix("net.ipv4.") {
-                    Some(name) => own.push((name, value.replace(':', " "))),
+                    Some(name) => own.push((name.to_owned(), value.replace(':', " "))),
                     None => return Err(format!("{key:?} is none of local, mtu, proc and net.ipv4.…")),
                 },
             }
         }
         if local.is_empty() {
-            local.push(LOCAL_V4.into());
+            local.extend(told_local);
+        }
+        let mut networks = Vec::new();
+        if local.is_empty() {
             // IPv6 has no smaller links (RFC 8200 §5).
-            if mtu >= 1280 {
-                local.push(LOCAL_V6.into());
+            let fits = |(address, _): &&(&str, &str)| mtu >= 1280 || !address.contains(':');
+            for (address, network) in NETWORKS.iter().filter(fits) {
+                local.push(address.parse().expect("an address"));
+                networks.push(network.parse().expect("a network"));
             }
         }
-        let mut tcp = defaults;
-        let refused = folder.map_or_else(Vec::new, |folder| sysctls::read(&folder, &mut tcp));
-        for (name, value) in own {
-            let known = sysctls::set(&mut tcp, name, &value);
+        let flags = Self { local, networks, mtu, folder, own };
+        flags.tcp().map(|_| flags)
+    }
+
+    /// What TCP is set to, by the kernel at this moment and by the flags, and the settings of the kernel's that the stack does not have, with the reason.
+    ///
+    /// # Errors
+    /// Flags that the stack has nothing for.
+    pub fn tcp(&self) -> Result<(TcpConfig, Vec<String>), String> {
+        let mut tcp = defaults();
+        let refused = self.folder.as_ref().map_or_else(Vec::new, |folder| sysctls::read(folder, &mut tcp));
+        for (name, value) in &self.own {
+            let known = sysctls::set(&mut tcp, name, value);
             let known = known.map_err(|problem| format!("net.ipv4.{name}: {problem}"))?;
             if !known {
                 return Err(format!("net.ipv4.{name}: the stack has nothing that corresponds to it"));
             }
         }
         tcp.validate().map_err(|error| error.to_string())?;
-        Ok(Self { local, mtu, tcp, refused })
+        Ok((tcp, refused))
     }
+}
+
+fn mtu_of(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|mtu| (68..=65_521).contains(mtu))
+}
+
+/// `--local_ip` and `--mtu` of packetdrill's command line, which the interface does not hand on. The last of each counts, and nonsense is packetdrill's to refuse.
+fn told<'a>(arguments: impl Iterator<Item = &'a str>) -> (Option<IpAddr>, Option<u32>) {
+    let (mut local, mut mtu) = (None, None);
+    let mut arguments = arguments.skip(1);
+    while let Some(argument) = arguments.next() {
+        let Some(option) = argument.strip_prefix("--") else { continue };
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (option, None),
+        };
+        if !["local_ip", "mtu"].contains(&name) {
+            continue;
+        }
+        let Some(value) = value.or_else(|| arguments.next()) else { break };
+        match name {
+            "local_ip" => local = value.parse().ok().or(local),
+            _ => mtu = mtu_of(value).or(mtu),
+        }
+    }
+    (local, mtu)
 }
 
 #[cfg(test)]
@@ -75,15 +123,28 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<Flags, String> {
-        Flags::parse(text, TcpConfig::default())
+        Flags::of(text, core::iter::empty())
     }
 
     #[test]
     fn without_flags_it_is_what_packetdrill_expects() {
         let flags = parse("").unwrap();
-        assert_eq!(flags.local, [IpAddr::V4(LOCAL_V4), IpAddr::V6(LOCAL_V6)]);
-        assert_eq!(flags.mtu, 1500);
-        assert_eq!(parse("mtu=600").unwrap().local, [IpAddr::V4(LOCAL_V4)]);
+        let [v4, v6] = &flags.networks[..] else { panic!("{flags:?}") };
+        assert_eq!((v4.to_string(), v6.to_string()), ("192.168.0.0/16".into(), "fd3d:fa7b:d17d::/48".into()));
+        assert_eq!((flags.local.len(), flags.mtu), (2, 1500));
+        assert_eq!(parse("mtu=600").unwrap().networks, [*v4]);
+    }
+
+    #[test]
+    fn what_packetdrill_was_told_goes_before_what_it_expects() {
+        let line = |text: &'static str| told(text.split(' '));
+        let address: IpAddr = "10.0.0.9".parse().unwrap();
+        assert_eq!(line("packetdrill --local_ip=10.0.0.9 --mtu 1520 a.pkt"), (Some(address), Some(1520)));
+        assert_eq!(line("--local_ip=10.0.0.9 a.pkt --mtu=1 --mtu"), (None, None));
+        let flags = Flags::of("", ["packetdrill", "--local_ip=10.0.0.9", "--mtu=1520"].into_iter()).unwrap();
+        assert_eq!((&flags.local[..], flags.networks.len(), flags.mtu), (&[address][..], 0, 1520));
+        let flags = Flags::of("local=10.1.1.1 mtu=600", ["x", "--local_ip=10.0.0.9"].into_iter()).unwrap();
+        assert_eq!((flags.local, flags.mtu), (vec!["10.1.1.1".parse().unwrap()], 600));
     }
 
     #[test]
@@ -91,8 +152,9 @@ mod tests {
         let flags =
             parse("proc=off local=10.1.1.1,mtu=9000, net.ipv4.tcp_sack=0 net.ipv4.tcp_rmem=4096:8192:70000");
         let flags = flags.unwrap();
+        let (tcp, refused) = flags.tcp().unwrap();
         assert_eq!((flags.local, flags.mtu), (vec!["10.1.1.1".parse().unwrap()], 9000));
-        assert_eq!((flags.tcp.sack, flags.tcp.recv_buffer_bytes), (false, 70_000));
+        assert_eq!((tcp.sack, tcp.recv_buffer_bytes, refused.len()), (false, 70_000, 0));
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! One stack with its operations, from `packetdrill_interface_init` to `free`.
+//! One stack with its operations.
 
 use crate::clock::Clock;
 use crate::flags::Flags;
-use crate::tunnel::{NEIGHBOUR_MAC, Tunnel, tunnel};
+use crate::tunnel::{NEIGHBOUR_MAC, Tunnel};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 use ginnel::channel::{ChannelConfig, ChannelServer};
@@ -23,46 +23,56 @@ const DEVICE: &str = "packetdrill";
 /// Sockets of a script, and more. packetdrill locks all memory, so tables are no larger than they need be.
 const SOCKETS_MAX: u32 = 128;
 const BUFFER_POOL_BYTES: u64 = 64 << 20;
+/// Bytes that the channel between calls and stack holds of a socket, each way.
+pub const CHANNEL_BYTES: usize = 64 << 10;
 /// Descriptors beyond which none is looked for.
 const FDS_MAX: u64 = 1 << 20;
 
-/// What the interface's `userdata` points to.
+/// A stack that runs, and what is asked of it.
 pub struct Instance {
     pub ops: Ops,
     pub tunnel: Tunnel,
-    pub clock: Clock,
+    /// What it was started with.
+    pub tcp: TcpConfig,
     stop: StopFlag,
     thread: Option<JoinHandle<Result<(), ginnel::Error>>>,
 }
 
+/// Where settings begin, before flags and the kernel are looked at.
+pub fn defaults() -> TcpConfig {
+    TcpConfig {
+        connections_max: 256,
+        listeners_max: 64,
+        time_wait_max: 256,
+        buffer_pool_bytes: BUFFER_POOL_BYTES,
+        ..TcpConfig::default()
+    }
+}
+
 impl Instance {
-    /// Starts a stack as the flags say it.
+    /// Starts a stack behind the tunnel.
     ///
     /// # Errors
-    /// What is wrong with the flags, or missing.
-    pub fn start(flags: &str) -> Result<Self, String> {
-        let tcp = TcpConfig {
-            connections_max: 256,
-            listeners_max: 64,
-            time_wait_max: 256,
-            buffer_pool_bytes: BUFFER_POOL_BYTES,
-            ..TcpConfig::default()
-        };
-        let flags = Flags::parse(flags, tcp)?;
-        for refused in &flags.refused {
-            eprintln!("packetdrill_ginnel: not as the kernel is set: {refused}");
-        }
-        Self::with(&flags).map_err(|error| error.to_string())
-    }
-
-    fn with(flags: &Flags) -> Result<Self, ginnel::Error> {
-        let clock = Clock::new();
+    /// Something of the machine's is missing.
+    pub fn start(
+        flags: &Flags,
+        tcp: TcpConfig,
+        tunnel: &Tunnel,
+        clock: Clock,
+    ) -> Result<Self, ginnel::Error> {
         let no_descriptors = |error: Errno| ginnel::Error::application(error.to_string());
-        let (tunnel, device) = tunnel(flags.mtu as usize, clock).map_err(no_descriptors)?;
-        let channel = ChannelConfig { sockets_max: SOCKETS_MAX, ..ChannelConfig::default() };
+        let channel = ChannelConfig {
+            sockets_max: SOCKETS_MAX,
+            socket_buffer_bytes: CHANNEL_BYTES as u32,
+            // As much stands between stack and program as scripts are written for.
+            large_buffers_max: 0,
+            ..ChannelConfig::default()
+        };
         let server = ChannelServer::new(&channel)?;
-        let mut shard: Shard<ChannelServer> =
-            Shard::builder(config_of(flags)).handler(server).device(DEVICE, device).build()?;
+        let mut shard: Shard<ChannelServer> = Shard::builder(config_of(flags, &tcp))
+            .handler(server)
+            .device(DEVICE, tunnel.device(clock))
+            .build()?;
         let commander = shard.commander();
         let client = shard.handler_mut().attach(Box::new(commander))?;
         // A call that waits sleeps at once: packetdrill looks whether it does.
@@ -72,11 +82,9 @@ impl Instance {
         let until = stop.clone();
         let thread = std::thread::Builder::new().name("ginnel".into());
         let thread = thread.spawn(move || shard.run(&until)).map_err(no_descriptors_io)?;
-        Ok(Self { ops, tunnel, clock, stop, thread: Some(thread) })
+        Ok(Self { ops, tunnel: tunnel.clone(), tcp, stop, thread: Some(thread) })
     }
-}
 
-impl Instance {
     /// What came of a call, once the stack has done what the call asked for: in the kernel the packets that follow from a call have left when it returns.
     pub fn settled<T>(&self, result: Result<T, Errno>) -> Result<T, Errno> {
         self.tunnel.settle().and(result)
@@ -111,12 +119,13 @@ fn host(ip: &IpAddr) -> Prefix {
     format!("{ip}/{bits}").parse().expect("an address with its length")
 }
 
-fn config_of(flags: &Flags) -> Config {
+fn config_of(flags: &Flags, tcp: &TcpConfig) -> Config {
     let local: Vec<Prefix> = flags.local.iter().map(host).collect();
     let families = |gateway: &&IpAddr| flags.local.iter().any(|ip| ip.is_ipv4() == gateway.is_ipv4());
     let gateways: Vec<IpAddr> = GATEWAYS.iter().filter(families).copied().collect();
     let mut config = Config::single(DeviceConfig::new(DEVICE, DeviceKind::Memory), &local, &gateways);
     config.links[0].accept_ra = false;
+    config.links[0].own_networks = flags.networks.clone();
     // First, that the gateways are on the link, though no address of the stack's is like theirs.
     let on_link = |ip: &IpAddr| RouteConfig {
         destination: host(ip),
@@ -128,12 +137,12 @@ fn config_of(flags: &Flags) -> Config {
     config.routes = routes;
     config.links[0].neighbours =
         gateways.into_iter().map(|address| NeighbourConfig { address, mac: Mac(NEIGHBOUR_MAC) }).collect();
-    config.tcp = flags.tcp.clone();
+    config.tcp = tcp.clone();
     config.network = NetworkConfig {
         neighbours_max: 64,
         dad_transmits: 0,
         router_solicitations: 0,
-        hop_limit: flags.tcp.hop_limit,
+        hop_limit: tcp.hop_limit,
         ..NetworkConfig::default()
     };
     config.shard = ShardConfig { timers_max: 1024, stop_grace_ms: 0, ..ShardConfig::default() };

@@ -1,7 +1,7 @@
 //! The interface of packetdrill's `packetdrill.h`, and the function that fills it.
 #![allow(unsafe_code)] // a function that C calls, and its pointers
 
-use crate::instance::Instance;
+use crate::place::Place;
 use crate::{bytes, calls, network};
 use core::ffi::{CStr, c_char, c_int, c_long, c_longlong, c_uint, c_ulong, c_void};
 use libc::{
@@ -72,9 +72,9 @@ pub struct PacketdrillInterface {
         unsafe extern "C" fn(*mut c_void, c_int, *mut i64, c_int, *mut i64, size_t, c_uint) -> ssize_t,
 }
 
-/// Starts a stack and fills the interface. The flags may be null, and are those of docs/packetdrill.md. Returns 0.
+/// Fills the interface of a stack, which starts a little later (`place`). The flags may be null, and are those of docs/packetdrill.md. Returns 0.
 ///
-/// If there can be no stack it says why on standard error and returns -1; the functions of the interface all fail with `ENODEV` then, as packetdrill does not look at
+/// If there can be no stack because of them it says why on standard error and returns -1; the functions of the interface all fail with `ENODEV` then, as packetdrill does not look at
 /// what is returned here.
 ///
 /// # Safety
@@ -89,9 +89,8 @@ pub unsafe extern "C" fn packetdrill_interface_init(
         // SAFETY: the caller's promise.
         false => unsafe { CStr::from_ptr(flags) }.to_string_lossy(),
     };
-    let started = Instance::start(&flags);
-    let (userdata, result) = match started {
-        Ok(instance) => (Box::into_raw(Box::new(instance)).cast(), 0),
+    let (userdata, result) = match Place::new(&flags) {
+        Ok(place) => (Box::into_raw(place).cast(), 0),
         Err(problem) => {
             eprintln!("packetdrill_ginnel: {problem}");
             (core::ptr::null_mut(), -1)

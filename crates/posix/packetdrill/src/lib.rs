@@ -16,6 +16,7 @@ mod bytes;
 mod calls;
 mod clock;
 mod flags;
+mod hooks;
 mod instance;
 mod interface;
 // The library that programs are preloaded with looks at what they point to in the same way.
@@ -23,6 +24,8 @@ mod interface;
 #[path = "../../preload/src/hooks/memory.rs"]
 mod memory;
 mod network;
+mod place;
+mod slots;
 mod sysctls;
 mod tunnel;
 

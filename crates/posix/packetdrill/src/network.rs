@@ -1,7 +1,7 @@
 //! The network, as packetdrill plays it, and time.
 #![allow(unsafe_code)] // functions that C calls
 
-use crate::calls::{ToC, instance};
+use crate::calls::{ToC, instance, place};
 use crate::memory;
 use core::ffi::{c_int, c_longlong, c_void};
 use core::time::Duration;
@@ -26,13 +26,13 @@ pub unsafe extern "C" fn netdev_receive(
     time: *mut c_longlong,
 ) -> c_int {
     // SAFETY: the caller's promises.
-    let (instance, len, time) = unsafe { (instance(userdata), len.as_mut(), time.as_mut()) };
-    let result = instance.and_then(|instance| {
+    let (place, len, time) = unsafe { (place(userdata), len.as_mut(), time.as_mut()) };
+    let result = place.and_then(|place| {
         let (len, time) = (len.ok_or(Errno::FAULT)?, time.ok_or(Errno::FAULT)?);
         // SAFETY: there is as much room as told.
         let room = unsafe { memory::room(room, *len) }?;
         *len = 0;
-        let packet = instance.tunnel.receive();
+        let packet = place.tunnel.receive();
         let place = room.get_mut(..packet.bytes.len()).ok_or(Errno::MSGSIZE)?;
         place.copy_from_slice(&packet.bytes);
         *len = packet.bytes.len();
@@ -46,18 +46,19 @@ pub unsafe extern "C" fn netdev_receive(
 /// `userdata` is the interface's.
 pub unsafe extern "C" fn usleep(userdata: *mut c_void, time: useconds_t) -> c_int {
     // SAFETY: the caller's promise.
-    let instance = unsafe { instance(userdata) };
-    instance.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).to_c()
+    let place = unsafe { place(userdata) };
+    place.map(|_| std::thread::sleep(Duration::from_micros(time.into()))).to_c()
 }
 
 /// # Safety
 /// `userdata` is the interface's, and `time` null or writable.
 pub unsafe extern "C" fn gettimeofday(userdata: *mut c_void, time: *mut timeval, _: *mut timezone) -> c_int {
     // SAFETY: the caller's promises.
-    let (instance, time) = unsafe { (instance(userdata), time.as_mut()) };
-    instance
-        .map(|instance| {
-            let now = instance.clock.now();
+    let (place, time) = unsafe { (place(userdata), time.as_mut()) };
+    place
+        .map(|place| {
+            place.prepare();
+            let now = place.clock.now();
             if let Some(time) = time {
                 time.tv_sec = now.as_secs() as libc::time_t;
                 time.tv_usec = now.subsec_micros().into();

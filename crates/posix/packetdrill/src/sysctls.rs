@@ -46,6 +46,7 @@ pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String>
         "tcp_slow_start_after_idle" => tcp.slow_start_after_idle = flag()?,
         "tcp_frto" => tcp.frto = flag()?,
         "tcp_early_retrans" => tcp.tail_loss_probes = flag()?,
+        "tcp_min_tso_segs" => tcp.push_segments_min = bytes()?,
         "tcp_reordering" => tcp.reordering_segments = number()?,
         "tcp_base_mss" => tcp.mtu_base_segment_bytes = bytes()?,
         "tcp_mtu_probe_floor" => tcp.mtu_floor_segment_bytes = bytes()?,

@@ -63,23 +63,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Clone)]
 pub struct Tunnel(Arc<Shared>);
 
-/// A tunnel and the stack's device at its other end.
-pub fn tunnel(mtu: usize, clock: Clock) -> Result<(Tunnel, Device), Errno> {
-    let shared = Arc::new(Shared {
-        inbound: Mutex::default(),
-        bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-        outbound: Mutex::default(),
-        left: Condvar::new(),
-        turns: Mutex::default(),
-        turned: Condvar::new(),
-        mtu,
-    });
-    let rx = TunnelRx { shared: shared.clone(), lent: Vec::new() };
-    let tx = TunnelTx { shared: shared.clone(), clock, frame: vec![0; mtu + 18], committed: Vec::new() };
-    Ok((Tunnel(shared), Device { rx: Box::new(rx), tx: Box::new(tx) }))
-}
-
 impl Tunnel {
+    /// A tunnel for packets of so many bytes.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub fn new(mtu: usize) -> Result<Self, Errno> {
+        Ok(Self(Arc::new(Shared {
+            inbound: Mutex::default(),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            outbound: Mutex::default(),
+            left: Condvar::new(),
+            turns: Mutex::default(),
+            turned: Condvar::new(),
+            mtu,
+        })))
+    }
+
+    /// The stack's device at the other end, for one stack at a time.
+    pub fn device(&self, clock: Clock) -> Device {
+        let shared = &self.0;
+        let rx = TunnelRx { shared: shared.clone(), lent: Vec::new() };
+        let frame = vec![0; shared.mtu + 18];
+        let tx = TunnelTx { shared: shared.clone(), clock, frame, committed: Vec::new() };
+        Device { rx: Box::new(rx), tx: Box::new(tx) }
+    }
+
     /// A packet for the stack. When this returns the stack has processed it, and sent its answers, as the kernel has when a packet was written to a TUN device.
     ///
     /// # Errors
@@ -252,7 +261,8 @@ mod tests {
 
     #[test]
     fn what_is_about_the_link_stays_here() {
-        let (tunnel, mut device) = tunnel(1500, Clock::new()).unwrap();
+        let tunnel = Tunnel::new(1500).unwrap();
+        let mut device = tunnel.device(Clock::new());
         let v6 = |next: u8, rest: &[u8]| {
             let mut packet = vec![0; 40];
             (packet[0], packet[6]) = (0x60, next);
@@ -277,7 +287,8 @@ mod tests {
 
     #[test]
     fn only_ip_packets_are_taken_and_they_wake_the_stack() {
-        let (tunnel, mut device) = tunnel(100, Clock::new()).unwrap();
+        let tunnel = Tunnel::new(100).unwrap();
+        let mut device = tunnel.device(Clock::new());
         assert_eq!(tunnel.send(&[]), Err(Errno::INVAL));
         assert_eq!(tunnel.send(&[0x45; 19]), Err(Errno::INVAL));
         assert_eq!(tunnel.send(&[0x55; 60]), Err(Errno::INVAL));

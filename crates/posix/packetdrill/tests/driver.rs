@@ -9,21 +9,25 @@ const SECONDS_MAX: &str = "60";
 
 struct Built {
     program: PathBuf,
+    as_packetdrill: PathBuf,
     library: PathBuf,
     _folder: tempfile::TempDir,
 }
 
 static BUILT: LazyLock<Built> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("driver");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver.c");
-    let flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
-    let cc = Command::new("cc").args(flags).arg(&program).arg(source).arg("-ldl").status();
-    assert!(cc.expect("cc, a C compiler, runs").success());
+    let [program, as_packetdrill] = ["driver", "as_packetdrill"].map(|name| {
+        let program = folder.path().join(name);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name).with_extension("c");
+        let flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"];
+        let cc = Command::new("cc").args(flags).arg(&program).arg(source).arg("-ldl").status();
+        assert!(cc.expect("cc, a C compiler, runs").success());
+        program
+    });
     // Cargo builds it beside this test.
     let library = std::env::current_exe().unwrap().with_file_name("libpacketdrill_ginnel.so");
     assert!(library.exists(), "{} is not there", library.display());
-    Built { program, library, _folder: folder }
+    Built { program, as_packetdrill, library, _folder: folder }
 });
 
 fn run(case: &str, flags: Option<&str>) -> Output {
@@ -54,9 +58,35 @@ cases! {
     messages
     pipes
     times
+    large_ones
     again_and_again
     bad_packets
     datagrams
+}
+
+/// What packetdrill does from its start to its end, for two scripts in a row.
+fn as_packetdrill(version: &str, options: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut driver = Command::new("timeout");
+    driver.arg(SECONDS_MAX).arg(&BUILT.as_packetdrill).arg(&BUILT.library).arg(version).arg(folder.path());
+    let output = driver.args(options).output().expect("timeout of coreutils runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{version}: {}: {said}", output.status);
+}
+
+#[test]
+fn as_packetdrill_does_over_ipv4() {
+    as_packetdrill("ipv4", &[]);
+}
+
+#[test]
+fn as_packetdrill_does_over_ipv6_with_its_mtu() {
+    as_packetdrill("ipv6", &["--mtu=1520"]);
+}
+
+#[test]
+fn as_packetdrill_does_over_ipv4_by_sockets_of_ipv6() {
+    as_packetdrill("ipv4-mapped-ipv6", &[]);
 }
 
 #[test]

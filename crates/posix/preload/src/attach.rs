@@ -3,11 +3,14 @@
 
 use crate::real;
 use core::ffi::{c_int, c_uint};
-use core::sync::atomic::{AtomicPtr, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use ginnel_posix_ops::{ListenSpawn, Ops, OpsConfig};
-use runtime::door::Process;
+use runtime::door::{Guest, Process};
 use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Names the stack: a path of a control socket, or `fd:N`.
@@ -24,8 +27,10 @@ pub const VARIABLES: [&str; 4] = [STACK, ON_MISSING, KERNEL_LISTEN, LISTEN_SPAWN
 pub const LIBRARY: &str = "libginnel.so";
 /// Addresses are checked before they are used (RFC 4862 §5.4); a stack that has just begun is waited for, but not longer than this.
 const READY_WITHIN: Duration = Duration::from_secs(5);
-/// Placeholders of closed sockets that are kept for the next.
+/// Placeholders of closed sockets that are kept for the next, at the most.
 const DESCRIPTORS_KEPT: usize = 256;
+/// One of so many that the process may have.
+const KEPT_PART: u64 = 8;
 /// Exit status of a program that was to run on a stack and has none.
 const NO_STACK: c_int = 125;
 
@@ -38,6 +43,45 @@ pub fn ops() -> Option<&'static Ops> {
     unsafe { OPS.load(Ordering::Acquire).as_ref() }
 }
 
+/// The program is on a stack, and has had no use for it yet.
+static WAITS: AtomicBool = AtomicBool::new(false);
+/// How it comes in then.
+static WAY_IN: Mutex<Option<(Guest, String)>> = Mutex::new(None);
+
+/// Whether the program is to use a stack, if it uses any network.
+#[inline]
+pub fn is_on_a_stack() -> bool {
+    ops().is_some() || WAITS.load(Ordering::Acquire)
+}
+
+/// The operations, for a call that may be the first that needs them: most programs that a shell starts have no use for them, and take no place.
+#[inline]
+pub fn needed() -> Option<&'static Ops> {
+    ops().or_else(|| if WAITS.load(Ordering::Acquire) { come_in() } else { None })
+}
+
+fn way_in() -> MutexGuard<'static, Option<(Guest, String)>> {
+    // Nothing panics while it is locked.
+    WAY_IN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cold]
+fn come_in() -> Option<&'static Ops> {
+    let _undisturbed = Undisturbed::begin();
+    let mut way_in = way_in();
+    let Some((guest, stack)) = way_in.take() else { return ops() };
+    // As many as may be are waiting, and this one was turned away.
+    let process = guest.enter().or_else(|_| Process::connect(Path::new(&stack), ""));
+    Ops::forget_internal(guest.line());
+    drop(guest);
+    match process.map_err(|error| error.to_string()).and_then(begin) {
+        Ok(ops) => use_from_now_on(ops),
+        Err(cause) => missing(&stack, &cause),
+    }
+    WAITS.store(false, Ordering::Release);
+    ops()
+}
+
 /// Before `main`, as the program may give up its rights or its root directory there.
 #[unsafe(link_section = ".init_array")]
 #[used]
@@ -46,38 +90,112 @@ static AT_START: extern "C" fn() = at_start;
 extern "C" fn at_start() {
     let Ok(stack) = std::env::var(STACK) else { return };
     crate::heritage::remember();
+    crate::process::watch_forks();
     let left = std::env::var(crate::heritage::HEIR).ok();
     // SAFETY: before `main` there are no other threads. The numbers mean nothing to programs that come of this one.
     unsafe { std::env::remove_var(crate::heritage::HEIR) };
-    let resumed = left.as_deref().and_then(resume);
-    match resumed.map_or_else(|| attach(&stack), Ok) {
-        Ok(ops) => {
-            ops.wait_until_ready(READY_WITHIN);
-            OPS.store(Box::into_raw(Box::new(ops)), Ordering::Release);
-            crate::process::watch_forks();
-        }
-        Err(cause) => {
-            let on_kernel = std::env::var(ON_MISSING).is_ok_and(|policy| policy == "kernel");
-            let end = if on_kernel { "; it goes on with the kernel's network" } else { "" };
-            say(&["ginnel: this program was to run on the stack ", &stack, ", but: ", &cause, end]);
-            if !on_kernel {
-                // SAFETY: ends the process without running what the program has not set up yet.
-                unsafe { libc::_exit(NO_STACK) };
-            }
+    if let Some(ops) = left.as_deref().and_then(resume) {
+        return use_from_now_on(ops);
+    }
+    let begun = match stack.strip_prefix("fd:") {
+        None => wait_at_the_door(&stack),
+        Some(number) => over(&stack, number).map(use_from_now_on),
+    };
+    if let Err(cause) = begun {
+        missing(&stack, &cause);
+    }
+}
+
+fn use_from_now_on(ops: Ops) {
+    ops.wait_until_ready(READY_WITHIN);
+    OPS.store(Box::into_raw(Box::new(ops)), Ordering::Release);
+}
+
+/// No handler of a signal runs in this thread as long as this lives: one that makes a socket would wait for the thread that it has interrupted.
+struct Undisturbed(libc::sigset_t);
+
+impl Undisturbed {
+    fn begin() -> Self {
+        // SAFETY: all zero is a set, and both live through the calls.
+        unsafe {
+            let (mut all, mut before) = (core::mem::zeroed(), core::mem::zeroed());
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self(before)
         }
     }
 }
 
-fn attach(stack: &str) -> Result<Ops, String> {
-    let process = match stack.strip_prefix("fd:") {
-        None => Process::connect(Path::new(stack), ""),
-        Some(number) => {
-            let number: c_int = number.parse().map_err(|_| format!("{stack}: not a number"))?;
-            // SAFETY: whoever started this program left the descriptor to it.
-            Process::over(unsafe { OwnedFd::from_raw_fd(number) })
+impl Drop for Undisturbed {
+    fn drop(&mut self) {
+        // SAFETY: the set that was there before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, core::ptr::null_mut()) };
+    }
+}
+
+/// Nobody is on the way in, and nobody begins, as long as this lives: a child would find the door locked by a thread that it has not.
+pub struct Still {
+    // In this order they go.
+    _way_in: MutexGuard<'static, Option<(Guest, String)>>,
+    _undisturbed: Undisturbed,
+}
+
+/// Waits until whoever is on the way in is inside. `None` if nobody is going to.
+pub fn hold_still() -> Option<Still> {
+    if ops().is_some() || !WAITS.load(Ordering::Acquire) {
+        return None;
+    }
+    let undisturbed = Undisturbed::begin();
+    let still = Still { _way_in: way_in(), _undisturbed: undisturbed };
+    ops().is_none().then_some(still)
+}
+
+/// To be called before something of the program's is put under a number: what stands there goes elsewhere, if it is the library's.
+///
+/// # Errors
+/// `EBUSY`, `EMFILE`.
+pub fn make_way(number: c_int) -> Result<(), Errno> {
+    if !Ops::is_internal(number) {
+        return Ok(());
+    }
+    if ops().is_none() {
+        let _undisturbed = Undisturbed::begin();
+        if let Some((guest, _)) = &*way_in()
+            && let Some(other) = guest.make_way(number)?
+        {
+            Ops::moved_internal(number, other);
         }
-    };
-    let process = process.map_err(|error| error.to_string())?;
+    }
+    ops().map_or(Ok(()), |ops| ops.make_way(number))
+}
+
+/// What was chosen for a program whose stack is not there.
+fn missing(stack: &str, cause: &str) {
+    let on_kernel = std::env::var(ON_MISSING).is_ok_and(|policy| policy == "kernel");
+    let end = if on_kernel { "; it goes on with the kernel's network" } else { "" };
+    say(&["ginnel: this program was to run on the stack ", stack, ", but: ", cause, end]);
+    if !on_kernel {
+        // SAFETY: ends the process, which is not to have another network.
+        unsafe { libc::_exit(NO_STACK) };
+    }
+}
+
+fn wait_at_the_door(stack: &str) -> Result<(), String> {
+    let guest = Guest::come(Path::new(stack)).map_err(|error| error.to_string())?;
+    Ops::keep_internal(guest.line());
+    *way_in() = Some((guest, stack.into()));
+    WAITS.store(true, Ordering::Release);
+    Ok(())
+}
+
+fn over(stack: &str, number: &str) -> Result<Ops, String> {
+    let number: c_int = number.parse().map_err(|_| format!("{stack}: not a number"))?;
+    // SAFETY: whoever started this program left the descriptor to it.
+    let process = Process::over(unsafe { OwnedFd::from_raw_fd(number) });
+    begin(process.map_err(|error| error.to_string())?)
+}
+
+fn begin(process: Process) -> Result<Ops, String> {
     let config = config(&process);
     Ops::over(process, config).map_err(|error| error.to_string())
 }
@@ -106,9 +224,15 @@ fn config(process: &Process) -> OpsConfig {
             _ => ListenSpawn::Auto,
         },
         kernel_listen: std::env::var(KERNEL_LISTEN).map_or(true, |value| value != "off"),
-        descriptors_kept: DESCRIPTORS_KEPT,
+        descriptors_kept: descriptors_kept(),
         ..OpsConfig::default()
     }
+}
+
+/// They count among those that the process may have open: one with a low limit needs them for itself.
+fn descriptors_kept() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(limit / KEPT_PART).unwrap_or(usize::MAX).min(DESCRIPTORS_KEPT)
 }
 
 /// From now on everything is the kernel's.

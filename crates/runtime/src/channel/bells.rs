@@ -13,6 +13,13 @@ pub(crate) const RUNG: u8 = 1;
 /// The client holds the socket no longer.
 pub(crate) const RELEASED: u8 = 2;
 
+/// The listener is at work, and looks at its bells.
+const AWAKE: u32 = 0;
+/// It sleeps, or is about to: a bell wakes it.
+const ASLEEP: u32 = 1;
+/// It has left the CPU that both are on to the other side, for a short time: that side wakes it when it goes to sleep itself, and not before.
+const GAVE_WAY: u32 = 2;
+
 /// Keeps what one side writes away from what the other writes: two lines, because the prefetcher fetches pairs.
 #[repr(align(128))]
 pub(super) struct Padded<T>(pub T);
@@ -21,7 +28,7 @@ pub(super) struct Padded<T>(pub T);
 pub(super) struct Words {
     /// How many were ever rung. Written by the ringer.
     tail: Padded<AtomicU32>,
-    /// The listener is about to sleep, or sleeps, and wants to be woken.
+    /// [`AWAKE`], [`ASLEEP`] or [`GAVE_WAY`]. The listener's, but for those who wake it.
     asleep: Padded<AtomicU32>,
 }
 
@@ -35,7 +42,7 @@ impl Words {
 impl Words {
     /// Whether the listener sleeps, or is about to. True only for a moment.
     pub fn is_asleep(&self) -> bool {
-        self.asleep.0.load(Ordering::Relaxed) != 0
+        self.asleep.0.load(Ordering::Relaxed) != AWAKE
     }
 }
 
@@ -62,6 +69,17 @@ pub(crate) struct Answerer {
     head: u32,
 }
 
+/// What came of giving way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// The other side has its turn.
+    Given,
+    /// It sleeps, so its bells wake as ever.
+    Kept,
+    /// A bell waits: do not sleep.
+    Rung,
+}
+
 /// A ring that its ringer broke: it says that there are more bells than places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
@@ -85,7 +103,7 @@ impl Bells<'_> {
     /// Back to the initial state, when neither side exists.
     pub fn clear(self) {
         self.words.tail.0.store(0, Ordering::Relaxed);
-        self.words.asleep.0.store(0, Ordering::Relaxed);
+        self.words.asleep.0.store(AWAKE, Ordering::Relaxed);
         for flag in self.flags {
             flag.store(0, Ordering::Relaxed);
         }
@@ -115,7 +133,16 @@ impl Ringer {
         // Pairs with the fence in `before_sleep`: either the listener sees the bell, or this sees it asleep.
         fence(Ordering::SeqCst);
         let asleep = &bells.words.asleep.0;
-        asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
+        asleep.load(Ordering::Relaxed) == ASLEEP && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
+    }
+
+    /// To be asked when this side goes to sleep, after it has said so ([`Answerer::before_sleep`]): whether a listener that has given way to it must
+    /// be woken.
+    #[inline]
+    pub fn ends_turn(&mut self, bells: Bells<'_>) -> bool {
+        // That said so with a fence, which pairs with the one in `gives_way`.
+        let asleep = &bells.words.asleep.0;
+        asleep.load(Ordering::Relaxed) == GAVE_WAY && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
     }
 }
 
@@ -145,14 +172,40 @@ impl Answerer {
 
     /// From now on a bell wakes. False if one waits already: do not sleep.
     pub fn before_sleep(&mut self, bells: Bells<'_>) -> bool {
-        bells.words.asleep.0.store(1, Ordering::Relaxed);
+        bells.words.asleep.0.store(ASLEEP, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         bells.words.tail.0.load(Ordering::Relaxed) == self.head
     }
 
+    /// After [`before_sleep`](Self::before_sleep) has said yes: bells need not wake before the other side, whose bells are `theirs`, goes to sleep itself.
+    pub fn gives_way(&mut self, bells: Bells<'_>, theirs: Bells<'_>) -> Way {
+        if theirs.words.is_asleep() {
+            return Way::Kept;
+        }
+        let asleep = &bells.words.asleep.0;
+        if asleep.compare_exchange(ASLEEP, GAVE_WAY, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            // It was woken meanwhile, and will not sleep long.
+            return Way::Kept;
+        }
+        // Either this sees that the other side has fallen asleep since, or that one sees that it has to wake.
+        fence(Ordering::SeqCst);
+        if !theirs.words.is_asleep() {
+            return Way::Given;
+        }
+        let _ = asleep.compare_exchange(GAVE_WAY, ASLEEP, Ordering::Relaxed, Ordering::Relaxed);
+        // What was rung meanwhile woke nobody. Pairs with the fence of `must_wake`.
+        fence(Ordering::SeqCst);
+        if bells.words.tail.0.load(Ordering::Relaxed) == self.head { Way::Kept } else { Way::Rung }
+    }
+
+    /// How many bells have been rung, modulo 2^32: to see whether the other side has done anything since.
+    pub fn rung(&self, bells: Bells<'_>) -> u32 {
+        bells.words.tail.0.load(Ordering::Relaxed)
+    }
+
     /// Bells wake no more. Whether somebody did.
     pub fn after_sleep(&mut self, bells: Bells<'_>) -> bool {
-        bells.words.asleep.0.swap(0, Ordering::Relaxed) == 0
+        bells.words.asleep.0.swap(AWAKE, Ordering::Relaxed) == AWAKE
     }
 }
 
@@ -249,6 +302,27 @@ mod tests {
         }
 
         #[test]
+        fn a_listener_that_gave_way_is_woken_when_the_other_side_sleeps() {
+            let (up, down) = (Memory::new(2), Memory::new(2));
+            let (mut ringer, mut answerer) = (up.bells().ringer(), up.bells().answerer());
+            let mut other = down.bells().answerer();
+            assert!(answerer.before_sleep(up.bells()));
+            assert_eq!(answerer.gives_way(up.bells(), down.bells()), Way::Given);
+            ringer.ring(up.bells(), 1, RUNG);
+            assert!(!ringer.must_wake(up.bells()), "it is the other side's turn");
+            assert!(other.before_sleep(down.bells()));
+            assert!(ringer.ends_turn(up.bells()));
+            assert!(!ringer.ends_turn(up.bells()), "once");
+            assert!(answerer.after_sleep(up.bells()));
+            assert_eq!(answerer.take(up.bells()), Ok(Some((1, RUNG))));
+            assert!(answerer.before_sleep(up.bells()));
+            assert_eq!(answerer.gives_way(up.bells(), down.bells()), Way::Kept, "the other side sleeps");
+            assert!(!ringer.ends_turn(up.bells()), "it had no turn");
+            ringer.ring(up.bells(), 1, RUNG);
+            assert!(ringer.must_wake(up.bells()));
+        }
+
+        #[test]
         fn whoever_rings_a_sleeper_wakes_it_once() {
             let memory = Memory::new(2);
             let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
@@ -317,6 +391,29 @@ mod tests {
                 };
                 let sleeps = answerer.before_sleep(memory.bells());
                 let woken = ringer.join().unwrap();
+                assert!(!sleeps || woken, "it sleeps and nobody woke it");
+            });
+        }
+
+        /// Two that give way to each other do not both sleep on what was rung.
+        #[test]
+        fn nobody_sleeps_through_the_end_of_a_turn() {
+            loom::model(|| {
+                let (up, down) = (Arc::new(Memory::new(1)), Arc::new(Memory::new(1)));
+                let (mut ringer, mut answerer) = (up.bells().ringer(), up.bells().answerer());
+                let mut other = down.bells().answerer();
+                let theirs = {
+                    let (up, down) = (up.clone(), down.clone());
+                    loom::thread::spawn(move || {
+                        ringer.ring(up.bells(), 0, RUNG);
+                        let woken = ringer.must_wake(up.bells());
+                        assert!(other.before_sleep(down.bells()), "nobody rings it");
+                        woken | ringer.ends_turn(up.bells())
+                    })
+                };
+                let sleeps = answerer.before_sleep(up.bells())
+                    && answerer.gives_way(up.bells(), down.bells()) != Way::Rung;
+                let woken = theirs.join().unwrap();
                 assert!(!sleeps || woken, "it sleeps and nobody woke it");
             });
         }

@@ -1,5 +1,7 @@
 //! The application's end of a channel.
 
+mod blanks;
+mod common;
 mod datagrams;
 mod heirs;
 mod offers;
@@ -7,7 +9,9 @@ mod readiness;
 mod streams;
 
 pub use super::hand::Status;
+pub use common::CommonOf;
 pub use datagrams::Arrived;
+pub use heirs::Memory;
 pub use streams::Streams;
 
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
@@ -130,7 +134,7 @@ enum Up {
 /// An application's end of a channel. Used by one thread at a time; if it came through the [door](crate::door), other threads may use its
 /// [streams](Client::streams) meanwhile.
 pub struct Client {
-    region: Arc<Region>,
+    pub(super) region: Arc<Region>,
     number: usize,
     up: Up,
     down: Answerer,
@@ -143,6 +147,8 @@ pub struct Client {
     /// Sockets on which a write was cut short.
     blocked: Arc<[AtomicBool]>,
     events: VecDeque<ClientEvent>,
+    /// Where the next socket at hand is looked for.
+    blank: usize,
     /// What is offered, if offers are not taken at once.
     by_hand: Option<Box<Offers>>,
     detached: bool,
@@ -184,6 +190,7 @@ impl Client {
             sockets,
             blocked,
             events: VecDeque::new(),
+            blank: 0,
             by_hand: None,
             detached: false,
         }
@@ -281,6 +288,16 @@ impl Client {
         self.set_credits(listener, credits.min(SECOND_CHOICE - 1) | SECOND_CHOICE);
     }
 
+    /// Who did not take in time what it was offered, because it was busy, is offered nothing until it rings. It may have nothing else to ring for.
+    #[inline]
+    pub(super) fn wake_up(&mut self) {
+        let dozes = self.region.dozes(self.number);
+        if dozes.load(Ordering::Relaxed) != 0 {
+            dozes.store(0, Ordering::Relaxed);
+            self.knock();
+        }
+    }
+
     /// Rings for no socket in particular: credits are looked at with any bell.
     fn knock(&mut self) {
         self.ring(0, RUNG);
@@ -357,6 +374,20 @@ impl Client {
             // What happened meanwhile was rung before it was held.
             self.look(socket);
         }
+    }
+
+    /// How often urgent data of a connection were announced or came.
+    #[inline]
+    pub(super) fn notices(&self, conn: Conn) -> u32 {
+        self.held(conn).map_or(0, |_| self.region.socket(conn.index()).notices.load(Ordering::Relaxed))
+    }
+
+    /// How many bytes of a connection were read.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub(super) fn read_position(&self, conn: Conn) -> Result<u64, Stale> {
+        Ok(self.hand(conn)?.read_position())
     }
 
     fn held(&self, conn: Conn) -> Result<&Held, Stale> {
@@ -487,7 +518,7 @@ impl Client {
         Ok(())
     }
 
-    fn ring(&mut self, socket: u32, why: u8) {
+    pub(super) fn ring(&mut self, socket: u32, why: u8) {
         match &mut self.up {
             Up::Own(up) => up.ring(self.region.up(self.number), socket, why),
             Up::Shared(streams) => streams.ring(socket, why),
@@ -574,20 +605,60 @@ impl Client {
 
     /// To be called before sleeping on [`Client::wake_fd`]. False if something happened: do not sleep.
     pub fn before_sleep(&mut self) -> bool {
+        self.wake_up();
         self.flush();
-        self.events.is_empty() && self.down.before_sleep(self.region.down(self.number))
+        let sleeps = self.events.is_empty() && self.down.before_sleep(self.region.down(self.number));
+        if sleeps {
+            self.end_turn();
+        }
+        sleeps
     }
 
-    /// To be called after sleeping, and after [`Client::before_sleep`] said no.
-    pub fn after_sleep(&mut self) {
+    /// A stack that left the CPU to this client goes on.
+    fn end_turn(&mut self) {
+        match &mut self.up {
+            Up::Own(up) => {
+                if up.ends_turn(self.region.up(self.number)) {
+                    self.stack.signal();
+                }
+            }
+            Up::Shared(streams) => streams.end_turn(),
+        }
+    }
+
+    /// To be called after sleeping, and after [`Client::before_sleep`] said no. `readable`: [`Client::wake_fd`] is, or may be.
+    pub fn after_sleep(&mut self, readable: bool) {
+        self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
         if self.down.after_sleep(self.region.down(self.number)) {
             self.wake.clear();
-        } else if let Up::Shared(streams) = &self.up
+        } else if readable {
+            match self.up {
+                // The signal of a bell that was heard before.
+                Up::Own(_) => self.wake.clear(),
+                Up::Shared(_) => self.look_for_end(),
+            }
+        }
+    }
+
+    /// Looks whether the stack, in another process, is gone. Who never sleeps finds out only so.
+    pub fn look_for_end(&mut self) {
+        if let Up::Shared(streams) = &self.up
             && self.wake.hung_up()
             && !streams.gone.swap(true, Relaxed)
         {
             self.lose_all();
         }
+    }
+
+    /// The same after a sleep on the edges of [`Client::wake_fd`], which need not be read after each. Whether the stack has woken it.
+    pub fn after_nap(&mut self) -> bool {
+        self.region.set_client_cpu(self.number, rustix::thread::sched_getcpu());
+        self.down.after_sleep(self.region.down(self.number))
+    }
+
+    /// Reads what was not read after such sleeps.
+    pub fn clear_wake(&self) {
+        self.wake.clear();
     }
 
     /// Whether the stack, in another process, was found to be gone. Whatever is asked of it then is an error.
@@ -614,9 +685,9 @@ impl Client {
     pub fn sleep(&mut self, timeout: Option<Duration>) -> Result<(), Error> {
         if self.before_sleep() {
             let wake = self.wake.as_fd();
-            wait::sleep(&[], [wake, wake], timeout).map_err(|e| Error::io("sleep", e))?;
+            wait::sleep([wake, wake], &[], timeout).map_err(|e| Error::io("sleep", e))?;
         }
-        self.after_sleep();
+        self.after_sleep(true);
         Ok(())
     }
 

@@ -8,12 +8,12 @@ use crate::shard::Shard;
 use core::fmt;
 use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel_stack::error::{RecvError, SendError, Stale};
+use ginnel_stack::error::{SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::ip::{DropStats, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo};
 use ginnel_stack::tcp::TcpStats;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
 use rustix::fd::OwnedFd;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -34,6 +34,8 @@ pub enum Request {
     ListenAlone(SocketAddr, ListenOptions),
     /// So many connections may wait at the listener of this number.
     Backlog(u32, u32),
+    /// Connections at the listener of this number are offered when they have brought something, or so much time is over; 0 for at once.
+    Defer(u32, Duration),
     /// Hold the listener of this number too.
     Join(u32),
     /// Hold the listener of this number no more. The last to do so closes it.
@@ -44,14 +46,30 @@ pub enum Request {
     Info(u32),
     /// Send bytes of which the last is urgent, on a socket.
     SendUrgent(u32, Vec<u8>),
-    /// Take the urgent byte of a socket.
-    RecvUrgent(u32),
     /// About UDP sockets.
     Udp(UdpRequest),
     /// What the stack has counted.
     Counters,
     /// The client is gone, or wants to be: what it alone holds is closed.
     Detach,
+}
+
+impl Request {
+    /// The same, of this user whatever it says.
+    pub(crate) fn of_user(mut self, of: u32) -> Self {
+        use UdpRequest::{Bind, Open, SetOptions};
+        match &mut self {
+            Self::Reserve(_, Sharing { user, .. })
+            | Self::Listen(_, ListenOptions { user, .. })
+            | Self::ListenAlone(_, ListenOptions { user, .. })
+            | Self::Udp(Bind(_, UdpOptions { user, .. }))
+            | Self::Udp(Open(_, UdpOptions { user, .. }) | SetOptions(_, UdpOptions { user, .. })) => {
+                *user = of
+            }
+            _ => {}
+        }
+        self
+    }
 }
 
 /// What is asked about UDP sockets. Datagrams take this way too: each costs a question and an answer.
@@ -77,6 +95,12 @@ pub enum UdpRequest {
     SetOptions(UdpHandle, UdpOptions),
     /// The next datagram that did not fit into the region; whether it is taken.
     Apart(UdpHandle, bool),
+    /// The oldest report of an error, which is taken.
+    Report(UdpHandle),
+    /// What the path to the other end takes.
+    PathMtu(UdpHandle),
+    /// Send a datagram, or several, in this way.
+    SendWith(UdpHandle, UdpSending, Vec<u8>),
 }
 
 /// What the stack has counted.
@@ -95,8 +119,10 @@ pub struct Counters {
 pub struct Sharing {
     /// With others that have this set, unless one listens (`SO_REUSEADDR`).
     pub reuse_address: bool,
-    /// With others that have this set (`SO_REUSEPORT`).
+    /// With others of the same user that have this set (`SO_REUSEPORT`).
     pub reuse_port: bool,
+    /// Whose it is (on Linux, the effective user).
+    pub user: u32,
     /// The IPv6 address that stands for all leaves IPv4 to others (`IPV6_V6ONLY`).
     pub v6_only: bool,
 }
@@ -148,14 +174,16 @@ pub enum Reply {
     Info(Result<Box<TcpInfo>, Stale>),
     /// To [`Request::SendUrgent`].
     SendUrgent(Result<usize, SendError>),
-    /// To [`Request::RecvUrgent`].
-    RecvUrgent(Result<u8, RecvError>),
     /// To [`UdpRequest::Bind`]: the socket's number and generation.
     UdpBind(Result<(u32, u32), UdpError>),
     /// To [`UdpRequest::Recv`].
     UdpRecv(Result<(Datagram, Vec<u8>), UdpError>),
     /// To [`UdpRequest::Local`].
     UdpLocal(Result<SocketAddr, UdpError>),
+    /// To [`UdpRequest::Report`]: the report, and what is known of the datagram.
+    UdpReport(Result<Box<(UdpReport, Vec<u8>)>, UdpError>),
+    /// To [`UdpRequest::PathMtu`].
+    UdpPathMtu(Result<u16, UdpError>),
     /// To the other questions about UDP sockets.
     Udp(Result<(), UdpError>),
     /// To [`Request::Counters`].

@@ -2,12 +2,17 @@
 //! who reads one takes all of it. What would never fit goes as a question and an answer; its place in the order is kept by a header without bytes.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
+use core::num::NonZeroU32;
 use ginnel_stack::udp::UdpError;
 
 /// Bytes of a header.
 pub(super) const HEADER_BYTES: usize = 48;
 /// Most bytes of a datagram.
 pub(super) const DATAGRAM_BYTES_MAX: usize = 65_535;
+
+/// Bits of [`Header::wanted`].
+pub(super) const TOS: u8 = 1;
+pub(super) const HOP_LIMIT: u8 = 2;
 
 /// What stands in front of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +25,16 @@ pub(super) struct Header {
     pub peer: SocketAddr,
     /// The address of ours that it was sent to, or is to be sent from; the unspecified address leaves the choice to the stack.
     pub own: IpAddr,
-    pub ecn: u8,
+    /// Type of service; of what is to be sent only if that is `wanted`.
+    pub tos: u8,
+    /// The same of the hop limit.
     pub hop_limit: u8,
+    /// Which of the two what is to be sent has for itself: [`TOS`], [`HOP_LIMIT`].
+    pub wanted: u8,
+    /// They are several datagrams of so many bytes, of which the last may have fewer; 0 if it is one.
+    pub piece: u16,
+    /// When it came: the lowest 32 bits of the microseconds since 1970, if anybody wants to know.
+    pub came_us: Option<NonZeroU32>,
 }
 
 fn mapped(ip: IpAddr) -> [u8; 16] {
@@ -40,8 +53,11 @@ impl Header {
     pub fn put(&self) -> [u8; HEADER_BYTES] {
         let mut out = [0; HEADER_BYTES];
         out[..4].copy_from_slice(&self.len.to_ne_bytes());
-        (out[4], out[5], out[6]) = (self.apart.into(), self.ecn, self.hop_limit);
+        (out[4], out[5], out[6]) = (self.apart.into(), self.tos, self.hop_limit);
+        out[7] = self.wanted;
         out[8..10].copy_from_slice(&self.peer.port().to_ne_bytes());
+        out[10..12].copy_from_slice(&self.piece.to_ne_bytes());
+        out[12..16].copy_from_slice(&self.came_us.map_or(0, NonZeroU32::get).to_ne_bytes());
         out[16..32].copy_from_slice(&mapped(self.peer.ip()));
         out[32..48].copy_from_slice(&mapped(self.own));
         out
@@ -59,14 +75,17 @@ impl Header {
             apart: bytes[4] != 0,
             peer: SocketAddr::new(address(16), u16::from_ne_bytes([bytes[8], bytes[9]])),
             own: address(32),
-            ecn: bytes[5] & 3,
+            tos: bytes[5],
             hop_limit: bytes[6],
+            wanted: bytes[7],
+            piece: u16::from_ne_bytes([bytes[10], bytes[11]]),
+            came_us: NonZeroU32::new(u32::from_ne_bytes([bytes[12], bytes[13], bytes[14], bytes[15]])),
         })
     }
 }
 
 /// Errors that may be pending on a socket, by the number that stands in its word.
-const ERRORS: [UdpError; 7] = [
+const ERRORS: [UdpError; 10] = [
     UdpError::Refused,
     UdpError::Unreachable,
     UdpError::HostUnreachable,
@@ -74,7 +93,13 @@ const ERRORS: [UdpError; 7] = [
     UdpError::TooLong,
     UdpError::NoBuffers,
     UdpError::BroadcastForbidden,
+    UdpError::ProtocolUnreachable,
+    UdpError::Prohibited,
+    UdpError::Malformed,
 ];
+
+/// Bit of a socket's word: there are reports to be asked for.
+pub(super) const REPORTS: u32 = 1 << 16;
 
 /// The word of an error; 0 is none. Errors that do not wait for anybody are none.
 pub(super) fn word_of(error: UdpError) -> u32 {
@@ -83,7 +108,7 @@ pub(super) fn word_of(error: UdpError) -> u32 {
 
 /// The error of a word.
 pub(super) fn error_of(word: u32) -> Option<UdpError> {
-    ERRORS.get((word as usize).checked_sub(1)?).copied()
+    ERRORS.get(((word & !REPORTS) as usize).checked_sub(1)?).copied()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -96,7 +121,17 @@ mod tests {
             [("192.0.2.1:53", "192.0.2.2"), ("[2001:db8::1]:53", "2001:db8::2"), ("0.0.0.0:0", "::")]
         {
             let (peer, own) = (peer.parse().unwrap(), own.parse().unwrap());
-            let header = Header { len: 65_535, apart: true, peer, own, ecn: 3, hop_limit: 64 };
+            let header = Header {
+                len: 65_535,
+                apart: true,
+                peer,
+                own,
+                tos: 3,
+                hop_limit: 64,
+                wanted: TOS,
+                piece: 1400,
+                came_us: NonZeroU32::new(77),
+            };
             assert_eq!(Header::get(&header.put()), Some(header));
         }
         let mut long = [0; HEADER_BYTES];
@@ -106,5 +141,6 @@ mod tests {
             assert_eq!(error_of(word_of(error)), Some(error));
         }
         assert_eq!((error_of(0), error_of(99), word_of(UdpError::WouldBlock)), (None, None, 0));
+        assert_eq!((error_of(REPORTS), error_of(REPORTS | 1)), (None, Some(ERRORS[0])));
     }
 }

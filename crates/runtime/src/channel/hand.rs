@@ -1,8 +1,9 @@
 //! What clients do with the bytes of a socket. Positions stand in the region, so that whoever holds the socket goes on where another stopped;
 //! who shares it with others does so under the lock.
 
-use super::datagram::{HEADER_BYTES, Header, error_of};
+use super::datagram::{HEADER_BYTES, Header, REPORTS, error_of};
 use super::lock::{self, Guard};
+use super::mark::{self, Mark};
 use super::region::{Direction, Region, SocketWords};
 use super::socket::{reason, request, state};
 use super::stream::Stream;
@@ -27,6 +28,8 @@ pub struct Status {
     pub readable: usize,
     /// Bytes that can be written now.
     pub room: usize,
+    /// Bytes that were written and that the stack has not taken.
+    pub unsent: usize,
     /// It is established, or was.
     pub connected: bool,
     /// The peer's FIN follows what there is to read.
@@ -35,7 +38,7 @@ pub struct Status {
     pub write_closed: bool,
     /// It is over, for this reason.
     pub ended: Option<CloseReason>,
-    /// How often urgent data were announced, or datagrams came.
+    /// How often urgent data were announced or came, or datagrams came. If it is not 0, reads have to heed [`Client::mark`](super::Client::mark).
     pub notices: u32,
 }
 
@@ -69,12 +72,15 @@ impl<'a> Hand<'a> {
         }
     }
 
+    #[inline(always)]
     pub fn status(&self) -> Status {
         let bits = self.words.state.load(Ordering::Acquire);
         let requests = self.words.requests.load(Ordering::Relaxed);
+        let unsent = self.outgoing.unread(self.words.positions(Direction::Outgoing).written());
         Status {
             readable: self.readable(),
-            room: self.outgoing.room(self.words.positions(Direction::Outgoing).written()).unwrap_or(0),
+            room: unsent.map_or(0, |waiting| self.outgoing.room_beside(waiting)),
+            unsent: unsent.unwrap_or(0),
             connected: bits & state::CONNECTED != 0,
             peer_closed: bits & state::FIN != 0,
             write_closed: requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0,
@@ -83,7 +89,7 @@ impl<'a> Hand<'a> {
         }
     }
 
-    fn read_position(&self) -> u64 {
+    pub fn read_position(&self) -> u64 {
         self.words.positions(Direction::Incoming).read()
     }
 
@@ -153,6 +159,23 @@ impl<'a> Hand<'a> {
             blocked.store(false, Release);
         }
         Ok(count)
+    }
+
+    /// The urgent byte that was announced last, if reading has not passed it. Bytes that were urgent and next when another was announced are dropped
+    /// before (`tcp_check_urg`); the second value is whether the stack wants to hear of that.
+    pub fn mark(&self) -> (Option<Mark>, bool) {
+        let mut ring = false;
+        if mark::hole(self.words, self.read_position()) > 0
+            && let Ok(_guard) = self.lock()
+        {
+            ring = self.take_off(mark::hole(self.words, self.read_position()));
+        }
+        (mark::find(self.words, self.read_position()), ring)
+    }
+
+    /// Takes the urgent byte out of line.
+    pub fn take_urgent(&self) -> Option<u8> {
+        mark::take(self.words, self.read_position())
     }
 
     /// The header of the datagram that is next, if all of it is there.
@@ -228,10 +251,15 @@ impl<'a> Hand<'a> {
 
     /// What ICMP said about a datagram.
     pub fn udp_error(&self, take: bool) -> Option<UdpError> {
-        let word = &self.words.udp_error;
+        let word = &self.words.error;
         // Most sockets have none: no need to write there.
         let found = error_of(word.load(Ordering::Acquire))?;
-        if take { error_of(word.swap(0, Ordering::AcqRel)) } else { Some(found) }
+        if take { error_of(word.fetch_and(REPORTS, Ordering::AcqRel)) } else { Some(found) }
+    }
+
+    /// Whether there are reports of errors to be asked for.
+    pub fn has_reports(&self) -> bool {
+        self.words.error.load(Ordering::Acquire) & REPORTS != 0
     }
 
     /// The stack is to tell when there is room.

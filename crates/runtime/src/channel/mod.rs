@@ -13,9 +13,11 @@
 //! What is rare goes as a [`Request`](control::Request) through the shard's mailbox: to listen, to connect, to set options.
 
 mod bells;
+mod common;
 mod datagram;
 mod hand;
 mod lock;
+mod mark;
 mod stream;
 mod sync;
 
@@ -31,8 +33,9 @@ mod stats;
 pub(crate) mod tests;
 mod wishes;
 
-pub use client::{Arrived, Client, ClientEvent, ClientParts, Status, Streams};
+pub use client::{Arrived, Client, ClientEvent, ClientParts, CommonOf, Memory, Status, Streams};
 pub use control::{Reserved, Sharing, Thing};
+pub use mark::Mark;
 pub use server::ChannelServer;
 pub use stats::ChannelStats;
 
@@ -49,9 +52,12 @@ const CLIENTS_MAX: u32 = 64;
 const CLIENTS: RangeInclusive<u32> = 1..=CLIENTS_MAX;
 const SOCKETS: RangeInclusive<u32> = 1..=1 << 24;
 const BUFFER_BYTES: RangeInclusive<u32> = 4096..=1 << 20;
+const LARGE_BYTES: RangeInclusive<u32> = 4096..=1 << 24;
+const LARGE: RangeInclusive<u32> = 0..=1 << 16;
 const BUFFERS: RangeInclusive<u64> = 8192..=1 << 40;
 const DATAGRAM_BYTES: RangeInclusive<u32> = 1 << 16..=1 << 30;
 const OFFER_MS: RangeInclusive<u32> = 1..=60_000;
+const TURN_US: RangeInclusive<u32> = 0..=10_000;
 
 /// Keys of the `[channel]` table: applications outside of the shard's thread.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -70,12 +76,23 @@ pub struct ChannelConfig {
     /// Bytes of all these buffers of a domain on each shard, 8,192 to 1,099,511,627,776: sockets beyond them are refused, as beyond `sockets_max`. One socket
     /// there may always be. Default 8 GiB.
     pub buffer_bytes_max: u64,
+    /// Bytes of the buffer that a direction gets instead which has filled its own, and whose socket may hold so many bytes in the stack, too (`tcp.recv_buffer_bytes` and
+    /// `tcp.send_buffer_bytes`, `SO_RCVBUF` and `SO_SNDBUF`); a power of two from 4,096 to 16,777,216. It is kept until the connection ends. Default 1 MiB.
+    pub large_buffer_bytes: u32,
+    /// How many of these a domain has on each shard, 0 to 65,536. Memory is taken as they are used. If all are in use, others go on with what they have. Default 256.
+    pub large_buffers_max: u32,
     /// Bytes of datagrams that may wait for the UDP sockets of a domain on each shard, 65,536 to 1,073,741,824; more are dropped and counted. Default 16 MiB.
     pub datagram_bytes_max: u32,
     /// Connections that may wait to be accepted from a listener, whatever it asks for (as `somaxconn`): 1 to 16,777,216. Default 4,096.
     pub backlog_max: u32,
     /// How long a worker may leave a connection that it was offered before another gets it, in milliseconds: 1 to 60,000. Default 50.
     pub offer_ms: u32,
+    /// How long a shard leaves its CPU to an application that it gave work and that runs there, too, in microseconds: 0 to 10,000. Frames and timers wait until the application
+    /// sleeps, but no longer than this; what came meanwhile is one batch. 0: it does not wait. Default 100.
+    pub turn_us: u32,
+    /// How long a stack waits for an application's answer to what it acknowledges at once otherwise, so that answer and acknowledgement are one segment, in microseconds: 0 to
+    /// 10,000. It is about the first segments of a connection; every second segment is acknowledged at once nevertheless. 0: it does not wait. Default 100.
+    pub ack_hold_us: u32,
 }
 
 impl Default for ChannelConfig {
@@ -86,9 +103,13 @@ impl Default for ChannelConfig {
             clients_max: 16,
             socket_buffer_bytes: 1 << 16,
             buffer_bytes_max: 8 << 30,
+            large_buffer_bytes: 1 << 20,
+            large_buffers_max: 256,
             datagram_bytes_max: 16 << 20,
             backlog_max: 4096,
             offer_ms: 50,
+            turn_us: 100,
+            ack_hold_us: 100,
         }
     }
 }
@@ -118,9 +139,18 @@ impl ChannelConfig {
         within("clients_max", self.clients_max, CLIENTS)?;
         within("socket_buffer_bytes", self.socket_buffer_bytes, BUFFER_BYTES)?;
         within("offer_ms", self.offer_ms, OFFER_MS)?;
-        if !self.socket_buffer_bytes.is_power_of_two() {
-            let problem = format!("{} is not a power of two", self.socket_buffer_bytes);
-            return Err(ConfigError::new("channel.socket_buffer_bytes", problem));
+        within("turn_us", self.turn_us, TURN_US)?;
+        within("ack_hold_us", self.ack_hold_us, TURN_US)?;
+        within("large_buffer_bytes", self.large_buffer_bytes, LARGE_BYTES)?;
+        within("large_buffers_max", self.large_buffers_max, LARGE)?;
+        for (key, bytes) in [
+            ("socket_buffer_bytes", self.socket_buffer_bytes),
+            ("large_buffer_bytes", self.large_buffer_bytes),
+        ] {
+            if !bytes.is_power_of_two() {
+                let problem = format!("{bytes} is not a power of two");
+                return Err(ConfigError::new(format!("channel.{key}"), problem));
+            }
         }
         Ok(())
     }

@@ -4,7 +4,9 @@
 //!   header          what the stack says of the rest
 //!   clients         for each: two rings of doorbells, credits and offers
 //!   sockets         for each: state, requests, positions of both directions
+//!   common          for each socket and listener: what processes that share it agree on
 //!   bytes           for each: what was received, what is to be sent
+//!   large           rings for sockets that move much
 //! ```
 //!
 //! It is one memory file, sealed so that nobody can make another's access fail by shrinking it. Pages are touched as they are used: a
@@ -13,9 +15,11 @@
 
 use super::ChannelConfig;
 use super::bells::{Bells, Words};
-use super::stream::{Positions, Stream};
+use super::common::Common;
+use super::stream::{Positions, Rings, Stream};
 use super::sync::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use super::wishes;
+use crate::own_fd::OwnFd;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::ptr::NonNull;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -28,12 +32,14 @@ use std::sync::Arc;
 pub(crate) const LISTENERS_MAX: usize = 64;
 /// Connections offered to a client at a time.
 pub(crate) const OFFERS_MAX: usize = 64;
+/// Sockets that a client has at hand to open connections with.
+pub(crate) const BLANKS_MAX: usize = 64;
 /// A bit of a client's credits for a listener: it is to be asked only if no other has any.
 pub(crate) const SECOND_CHOICE: u32 = 1 << 31;
 
 const PAGE: usize = 4096;
 /// "ginnelch", and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6303;
+const MAGIC: u64 = 0x6869_6e6e_656c_6306;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// At the start of the region. Written once, by the stack.
@@ -43,6 +49,8 @@ struct Header {
     sockets: AtomicU32,
     clients: AtomicU32,
     buffer_bytes: AtomicU32,
+    large_bytes: AtomicU32,
+    large: AtomicU32,
     /// The stack can be used: its addresses are checked.
     ready: AtomicU32,
     /// The CPU on which the stack's shard ran when it last began to, and one; 0 if that is not known.
@@ -60,6 +68,12 @@ struct ClientWords {
     credits: [AtomicU32; LISTENERS_MAX],
     /// See [`super::socket::Offer`].
     offers: [AtomicU64; OFFERS_MAX],
+    /// See [`super::socket::Blank`].
+    blanks: [AtomicU64; BLANKS_MAX],
+    /// The CPU on which the client was when it last began to work, and one; 0 if that is not known. Written by the client.
+    cpu: AtomicU32,
+    /// The stack took back what the client was offered, and offers it nothing until it rings.
+    dozes: AtomicU32,
 }
 
 /// Of each socket.
@@ -76,12 +90,18 @@ pub(super) struct SocketWords {
     pub wants_room: AtomicU32,
     /// Bytes that the peer acknowledged, if that is to be told.
     pub acked: AtomicU64,
-    /// How often urgent data were announced, or datagrams came.
+    /// How often urgent data were announced or came, or datagrams came. As long as it is 0 the two words about urgent data say nothing.
     pub notices: AtomicU32,
-    /// What ICMP said about a datagram, once (see [`super::datagram`]). Taken by clients.
-    pub udp_error: AtomicU32,
-    /// Port and address of both ends: ours, the peer's. IPv4 addresses are mapped ones (RFC 4291 §2.5.5.2).
+    /// What ICMP said about a datagram, once (see [`super::datagram`]). Taken by clients. Of a connection: why it could not be opened (see
+    /// [`super::socket::refusal`]).
+    pub error: AtomicU32,
+    /// Port and address of both ends: ours, the peer's. IPv4 addresses are mapped ones (RFC 4291 §2.5.5.2). A client that opens a connection writes the
+    /// peer's, and ours has port 0 until the stack has opened it.
     ends: [[AtomicU32; 5]; 2],
+    /// See [`super::mark`]: the urgent byte that was announced last (that it was taken is noted by clients), and earlier ones that are left out of the
+    /// stream.
+    pub mark: AtomicU64,
+    pub hole: AtomicU64,
     // Written by clients.
     /// See [`super::socket::request`].
     pub requests: AtomicU32,
@@ -115,7 +135,11 @@ struct Layout {
     client_bytes: usize,
     clients_at: usize,
     sockets_at: usize,
+    common_at: usize,
     bytes_at: usize,
+    large_at: usize,
+    large_bytes: usize,
+    large: u32,
     total: usize,
 }
 
@@ -127,9 +151,28 @@ impl Layout {
         let client_bytes = (size_of::<ClientWords>() + 2 * (places + sockets)).next_multiple_of(PAGE);
         let clients_at = PAGE;
         let sockets_at = clients_at + clients * client_bytes;
-        let bytes_at = (sockets_at + sockets * size_of::<SocketWords>()).next_multiple_of(PAGE);
-        let total = bytes_at + sockets * 2 * buffer_bytes;
-        Self { sockets, clients, buffer_bytes, client_bytes, clients_at, sockets_at, bytes_at, total }
+        let common_at = (sockets_at + sockets * size_of::<SocketWords>()).next_multiple_of(PAGE);
+        let shared = LISTENERS_MAX + sockets;
+        let bytes_at = (common_at + shared * size_of::<Common>()).next_multiple_of(PAGE);
+        let large_at = bytes_at + sockets * 2 * buffer_bytes;
+        let large_bytes = config.large_buffer_bytes as usize;
+        // One that is no larger is of no use.
+        let large = if large_bytes > buffer_bytes { config.large_buffers_max } else { 0 };
+        let total = large_at + large as usize * large_bytes;
+        Self {
+            sockets,
+            clients,
+            buffer_bytes,
+            client_bytes,
+            clients_at,
+            sockets_at,
+            common_at,
+            bytes_at,
+            large_at,
+            large_bytes,
+            large,
+            total,
+        }
     }
 }
 
@@ -138,7 +181,8 @@ impl Layout {
 pub(super) struct Region {
     at: NonNull<u8>,
     layout: Layout,
-    file: OwnedFd,
+    rings: Rings,
+    file: OwnFd,
 }
 
 // SAFETY: everything in it is an atomic, or bytes that `Stream` hands over between threads.
@@ -156,11 +200,13 @@ impl Region {
         let file = memfd_create("ginnel-channel", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, layout.total as u64)?;
         fcntl_add_seals(&file, SEALS)?;
-        let region = Self::mapped(file, layout)?;
+        let region = Self::mapped(OwnFd::in_place(file), layout)?;
         let header = region.header();
         header.sockets.store(config.sockets_max, Ordering::Relaxed);
         header.clients.store(config.clients_max, Ordering::Relaxed);
         header.buffer_bytes.store(config.socket_buffer_bytes, Ordering::Relaxed);
+        header.large_bytes.store(config.large_buffer_bytes, Ordering::Relaxed);
+        header.large.store(config.large_buffers_max, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok(Arc::new(region))
     }
@@ -178,8 +224,13 @@ impl Region {
         if size < PAGE {
             return Err(strange("the region is too short"));
         }
-        let first = ChannelConfig { sockets_max: 0, clients_max: 0, ..ChannelConfig::default() };
-        let head = Self::mapped(file, Layout { total: PAGE, ..Layout::new(&first) })?;
+        let first = ChannelConfig {
+            sockets_max: 0,
+            clients_max: 0,
+            large_buffers_max: 0,
+            ..ChannelConfig::default()
+        };
+        let head = Self::mapped(OwnFd::in_place(file), Layout { total: PAGE, ..Layout::new(&first) })?;
         let header = head.header();
         if header.magic.load(Ordering::Acquire) != MAGIC {
             return Err(strange("the region is of another version"));
@@ -188,6 +239,8 @@ impl Region {
             sockets_max: header.sockets.load(Ordering::Relaxed),
             clients_max: header.clients.load(Ordering::Relaxed),
             socket_buffer_bytes: header.buffer_bytes.load(Ordering::Relaxed),
+            large_buffer_bytes: header.large_bytes.load(Ordering::Relaxed),
+            large_buffers_max: header.large.load(Ordering::Relaxed),
             ..ChannelConfig::default()
         };
         config.validate().map_err(|e| strange(&e.to_string()))?;
@@ -195,10 +248,10 @@ impl Region {
         if layout.total != size {
             return Err(strange("the region's size is not what its header says"));
         }
-        Ok(Arc::new(Self::mapped(head.file.try_clone()?, layout)?))
+        Ok(Arc::new(Self::mapped(OwnFd::new(head.file.as_fd().try_clone_to_owned()?), layout)?))
     }
 
-    fn mapped(file: OwnedFd, layout: Layout) -> io::Result<Self> {
+    fn mapped(file: OwnFd, layout: Layout) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, unmapped when the value is dropped and nobody borrows from it.
         let at = unsafe {
@@ -212,12 +265,33 @@ impl Region {
             )?
         };
         let at = NonNull::new(at.cast()).ok_or_else(|| io::Error::other("channel: mapped at address 0"))?;
-        Ok(Self { at, layout, file })
+        // SAFETY: inside of the mapping, or its end if there are none.
+        let first = unsafe { at.add(layout.large_at.min(layout.total)) };
+        let rings = Rings { first, bytes: layout.large_bytes, count: layout.large };
+        Ok(Self { at, layout, rings, file })
+    }
+
+    /// What is done here from now on nobody else sees: for a process that was forked in the middle of a call, whose other half goes on in the parent. Makes one system call for
+    /// memory that is there already, and may be called in a handler of a signal.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn part(&self) -> io::Result<()> {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE);
+        // SAFETY: the mapping of `mapped`, whole, is replaced by a copy of the same bytes: whoever borrows from it finds them as they are.
+        unsafe { mmap(self.at.as_ptr().cast(), self.layout.total, protection, flags, &self.file, 0)? };
+        Ok(())
     }
 
     /// To be given to a client.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+
+    /// The file's descriptor itself.
+    pub fn own(&self) -> &OwnFd {
+        &self.file
     }
 
     /// Whether the stack can be used.
@@ -241,6 +315,17 @@ impl Region {
         self.header().cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
     }
 
+    /// Notes where a client runs now.
+    pub fn set_client_cpu(&self, number: usize, cpu: usize) {
+        // Cannot truncate: there are not that many.
+        self.client(number).cpu.store(cpu as u32 + 1, Ordering::Relaxed);
+    }
+
+    /// Where a client runs, as it says.
+    pub fn client_cpu(&self, number: usize) -> Option<usize> {
+        self.client(number).cpu.load(Ordering::Relaxed).checked_sub(1).map(|cpu| cpu as usize)
+    }
+
     pub fn sockets(&self) -> usize {
         self.layout.sockets
     }
@@ -249,7 +334,12 @@ impl Region {
         self.layout.clients
     }
 
-    /// Bytes of each direction of a socket.
+    /// Rings for sockets that move much, and the bytes of each.
+    pub fn large(&self) -> (u32, usize) {
+        (self.layout.large, self.layout.large_bytes)
+    }
+
+    /// Bytes of each direction of a socket, as it has them at first.
     pub fn buffer_bytes(&self) -> usize {
         self.layout.buffer_bytes
     }
@@ -310,6 +400,14 @@ impl Region {
         &self.client(number).offers
     }
 
+    pub fn blanks(&self, number: usize) -> &[AtomicU64; BLANKS_MAX] {
+        &self.client(number).blanks
+    }
+
+    pub fn dozes(&self, number: usize) -> &AtomicU32 {
+        &self.client(number).dozes
+    }
+
     /// An area for a new client: nothing of an old one is left in it.
     pub fn clear_client(&self, number: usize) {
         self.up(number).clear();
@@ -320,6 +418,11 @@ impl Region {
         for offer in self.offers(number) {
             offer.store(0, Ordering::Relaxed);
         }
+        for blank in self.blanks(number) {
+            blank.store(0, Ordering::Relaxed);
+        }
+        self.client(number).cpu.store(0, Ordering::Relaxed);
+        self.dozes(number).store(0, Ordering::Relaxed);
     }
 
     pub fn socket(&self, socket: u32) -> &SocketWords {
@@ -327,6 +430,22 @@ impl Region {
         let at = self.layout.sockets_at + socket as usize * size_of::<SocketWords>();
         // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned.
         unsafe { &self.slice::<SocketWords>(at, 1)[0] }
+    }
+
+    fn common(&self, place: usize) -> &Common {
+        let at = self.layout.common_at + place * size_of::<Common>();
+        // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned.
+        unsafe { &self.slice::<Common>(at, 1)[0] }
+    }
+
+    /// What those who share a listener agree on. `None`: there is none of this number.
+    pub fn common_of_listener(&self, listener: u32) -> Option<&Common> {
+        ((listener as usize) < LISTENERS_MAX).then(|| self.common(listener as usize))
+    }
+
+    /// The same for a socket.
+    pub fn common_of_socket(&self, socket: u32) -> Option<&Common> {
+        ((socket as usize) < self.layout.sockets).then(|| self.common(LISTENERS_MAX + socket as usize))
     }
 
     /// The bytes of a socket in one direction.
@@ -339,7 +458,7 @@ impl Region {
         let bytes = self.layout.buffer_bytes;
         let at = self.layout.bytes_at + (2 * socket as usize + which) * bytes;
         // SAFETY: inside of the mapping by `Layout::new`, as the socket's number was checked; nothing else reaches these bytes.
-        unsafe { Stream::new(positions, self.at.add(at), bytes) }
+        unsafe { Stream::new(positions, self.at.add(at), bytes, &self.rings) }
     }
 }
 
@@ -361,7 +480,7 @@ impl SocketWords {
         self.lock.store(0, Ordering::Relaxed);
         self.acked.store(0, Ordering::Relaxed);
         self.notices.store(0, Ordering::Relaxed);
-        self.udp_error.store(0, Ordering::Relaxed);
+        self.error.store(0, Ordering::Relaxed);
         self.incoming.clear();
         self.outgoing.clear();
         self.generation.store(generation, Ordering::Relaxed);
@@ -381,10 +500,11 @@ impl SocketWords {
                 IpAddr::V4(v4) => v4.to_ipv6_mapped(),
                 IpAddr::V6(v6) => v6,
             };
-            words[0].store(end.port().into(), Ordering::Relaxed);
             for (word, bytes) in words[1..].iter().zip(address.octets().as_chunks().0) {
                 word.store(u32::from_ne_bytes(*bytes), Ordering::Relaxed);
             }
+            // Who sees the port sees the address.
+            words[0].store(end.port().into(), Ordering::Release);
         }
     }
 
@@ -393,10 +513,10 @@ impl SocketWords {
         core::array::from_fn(|which| {
             let words = &self.ends[which];
             let mut octets = [0; 16];
+            let port = words[0].load(Ordering::Acquire) as u16;
             for (word, bytes) in words[1..].iter().zip(octets.as_chunks_mut().0) {
                 *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
             }
-            let port = words[0].load(Ordering::Relaxed) as u16;
             SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port)
         })
     }
@@ -432,12 +552,29 @@ mod tests {
     }
 
     #[test]
+    fn who_parts_from_others_sees_what_was_and_changes_nothing() {
+        let region = Region::create(&config()).unwrap();
+        let other = Region::open(region.file().try_clone_to_owned().unwrap()).unwrap();
+        let word = |region: &Region| region.socket(1).requests.load(Ordering::Relaxed);
+        region.socket(1).requests.store(7, Ordering::Relaxed);
+        other.part().unwrap();
+        assert_eq!(word(&other), 7);
+        other.socket(1).requests.store(8, Ordering::Relaxed);
+        assert_eq!((word(&region), word(&other)), (7, 8));
+    }
+
+    #[test]
     fn parts_do_not_overlap() {
         let layout = Layout::new(&config());
         assert!(size_of::<Header>() <= layout.clients_at);
         assert!(layout.clients_at + 3 * layout.client_bytes <= layout.sockets_at);
-        assert!(layout.sockets_at + 5 * size_of::<SocketWords>() <= layout.bytes_at);
-        assert_eq!(layout.total, layout.bytes_at + 10 * layout.buffer_bytes);
+        assert!(layout.sockets_at + 5 * size_of::<SocketWords>() <= layout.common_at);
+        assert!(layout.common_at + (LISTENERS_MAX + 5) * size_of::<Common>() <= layout.bytes_at);
+        assert_eq!(layout.large_at, layout.bytes_at + 10 * layout.buffer_bytes);
+        assert_eq!(layout.total, layout.large_at + 256 * layout.large_bytes);
+        let useless =
+            Layout::new(&ChannelConfig { large_buffer_bytes: config().socket_buffer_bytes, ..config() });
+        assert_eq!((useless.large, useless.total), (0, useless.large_at));
     }
 
     #[test]

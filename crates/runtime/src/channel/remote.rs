@@ -17,7 +17,8 @@ use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId, SourceTable};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
+use ginnel_stack::wire::tcp::SeqNumber;
 use rustix::fd::BorrowedFd;
 use std::cell::{OnceCell, RefCell};
 use std::collections::VecDeque;
@@ -56,6 +57,8 @@ struct Side {
     token: u32,
     /// The handler has it; before that it is told nothing.
     accepted: bool,
+    /// Urgent bytes stay in the stream (`SO_OOBINLINE`).
+    oob_inline: bool,
     ranges: VecDeque<Range>,
     after: After,
     /// A send was cut short.
@@ -227,7 +230,11 @@ impl Remote {
         let side = self.side_mut(conn)?;
         side.accepted = true;
         let (fin, ended) = (side.fin, side.ended);
+        let urgent = self.client.get_mut().notices(conn) != 0;
         // What came before it was accepted was reported to nobody.
+        if urgent {
+            self.tell_urgent(conn);
+        }
         if readable {
             self.events.push_back(Event::Readable { conn });
         }
@@ -355,16 +362,57 @@ impl Remote {
     }
 
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
-        self.side(conn).ok_or(RecvError::Stale)?;
-        match self.ask(Request::RecvUrgent(conn.index())) {
-            Ok(Reply::RecvUrgent(result)) => result,
-            _ => Err(RecvError::Stale),
+        let side = self.side(conn).ok_or(RecvError::Stale)?;
+        if side.oob_inline {
+            return Err(RecvError::WouldBlock);
         }
+        self.client.borrow_mut().recv_urgent(conn)
+    }
+
+    /// What a read finds in front of it after urgent data: bytes to be dropped first, and how many may be read behind those. It stops before the urgent byte, and the next
+    /// one passes it.
+    fn front(&self, conn: Conn) -> (usize, usize) {
+        let Some(side) = self.side(conn) else { return (0, usize::MAX) };
+        let mut client = self.client.borrow_mut();
+        match client.mark(conn).ok().flatten() {
+            None => (0, usize::MAX),
+            Some(mark) if mark.ahead > 0 => (0, mark.ahead),
+            Some(_) => {
+                let come = client.readable(conn).is_ok_and(|count| count > 0);
+                (usize::from(come && !side.oob_inline), usize::MAX)
+            }
+        }
+    }
+
+    /// Tells the handler where the urgent byte is.
+    fn tell_urgent(&mut self, conn: Conn) {
+        let client = self.client.get_mut();
+        if let Ok(Some(mark)) = client.mark(conn)
+            && let Ok(read) = client.read_position(conn)
+        {
+            let at = SeqNumber(read.wrapping_add(mark.ahead as u64) as u32);
+            self.tell(conn, Event::Urgent { conn, at, byte: mark.byte });
+        }
+    }
+
+    pub fn urgent_ahead(&self, conn: Conn, at: SeqNumber) -> i32 {
+        self.client.borrow().read_position(conn).map_or(-1, |read| at - SeqNumber(read as u32))
     }
 
     pub fn peek(&self, conn: Conn, out: &mut [u8]) -> Result<usize, RecvError> {
         let side = self.side(conn).ok_or(RecvError::Stale)?;
-        let count = self.client.borrow().peek(conn, 0, out)?;
+        let (mut seen, mut front) = (0, (0, usize::MAX));
+        let count = loop {
+            let (lead, most) = front;
+            let room = out.len().min(most);
+            let count = self.client.borrow().peek(conn, lead, &mut out[..room])?;
+            // Behind the bytes: what is said of urgent ones comes before they do.
+            let now = self.client.borrow().notices(conn);
+            if now == seen {
+                break count;
+            }
+            (seen, front) = (now, self.front(conn));
+        };
         if count == 0 && !side.fin && !out.is_empty() { Err(RecvError::WouldBlock) } else { Ok(count) }
     }
 
@@ -374,7 +422,11 @@ impl Remote {
 
     pub fn skip(&mut self, conn: Conn, count: usize) -> Result<(), Stale> {
         self.side(conn).ok_or(Stale::Handle)?;
-        self.client.get_mut().consume(conn, count)?;
+        let (lead, most) = match self.client.get_mut().notices(conn) {
+            0 => (0, usize::MAX),
+            _ => self.front(conn),
+        };
+        self.client.get_mut().consume(conn, lead + count.min(most))?;
         if let Some(reason) = self.side(conn).and_then(|side| side.ended) {
             self.end(conn, reason);
         }
@@ -423,6 +475,9 @@ impl Remote {
     }
 
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
+        if let (TcpOption::OobInline(on), Some(side)) = (option, self.side_mut(conn)) {
+            side.oob_inline = on;
+        }
         self.client.get_mut().set_option(conn, option)
     }
 
@@ -504,6 +559,34 @@ impl Remote {
         }
     }
 
+    pub fn udp_send_with(
+        &mut self,
+        _now: Instant,
+        socket: UdpHandle,
+        sending: &UdpSending,
+        data: &[u8],
+    ) -> Result<(), UdpError> {
+        self.udp_done(UdpRequest::SendWith(socket, *sending, data.to_vec()))
+    }
+
+    pub fn udp_take_report(&mut self, socket: UdpHandle, out: &mut [u8]) -> Result<UdpReport, UdpError> {
+        match self.udp(UdpRequest::Report(socket))? {
+            Reply::UdpReport(result) => {
+                let (report, known) = *result?;
+                out.iter_mut().zip(&known).for_each(|(place, byte)| *place = *byte);
+                Ok(report)
+            }
+            _ => Err(UdpError::Stale),
+        }
+    }
+
+    pub fn udp_path_mtu(&mut self, _now: Instant, socket: UdpHandle) -> Result<u16, UdpError> {
+        match self.udp(UdpRequest::PathMtu(socket))? {
+            Reply::UdpPathMtu(result) => result,
+            _ => Err(UdpError::Stale),
+        }
+    }
+
     pub fn udp_set_options(&mut self, socket: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
         self.udp_done(UdpRequest::SetOptions(socket, options))
     }
@@ -577,7 +660,9 @@ impl Remote {
             ClientEvent::Connected { conn } => self.events.push_back(Event::Connected { conn }),
             ClientEvent::Readable { conn } => self.tell(conn, Event::Readable { conn }),
             ClientEvent::Acked { conn, bytes } => self.tell(conn, Event::Acked { conn, bytes }),
-            ClientEvent::Urgent { conn } => self.tell(conn, Event::Urgent { conn }),
+            ClientEvent::Urgent { conn } => {
+                self.tell_urgent(conn);
+            }
             ClientEvent::Datagrams { conn } => {
                 let socket = UdpHandle::new(conn.index(), conn.generation());
                 self.events.push_back(Event::UdpReadable { socket });
@@ -636,8 +721,8 @@ impl Remote {
         self.events.is_empty() && self.leaving.is_none() && self.client.get_mut().before_sleep()
     }
 
-    pub fn after_sleep(&mut self) {
-        self.client.get_mut().after_sleep();
+    pub fn after_sleep(&mut self, readable: bool) {
+        self.client.get_mut().after_sleep(readable);
     }
 
     pub fn wake_fd(&self) -> BorrowedFd<'_> {

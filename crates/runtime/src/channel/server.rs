@@ -2,11 +2,15 @@
 //! wrote there itself and kept a copy of.
 
 mod accept;
+mod blanks;
 mod datagrams;
+mod deferred;
 mod domain;
 mod holders;
+mod large;
 mod ports;
 mod posts;
+mod reports;
 mod requests;
 mod served;
 mod wake;
@@ -18,10 +22,11 @@ use super::{ChannelConfig, ChannelStats};
 use crate::command::Command;
 use crate::context::{Context, WorkContext};
 use crate::error::Error;
-use crate::handler::Handler;
+use crate::handler::{Handler, UrgentData};
 use crate::stats::Kind;
 use crate::wait::EventFd;
 use core::any::Any;
+use core::time::Duration;
 use domain::{Domain, from_token};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
@@ -46,6 +51,8 @@ pub struct ChannelServer {
     ports: ports::Ports,
     /// The addresses can be used.
     ready: bool,
+    /// Clients to which the shard left its CPU had all of their turn.
+    turn_ran_out: bool,
     /// Of domains that are gone.
     past: ChannelStats,
 }
@@ -83,6 +90,7 @@ impl ChannelServer {
             alarms: None,
             ports: ports::Ports::default(),
             ready: false,
+            turn_ran_out: false,
             past: ChannelStats::default(),
         })
     }
@@ -217,7 +225,7 @@ impl ChannelServer {
                 self.with(domain, |d| known(d.hold_by_placeholder(cx, client as usize, &things)))
             }
             Errand::Resolve { domain, client, things } => {
-                self.with(domain, |d| known(d.hold_as_placeholder_does(client as usize, &things)))
+                self.with(domain, |d| known(d.hold_as_placeholder_does(cx, client as usize, &things)))
             }
             Errand::LetGo { domain, things } => self.with(domain, |d| {
                 d.let_go(cx, &things);
@@ -289,7 +297,8 @@ fn known(known: bool) -> Outcome {
 }
 
 impl Handler for ChannelServer {
-    fn start(&mut self, _cx: &mut Context<'_>) -> Result<(), Error> {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.hold_quick_acks(Duration::from_micros(self.config.ack_hold_us.into()));
         self.ready = true;
         for domain in self.domains.iter_mut().flatten() {
             domain.region.set_ready();
@@ -332,6 +341,7 @@ impl Handler for ChannelServer {
 
     fn peer_closed(&mut self, cx: &mut Context<'_>, conn: Conn) {
         if let Some((domain, socket)) = self.of(cx, conn) {
+            domain.promote(socket);
             domain.add_bits(socket, state::FIN);
         }
     }
@@ -346,8 +356,13 @@ impl Handler for ChannelServer {
     }
 
     fn timer(&mut self, cx: &mut Context<'_>, token: u64) {
-        if let Some(Some(domain)) = self.domains.get_mut(token as usize) {
-            domain.take_back(cx);
+        // Cannot truncate: the lower half is the domain's number.
+        if let Some(Some(domain)) = self.domains.get_mut(token as u32 as usize) {
+            if token & deferred::TIMER != 0 {
+                domain.end_deferral(cx);
+            } else {
+                domain.take_back(cx);
+            }
         }
     }
 
@@ -359,6 +374,8 @@ impl Handler for ChannelServer {
             ("channel.domains_limit", self.domains.len()),
             ("channel.sockets", self.sockets_in_use()),
             ("channel.sockets_limit", domains().map(|domain| domain.sockets_max()).sum()),
+            ("channel.large_buffers", domains().map(|domain| domain.large_in_use()).sum()),
+            ("channel.large_buffers_limit", domains().map(|domain| domain.region.large().0 as usize).sum()),
             ("channel.clients", domains().map(|domain| domain.clients.iter().flatten().count()).sum()),
             ("channel.clients_limit", domains().map(|domain| domain.clients.len()).sum()),
         ] {
@@ -390,9 +407,9 @@ impl Handler for ChannelServer {
         }
     }
 
-    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn) {
+    fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, urgent: UrgentData) {
         if let Some((domain, socket)) = self.of(cx, conn) {
-            domain.notice(socket);
+            domain.urgent(cx, conn, socket, urgent);
         }
     }
 
@@ -420,13 +437,42 @@ impl Handler for ChannelServer {
         quiet
     }
 
-    fn after_sleep(&mut self) {
+    fn is_in_the_way(&self) -> bool {
+        self.config.turn_us > 0 && {
+            let cpu = rustix::thread::sched_getcpu();
+            self.domains.iter().flatten().any(|domain| domain.works_on(cpu))
+        }
+    }
+
+    fn give_way(&mut self) -> Option<Duration> {
+        if self.config.turn_us == 0 {
+            return None;
+        }
+        let cpu = rustix::thread::sched_getcpu();
+        let mut given = false;
         for domain in self.domains.iter_mut().flatten() {
-            if domain.after_sleep() && !domain.comes_and_goes {
+            match domain.give_way(cpu) {
+                Some(way) => given |= way,
+                None => return Some(Duration::ZERO),
+            }
+        }
+        given.then(|| Duration::from_micros(self.config.turn_us.into()))
+    }
+
+    fn turn_ran_out(&mut self) {
+        self.turn_ran_out = true;
+    }
+
+    fn after_sleep(&mut self, rang: bool) {
+        let ran_out = core::mem::take(&mut self.turn_ran_out);
+        for domain in self.domains.iter_mut().flatten() {
+            let woken = domain.after_sleep(ran_out);
+            // Of a bell that was heard before the signal is left: without alarms it stands for all, and would end every sleep.
+            if (woken || rang && self.alarms.is_none()) && !domain.comes_and_goes {
                 domain.wake.clear();
             }
         }
-        if let Some(alarms) = &self.alarms {
+        if rang && let Some(alarms) = &self.alarms {
             // Whatever the words say, which a process may have changed.
             alarms.clear();
         }

@@ -1,5 +1,6 @@
 //! Words of the region: what the stack says of a socket, what clients ask for, and what is offered to them.
 
+use ginnel_stack::error::ConnectError;
 use ginnel_stack::events::CloseReason;
 
 /// What the stack says of a socket. Bits are only ever added while a connection lives.
@@ -26,6 +27,10 @@ pub(super) mod request {
     pub const ABORT: u32 = 1 << 2;
     /// Nobody will read what is still to come.
     pub const SHUTDOWN_READ: u32 = 1 << 3;
+    /// Open a connection to the peer that stands in the socket's words. Only of a socket that the client had at hand.
+    pub const CONNECT: u32 = 1 << 4;
+    /// Datagrams are to say when they came.
+    pub const STAMPS: u32 = 1 << 5;
 }
 
 const REASONS: [CloseReason; 8] = [
@@ -49,6 +54,49 @@ pub(super) fn ended(reason: CloseReason) -> u32 {
 pub(super) fn reason(bits: u32) -> Option<CloseReason> {
     let place = (bits >> state::REASON_SHIFT) as usize & (REASONS.len() - 1);
     (bits & state::ENDED != 0).then_some(REASONS[place])
+}
+
+const REFUSALS: [ConnectError; 7] = [
+    ConnectError::AddressInUse,
+    ConnectError::AddressNotAvailable,
+    ConnectError::InvalidAddress,
+    ConnectError::InvalidOption,
+    ConnectError::NetUnreachable,
+    ConnectError::PortsExhausted,
+    ConnectError::TooMany,
+];
+
+/// The word that says why a connection could not be opened.
+pub(super) fn word_of_refusal(why: ConnectError) -> u32 {
+    1 + REFUSALS.iter().position(|r| *r == why).expect("all errors are in the table") as u32
+}
+
+/// Why a connection could not be opened, if that is why it is over.
+pub(super) fn refusal(word: u32) -> Option<ConnectError> {
+    REFUSALS.get((word as usize).checked_sub(1)?).copied()
+}
+
+/// A socket that a client has at hand, as it stands in a place for such. 0 is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Blank {
+    pub socket: u32,
+    pub generation: u32,
+}
+
+impl Blank {
+    /// Sockets are fewer than 2^24.
+    const SOCKET_BITS: u32 = 24;
+    const THERE: u64 = 1 << 63;
+
+    pub fn to_bits(self) -> u64 {
+        Self::THERE | u64::from(self.generation) << Self::SOCKET_BITS | u64::from(self.socket)
+    }
+
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        let socket = (bits & ((1 << Self::SOCKET_BITS) - 1)) as u32;
+        let generation = (bits >> Self::SOCKET_BITS) as u32;
+        (bits & Self::THERE != 0).then_some(Self { socket, generation })
+    }
 }
 
 /// What stands in a place for offers.
@@ -97,6 +145,16 @@ mod tests {
         ] {
             assert_eq!(Offer::from_bits(offer.to_bits()), offer);
         }
+        for blank in
+            [Blank { socket: 0, generation: 0 }, Blank { socket: (1 << 24) - 1, generation: u32::MAX }]
+        {
+            assert_eq!(Blank::from_bits(blank.to_bits()), Some(blank));
+        }
+        assert_eq!(Blank::from_bits(0), None);
+        for why in REFUSALS {
+            assert_eq!(refusal(word_of_refusal(why)), Some(why));
+        }
+        assert_eq!((refusal(0), refusal(99)), (None, None));
         for why in REASONS {
             assert_eq!(reason(ended(why)), Some(why));
         }

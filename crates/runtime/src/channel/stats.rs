@@ -26,6 +26,8 @@ pub struct ChannelStats {
     pub listeners_refused: u64,
     /// Options that connections did not get, because so many different ones were in use.
     pub options_refused: u64,
+    /// Times that a connection filled its buffer and there was no large one left: there were `channel.large_buffers_max`.
+    pub large_buffers_refused: u64,
 }
 
 impl Add for ChannelStats {
@@ -43,6 +45,7 @@ impl Add for ChannelStats {
             sockets_refused: self.sockets_refused + other.sockets_refused,
             listeners_refused: self.listeners_refused + other.listeners_refused,
             options_refused: self.options_refused + other.options_refused,
+            large_buffers_refused: self.large_buffers_refused + other.large_buffers_refused,
         }
     }
 }
@@ -61,6 +64,7 @@ impl ChannelStats {
             sockets_refused,
             listeners_refused,
             options_refused,
+            large_buffers_refused,
         } = *self;
         for (name, count) in [
             ("channel.bells", bells),
@@ -73,6 +77,7 @@ impl ChannelStats {
             ("channel.sockets_refused", sockets_refused),
             ("channel.listeners_refused", listeners_refused),
             ("channel.options_refused", options_refused),
+            ("channel.large_buffers_refused", large_buffers_refused),
         ] {
             report(Kind::Counter, name, count);
         }

@@ -16,9 +16,12 @@ use ginnel_devices::random::Random;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+mod blanks;
+mod large;
 mod limits;
 mod options;
 mod shared;
+mod turns;
 
 const SECOND: Duration = Duration::from_secs(1);
 

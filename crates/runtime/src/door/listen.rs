@@ -10,7 +10,10 @@ use rustix::net::{
 use rustix::process::geteuid;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+/// How long somebody waits to be let in.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Processes that may wait to be let in.
 const BACKLOG: i32 = 128;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -43,7 +46,9 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 
 /// Connects to the door at a path.
 pub(super) fn connect_to(path: &Path) -> io::Result<OwnedFd> {
-    let socket = socket()?;
+    // One that waits, for there is no room for all that come at once; not for ever, for who should answer may be stopped.
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
     connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(socket)
 }

@@ -6,9 +6,11 @@ use crate::channel::control::{Reply, Request};
 use core::fmt;
 
 /// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// First word of a first message, in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
+/// First word of somebody who wants no place yet. No answer; what follows are descriptors of connections, each somebody's who does.
+pub(super) const GUEST: u32 = 0x7473_6775;
 /// Bytes of the longest message: a datagram with all that stands around it.
 pub(super) const MESSAGE_MAX: usize = 66 << 10;
 /// Descriptors with a message at the most: the region, and what wakes the stack.

@@ -26,7 +26,7 @@ mod users;
 #[doc(hidden)]
 pub use message::fuzz;
 pub use message::{Held, NOT_PINNED, Refusal, Terms, VERSION};
-pub use process::{Expected, Process};
+pub use process::{Expected, Guest, Process};
 pub use users::User;
 pub(crate) use users::Users;
 

@@ -1,8 +1,10 @@
 //! A process at the door: what a program, or the library in it, has of the stack.
 
+mod guest;
 mod heirs;
 mod travel;
 
+pub use guest::Guest;
 pub use heirs::Expected;
 
 use super::NAME;
@@ -14,9 +16,11 @@ use crate::channel::Client;
 use crate::channel::client::ClientParts;
 use crate::channel::control::{Control, Reply, Request};
 use crate::error::Error;
+use crate::own_fd::OwnFd;
 use crate::run_dir;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use rustix::io::Errno;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A connection to the door, on which one question is asked at a time.
 #[derive(Debug)]
 struct Line {
-    fd: OwnedFd,
+    fd: OwnFd,
     /// Of the last question.
     number: u32,
     buffer: Vec<u8>,
@@ -36,7 +40,7 @@ struct Line {
 
 impl Line {
     fn new(fd: OwnedFd) -> Self {
-        Self { fd, number: 0, buffer: line::buffer() }
+        Self { fd: OwnFd::new(fd), number: 0, buffer: line::buffer() }
     }
 
     /// The first word, and what comes of it: what wakes this process, and its places on the shards.
@@ -184,9 +188,17 @@ impl Process {
         matches!(poll(&mut fds, Some(&now)), Ok(1)) && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// Descriptors that the connection to the stack needs.
-    pub fn descriptors(&self) -> Vec<RawFd> {
-        vec![locked(&self.line).fd.as_raw_fd()]
+    /// The descriptor of the connection to the stack.
+    pub fn line(&self) -> RawFd {
+        locked(&self.line).fd.as_raw_fd()
+    }
+
+    /// See [`OwnFd::make_way`].
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub fn make_way(&self, number: RawFd) -> Result<Option<RawFd>, Errno> {
+        locked(&self.line).fd.make_way(number)
     }
 
     /// Takes the next client, in the order of shards. This must be kept: when it is dropped the stack takes the process for gone.

@@ -8,7 +8,7 @@ use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::state::State;
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, PathMtu, UdpError, UdpOptions, UdpReport, UdpSending};
 
 choice!(ListenError { 0 => AddressInUse, 1 => AddressNotAvailable, 2 => TooMany, 3 => InvalidOption });
 choice!(ConnectError {
@@ -19,23 +19,48 @@ choice!(SendError { 0 => Stale, 1 => Closed, 2 => InvalidSource, 3 => Full });
 choice!(RecvError { 0 => Stale, 1 => WouldBlock });
 choice!(Stale { 0 => Handle });
 choice!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
-record!(Sharing { reuse_address, reuse_port, v6_only });
+record!(Sharing { reuse_address, reuse_port, user, v6_only });
 record!(Reserved { number, address });
 choice!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooMany, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
     7 => BroadcastForbidden, 8 => TooLong, 9 => NetUnreachable, 10 => HostUnreachable, 11 => Refused, 12 => Unreachable,
-    13 => NoBuffers, 14 => WouldBlock,
+    13 => NoBuffers, 14 => WouldBlock, 15 => ProtocolUnreachable, 16 => Prohibited, 17 => Malformed,
 });
 choice!(State {
     0 => Closed, 1 => Listen, 2 => SynSent, 3 => SynReceived, 4 => Established, 5 => FinWait1, 6 => FinWait2, 7 => CloseWait,
     8 => Closing, 9 => LastAck, 10 => TimeWait,
 });
 choice!(CaState { 0 => Open, 1 => Disorder, 2 => Cwr, 3 => Recovery, 4 => Loss });
-record!(SocketOptions { recv_buffer_bytes, send_buffer_bytes, mss, nodelay, keepalive, ack_events });
-record!(ListenOptions { backlog, v6_only, reuse_port, socket });
+record!(SocketOptions {
+    recv_buffer_bytes,
+    send_buffer_bytes,
+    mss,
+    nodelay,
+    keepalive,
+    ack_events,
+    tos,
+    hop_limit,
+});
+record!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
 record!(ConnectOptions { local, socket });
-record!(UdpOptions { reuse_address, reuse_port, broadcast, only_v6, receive_bytes, hop_limit, tos });
-record!(Datagram { len, from, to, ecn, hop_limit });
+choice!(PathMtu { 0 => Want, 1 => Ignore, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
+record!(UdpOptions {
+    reuse_address,
+    reuse_port,
+    user,
+    broadcast,
+    only_v6,
+    receive_bytes,
+    hop_limit,
+    tos,
+    reports_v4,
+    reports_v6,
+    path_mtu,
+    coalesces,
+});
+record!(UdpReport { error, to, from, kind, code, info, len, next, more });
+record!(Datagram { len, from, to, tos, hop_limit, piece });
+record!(UdpSending { to, source, piece, hop_limit, tos });
 record!(TcpInfo {
     state,
     local,
@@ -88,7 +113,8 @@ impl Code for UdpHandle {
 choice!(UdpRequest {
     0 => Bind(local, options), 1 => Connect(socket, remote), 2 => Send(socket, remote, data), 3 => Reply(socket, datagram, data),
     4 => Recv(socket), 5 => Local(socket), 6 => Close(socket), 7 => Open(local, options), 8 => SetOptions(socket, options),
-    9 => Apart(socket, take),
+    9 => Apart(socket, take), 10 => Report(socket), 11 => PathMtu(socket),
+    12 => SendWith(socket, sending, data),
 });
 
 // `Detach` is the hang-up of a connection to the door, and counters are asked for in other ways.
@@ -104,7 +130,6 @@ impl Code for Request {
                 (6u8, *socket).put(out);
                 bytes.put(out);
             }
-            Self::RecvUrgent(socket) => (7u8, *socket).put(out),
             Self::Udp(request) => {
                 8u8.put(out);
                 request.put(out);
@@ -112,6 +137,7 @@ impl Code for Request {
             Self::ListenAlone(at, options) => (9u8, (*at, *options)).put(out),
             Self::Reserve(at, sharing) => (12u8, (*at, *sharing)).put(out),
             Self::Unreserve(number) => (10u8, *number).put(out),
+            Self::Defer(listener, time) => (13u8, (*listener, *time)).put(out),
             Self::Backlog(listener, backlog) => (11u8, (*listener, *backlog)).put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),
         }
@@ -125,11 +151,11 @@ impl Code for Request {
             3 => Self::Connect(Code::get(from)?, Code::get(from)?),
             5 => Self::Info(Code::get(from)?),
             6 => Self::SendUrgent(Code::get(from)?, Code::get(from)?),
-            7 => Self::RecvUrgent(Code::get(from)?),
             8 => Self::Udp(Code::get(from)?),
             9 => Self::ListenAlone(Code::get(from)?, Code::get(from)?),
             12 => Self::Reserve(Code::get(from)?, Code::get(from)?),
             10 => Self::Unreserve(Code::get(from)?),
+            13 => Self::Defer(Code::get(from)?, Code::get(from)?),
             11 => Self::Backlog(Code::get(from)?, Code::get(from)?),
             _ => return None,
         })
@@ -163,12 +189,13 @@ impl Code for Reply {
             Self::Connect(result) => tagged(out, 2, result),
             Self::Info(result) => tagged(out, 4, result),
             Self::SendUrgent(result) => tagged(out, 5, result),
-            Self::RecvUrgent(result) => tagged(out, 6, result),
             Self::UdpBind(result) => tagged(out, 7, result),
             Self::UdpRecv(result) => tagged(out, 8, result),
             Self::UdpLocal(result) => tagged(out, 9, result),
             Self::Udp(result) => tagged(out, 10, result),
             Self::Reserve(result) => tagged(out, 12, result),
+            Self::UdpReport(result) => tagged(out, 13, result),
+            Self::UdpPathMtu(result) => tagged(out, 14, result),
             // Counters are not asked for over the door.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -181,13 +208,14 @@ impl Code for Reply {
             2 => Self::Connect(Code::get(from)?),
             4 => Self::Info(Code::get(from)?),
             5 => Self::SendUrgent(Code::get(from)?),
-            6 => Self::RecvUrgent(Code::get(from)?),
             7 => Self::UdpBind(Code::get(from)?),
             8 => Self::UdpRecv(Code::get(from)?),
             9 => Self::UdpLocal(Code::get(from)?),
             10 => Self::Udp(Code::get(from)?),
             11 => Self::Done,
             12 => Self::Reserve(Code::get(from)?),
+            13 => Self::UdpReport(Code::get(from)?),
+            14 => Self::UdpPathMtu(Code::get(from)?),
             _ => return None,
         })
     }

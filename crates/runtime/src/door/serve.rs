@@ -4,7 +4,8 @@ use super::Counts;
 use super::line::{self, Received};
 use super::listen::{Caller, Knocker};
 use super::message::{
-    Answer, Ask, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode, encode,
+    Answer, Ask, GUEST, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode,
+    encode,
 };
 use super::users::{Users, pid_of};
 use crate::channel::Thing;
@@ -26,6 +27,8 @@ use std::sync::mpsc::Receiver;
 pub(super) const SILENT_MAX: usize = 64;
 /// Descriptors between processes that hold something of a domain: each takes one of this process's.
 pub(super) const PLACEHOLDERS_MAX: usize = 256;
+/// Processes that want no place yet: each takes a descriptor or two.
+pub(super) const GUESTS_MAX: usize = 1024;
 /// Events looked at in one go.
 const EVENTS: usize = 64;
 /// After an error that would only come again: no descriptors, usually.
@@ -77,6 +80,8 @@ struct Holder {
     wake: Option<OwnedFd>,
     /// It has said who it is.
     greeted: bool,
+    /// It wants no place yet.
+    guest: bool,
 }
 
 /// A domain, while somebody is in it.
@@ -237,7 +242,16 @@ impl Porter {
         }
         let number = self.number();
         if let Ok(line) = self.watch(line, number, What::Line) {
-            let holder = Holder { line, process: None, user, name, seated: None, wake: None, greeted: false };
+            let holder = Holder {
+                line,
+                process: None,
+                user,
+                name,
+                seated: None,
+                wake: None,
+                greeted: false,
+                guest: false,
+            };
             self.holders.insert(number, holder);
         }
     }
@@ -254,6 +268,12 @@ impl Porter {
             return;
         }
         if data & 3 == What::Process as u64 {
+            if let Some(guest) = self.holders.get_mut(&number).filter(|holder| holder.guest) {
+                // Its children may still have the connection.
+                guest.process = None;
+                self.books.users.note(number, 0);
+                return;
+            }
             self.hear_out(number);
             self.bury(number);
             return;
@@ -295,8 +315,18 @@ impl Porter {
     /// A message. Whether whoever sent it may stay.
     fn hear(&mut self, number: u64, bytes: &[u8], descriptors: Vec<OwnedFd>) -> bool {
         let Some(holder) = self.holders.get(&number) else { return true };
+        if holder.guest {
+            let (user, name) = (holder.user, holder.name.clone());
+            if let Some(line) = { descriptors }.pop() {
+                self.meet(line, user, name);
+            }
+            return true;
+        }
         if !holder.greeted {
             let (asked, hello) = decode::<Hello>(bytes);
+            if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == GUEST) {
+                return self.take_note(number, hello, descriptors);
+            }
             let answer = match hello {
                 Some(hello) if hello.magic == MAGIC => self.greet(number, &hello, descriptors),
                 _ => Err(Refusal::Malformed),
@@ -331,6 +361,22 @@ impl Porter {
             (Answer::Refused(why), Vec::new())
         });
         self.say(number, asked, &answer, &descriptors)
+    }
+
+    /// The first word of somebody who wants no place yet. Whether it may stay.
+    fn take_note(&mut self, number: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> bool {
+        let guests = self.holders.values().filter(|holder| holder.guest).count();
+        let process = descriptors.pop().filter(|_| hello.version == VERSION && guests < GUESTS_MAX);
+        let Some(process) = process else {
+            count(&self.books.counts.turned_away);
+            return false;
+        };
+        let pid = pid_of(&process);
+        let Ok(process) = self.watch(process, number, What::Process) else { return false };
+        let Some(holder) = self.holders.get_mut(&number) else { return false };
+        (holder.process, holder.greeted, holder.guest) = (Some(process), true, true);
+        self.books.users.note(number, pid);
+        true
     }
 
     /// Whether it could be said: whoever does not read answers is sent away.
@@ -456,6 +502,9 @@ impl Porter {
             }
             Ask::Shard(shard, request) => {
                 let (commander, region, client) = self.place(number, shard)?;
+                let user = self.holders.get(&number).ok_or(Refusal::Unknown)?.user;
+                // Root may have given up its rights since it came.
+                let request = if user == 0 { request } else { request.of_user(user) };
                 match run(commander, Errand::Ask { domain: region.domain, client, request }) {
                     Ok(Outcome::Reply(reply)) => Answer::Reply(reply),
                     Ok(_) => return Err(Refusal::Unknown),
@@ -502,6 +551,7 @@ impl Porter {
             seated: Some((home, seats)),
             wake: Some(its),
             greeted: false,
+            guest: false,
         };
         self.holders.insert(child, holder);
         self.books.users.note(child, 0);
@@ -610,6 +660,9 @@ impl Porter {
     /// A process is gone: whatever it alone held ends.
     fn bury(&mut self, number: u64) {
         let Some(holder) = self.holders.remove(&number) else { return };
+        if holder.guest {
+            self.books.users.forget(number);
+        }
         let Some((home, seats)) = holder.seated else { return };
         self.books.users.forget(number);
         count(&self.books.counts.buried);

@@ -212,10 +212,10 @@ fn a_process_uses_all_shards_and_sleeps_once() {
             if quiet {
                 let first = &process.clients()[0];
                 let fd = first.wake_fd().try_clone_to_owned().unwrap();
-                crate::wait::sleep(&[], [fd.as_fd(), fd.as_fd()], Some(Duration::from_secs(1))).unwrap();
+                crate::wait::sleep([fd.as_fd(), fd.as_fd()], &[], Some(Duration::from_secs(1))).unwrap();
             }
             for (number, client) in process.clients().iter_mut().enumerate() {
-                client.after_sleep();
+                client.after_sleep(true);
                 while let Some(event) = client.next_event() {
                     if let ClientEvent::Accepted { conn, .. } = event {
                         came.push((number, conn));
@@ -316,4 +316,95 @@ fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
         wait_for_text(client, conn, b"as ever");
     }
     drop(silent);
+}
+
+#[test]
+fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let rig = Rig::new(&ChannelConfig { clients_max: 2, ..small() }, Some(&path));
+    let guests: Vec<Guest> = (0..10).map(|_| Guest::come(&path).unwrap()).collect();
+    let until = Instant::now() + PATIENCE;
+    while rig.door.processes() < guests.len() {
+        assert!(Instant::now() < until, "they are known");
+    }
+    assert_eq!(rig.door.stats().admitted, 0);
+    // A forked process has the same connection.
+    let (mut first, second) = (guests[0].enter().unwrap(), guests[0].enter().unwrap());
+    assert!(matches!(guests[1].enter(), Err(Error::Refused(Refusal::Clients))), "there are two places");
+    let client = &mut first.clients()[0];
+    let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    client.send(conn, b"as ever").unwrap();
+    wait_for_text(client, conn, b"as ever");
+    drop(second);
+    while guests[1].enter().is_err() {
+        assert!(Instant::now() < until, "one went");
+    }
+    drop((guests, first));
+    while rig.door.processes() > 0 {
+        assert!(Instant::now() < until, "nobody is there any more: {:?}", rig.door.users());
+    }
+    let more: Vec<Guest> = (0..=serve::GUESTS_MAX).map(|_| Guest::come(&path).unwrap()).collect();
+    while rig.door.stats().turned_away == 0 {
+        assert!(Instant::now() < until, "there are only so many");
+    }
+    assert_eq!(rig.door.processes(), serve::GUESTS_MAX);
+    assert!(more[serve::GUESTS_MAX].enter().is_err());
+    assert!(more[0].enter().is_ok());
+}
+
+/// The door's thread is one for all: it waits for nobody who is at the door.
+#[test]
+fn who_asks_without_end_reads_no_answer_or_says_nothing_keeps_no_other_waiting() {
+    use super::message::{Ask, Hello, MAGIC, encode};
+    use std::sync::atomic::AtomicBool;
+
+    let rig = Rig::new(&small(), None);
+    let mut good = rig.attach("good");
+    let _silent = rig.door.hand_in("silent").unwrap();
+    let (stop, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let flood = || {
+            while !stop.load(Ordering::Relaxed) {
+                let line = rig.door.hand_in("greedy").unwrap();
+                let this = rustix::process::pidfd_open(
+                    rustix::process::getpid(),
+                    rustix::process::PidfdFlags::empty(),
+                );
+                let hello = Hello { magic: MAGIC, version: VERSION, domain: String::new() };
+                line::send(&line, &encode(0, &hello), &[this.unwrap().as_fd()]).unwrap();
+                // Until it is sent away, because nobody takes the answers. Full is not yet away.
+                loop {
+                    match line::send(&line, &encode(1, &Ask::Attach(0)), &[]) {
+                        Ok(()) => drop(asked.fetch_add(1, Ordering::Relaxed)),
+                        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                            std::thread::yield_now();
+                        }
+                        Err(_) => break,
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            }
+        };
+        let flooder = scope.spawn(flood);
+        let until = Instant::now() + PATIENCE;
+        while asked.load(Ordering::Relaxed) < 100 && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        let client = &mut good.clients()[0];
+        let mut longest = Duration::ZERO;
+        for port in 100..150 {
+            let begun = Instant::now();
+            let listener = listen(client, port);
+            client.unlisten(listener).unwrap();
+            longest = longest.max(begun.elapsed());
+        }
+        stop.store(true, Ordering::Relaxed);
+        flooder.join().unwrap();
+        // On a busy machine a turn of a thread takes its time; who is stuck is so for good.
+        assert!(longest < Duration::from_secs(2), "{longest:?}");
+        assert!(asked.load(Ordering::Relaxed) >= 100);
+    });
 }

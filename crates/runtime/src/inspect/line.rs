@@ -2,15 +2,19 @@
 
 use core::fmt::{self, Write};
 use ginnel_stack::options::CaState;
-use ginnel_stack::stack::{Listed, Protocol, TimerKind};
+use ginnel_stack::stack::{Listed, Memory, Protocol, TimerKind};
 use ginnel_stack::tcp::state::State;
 
-/// The fields, in order. Those of connections are named as in Linux's `struct tcp_info`.
-pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes";
+/// The fields, in order. Those of connections are named as in Linux's `struct tcp_info`, those of memory as in its `SK_MEMINFO_*`.
+pub(super) const FIELDS: &str = "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\tca_state\tretransmits\tprobes\tbackoff\trto_us\tato_us\tsnd_mss\trcv_mss\tadvmss\tpmtu\tunacked\tsacked\tlost\tretrans\ttotal_retrans\trtt_us\trttvar_us\tmin_rtt_us\tsnd_ssthresh\tsnd_cwnd\treordering\tsnd_wnd\trcv_wnd\tsnd_wscale\trcv_wscale\ttimestamps\tsack\tecn\tnotsent_bytes\trmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes";
+
+/// So many of them are about memory, at the end; so many are of every socket, at the beginning.
+const FIELDS_OF_MEMORY: usize = 7;
+const FIELDS_OF_ALL: usize = 10;
 
 /// Writes a socket of the shard `label`.
 pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Result {
-    let Listed { protocol, state, local, remote, recv_queue, send_queue, timer, info } = socket;
+    let Listed { protocol, state, local, remote, recv_queue, send_queue, timer, info, memory } = socket;
     let (netid, state) = match protocol {
         Protocol::Tcp => ("tcp", name(*state)),
         Protocol::Udp if *state == State::Established => ("udp", "ESTAB"),
@@ -30,9 +34,9 @@ pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Resu
         None => out.write_str("\t-\t-\t-")?,
     }
     let Some(info) = info else {
-        let missing = FIELDS.split('\t').count() - 10;
+        let missing = FIELDS.split('\t').count() - FIELDS_OF_ALL - FIELDS_OF_MEMORY;
         out.extend(core::iter::repeat_n("\t-", missing));
-        return out.write_char('\n');
+        return write_memory(out, memory);
     };
     let ca_state = match info.ca_state {
         CaState::Open => "open",
@@ -77,7 +81,17 @@ pub(super) fn write(out: &mut String, label: &str, socket: &Listed) -> fmt::Resu
     ] {
         write!(out, "\t{number}")?;
     }
-    out.write_char('\n')
+    write_memory(out, memory)
+}
+
+/// The end of a line.
+fn write_memory(out: &mut String, memory: &Memory) -> fmt::Result {
+    let Memory { rmem_alloc, rcvbuf, wmem_queued, sndbuf, fwd_alloc, drops, total } = memory;
+    write!(out, "\t{rmem_alloc}\t{rcvbuf}\t{wmem_queued}\t{sndbuf}\t{fwd_alloc}")?;
+    match drops {
+        Some(drops) => writeln!(out, "\t{drops}\t{total}"),
+        None => writeln!(out, "\t-\t{total}"),
+    }
 }
 
 fn micros(duration: core::time::Duration) -> u32 {
@@ -105,7 +119,7 @@ fn name(state: State) -> &'static str {
 mod tests {
     use super::{FIELDS, write};
     use core::time::Duration;
-    use ginnel_stack::stack::{Listed, Protocol, Timer, TimerKind};
+    use ginnel_stack::stack::{Listed, Memory, Protocol, Timer, TimerKind};
     use ginnel_stack::tcp::state::State;
 
     #[test]
@@ -119,6 +133,7 @@ mod tests {
             send_queue: 128,
             timer: None,
             info: None,
+            memory: Memory { rmem_alloc: 1, rcvbuf: 2, total: 7, ..Memory::default() },
         };
         let mut text = String::new();
         write(&mut text, "0", &socket).unwrap();
@@ -126,7 +141,11 @@ mod tests {
         socket.timer = Some(Timer { kind: TimerKind::Keepalive, left: Duration::from_millis(7), count: 2 });
         write(&mut text, "0", &socket).unwrap();
         assert!(text.contains("\tkeepalive\t7\t2\t"), "{text}");
-        for line in text.lines() {
+        socket.memory.drops = Some(6);
+        write(&mut text, "0", &socket).unwrap();
+        let ends = ["\t-\t1\t2\t0\t0\t0\t-\t7", "\t-\t1\t2\t0\t0\t0\t-\t7", "\t-\t1\t2\t0\t0\t0\t6\t7"];
+        for (line, end) in text.lines().zip(ends) {
+            assert!(line.ends_with(end), "{line}");
             assert_eq!(line.split('\t').count(), FIELDS.split('\t').count(), "{line}");
         }
     }

@@ -1,6 +1,6 @@
 //! Errors about packets of ours, as transports see them.
 
-use crate::wire::{ipv4, ipv6, protocol};
+use crate::wire::{icmpv4, icmpv6, ipv4, ipv6, protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 
 /// What went wrong with a packet of ours.
@@ -45,6 +45,19 @@ impl IcmpErrorKind {
     }
 }
 
+/// The ICMP message that told of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IcmpSource {
+    /// Who sent it; we ourselves, if a neighbour did not answer.
+    pub from: IpAddr,
+    /// Its type.
+    pub kind: u8,
+    /// Its code.
+    pub code: u8,
+    /// Bytes of the largest packet that fits, or which byte was not understood; else 0.
+    pub info: u32,
+}
+
 /// An error about a packet of ours. That the quoted packet has our address as its source is checked; anybody can know that much, so
 /// the transport must check what else it can (RFC 5927 §4: for TCP, that the sequence number is in flight) before it believes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +72,13 @@ pub struct TransportError {
     pub seq: Option<u32>,
     /// What went wrong.
     pub kind: IcmpErrorKind,
+    /// The message that says so.
+    pub source: IcmpSource,
 }
 
 /// Reads who sent a packet to whom, from its IP header on: a quote in an ICMP error, or a packet of ours that never left. It may be cut
-/// off after 8 bytes of transport header (RFC 792), and its lengths and checksums need not be right. The kind of the result is
-/// a placeholder.
+/// off after 8 bytes of transport header (RFC 792), and its lengths and checksums need not be right. The kind of the result, and who
+/// says so, are what we would say ourselves: its neighbour does not answer.
 pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
     let (src, dst, protocol, transport) = match packet.first()? >> 4 {
         4 => describe_v4(packet)?,
@@ -79,13 +94,31 @@ pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
         let ([a, b], [c, d]) = (word(4)?, word(6)?);
         seq = Some(u32::from_be_bytes([a, b, c, d]));
     }
+    let (kind, code) = match src {
+        IpAddr::V4(_) => (icmpv4::UNREACHABLE, icmpv4::unreachable::HOST),
+        IpAddr::V6(_) => (icmpv6::UNREACHABLE, icmpv6::unreachable::ADDRESS),
+    };
     Some(TransportError {
         protocol,
         local: SocketAddr::new(src, ports.0),
         remote: SocketAddr::new(dst, ports.1),
         seq,
         kind: IcmpErrorKind::HostUnreachable,
+        source: IcmpSource { from: src, kind, code, info: 0 },
     })
+}
+
+/// What a UDP packet that [`describe_own_packet`] reads says behind its header; nothing of others.
+pub(crate) fn quoted_payload(packet: &[u8]) -> &[u8] {
+    let described = match packet.first().map(|first| first >> 4) {
+        Some(4) => describe_v4(packet),
+        Some(6) => describe_v6(packet),
+        _ => None,
+    };
+    described
+        .filter(|(_, _, protocol, _)| *protocol == protocol::UDP)
+        .and_then(|(.., transport)| transport.get(udp::Header::LEN..))
+        .unwrap_or_default()
 }
 
 type Described<'a> = (IpAddr, IpAddr, u8, &'a [u8]);

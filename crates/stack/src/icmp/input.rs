@@ -1,6 +1,6 @@
 //! ICMP messages that arrive: echo requests are answered, errors go to the transport that sent the quoted packet.
 
-use super::error::{IcmpErrorKind, TransportError, describe_own_packet};
+use super::error::{IcmpErrorKind, IcmpSource, TransportError, describe_own_packet, quoted_payload};
 use crate::handle::LinkId;
 use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
 use crate::link::is_unicast;
@@ -36,13 +36,18 @@ impl Network {
                 }
             }
             Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
-                return self.icmp_error(dst, quote, unreachable_v4(code, mtu));
+                let info = if code == icmpv4::unreachable::FRAGMENTATION_NEEDED { mtu.into() } else { 0 };
+                let source = IcmpSource { from: src, kind: icmpv4::UNREACHABLE, code, info };
+                return self.icmp_error(dst, quote, unreachable_v4(code, mtu), source);
             }
-            Ok(icmpv4::Message::TimeExceeded { quote, .. }) => {
-                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded);
+            Ok(icmpv4::Message::TimeExceeded { code, quote }) => {
+                let source = IcmpSource { from: src, kind: icmpv4::TIME_EXCEEDED, code, info: 0 };
+                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded, source);
             }
-            Ok(icmpv4::Message::ParameterProblem { quote, .. }) => {
-                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem);
+            Ok(icmpv4::Message::ParameterProblem { code, pointer, quote }) => {
+                let kind = icmpv4::PARAMETER_PROBLEM;
+                let source = IcmpSource { from: src, kind, code, info: pointer.into() };
+                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
             Ok(icmpv4::Message::EchoReply(_) | icmpv4::Message::Other { .. }) => {
@@ -72,17 +77,22 @@ impl Network {
                 self.answer_echo(now, &Asked { to, from: src, tos, echo });
             }
             Ok(icmpv6::Message::Unreachable { code, quote }) => {
-                return self.icmp_error(dst, quote, unreachable_v6(code));
+                let source = IcmpSource { from: src, kind: icmpv6::UNREACHABLE, code, info: 0 };
+                return self.icmp_error(dst, quote, unreachable_v6(code), source);
             }
             Ok(icmpv6::Message::PacketTooBig { mtu, quote }) => {
+                let source = IcmpSource { from: src, kind: icmpv6::PACKET_TOO_BIG, code: 0, info: mtu };
                 let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
-                return self.icmp_error(dst, quote, IcmpErrorKind::PacketTooBig { mtu });
+                return self.icmp_error(dst, quote, IcmpErrorKind::PacketTooBig { mtu }, source);
             }
-            Ok(icmpv6::Message::TimeExceeded { quote, .. }) => {
-                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded);
+            Ok(icmpv6::Message::TimeExceeded { code, quote }) => {
+                let source = IcmpSource { from: src, kind: icmpv6::TIME_EXCEEDED, code, info: 0 };
+                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded, source);
             }
-            Ok(icmpv6::Message::ParameterProblem { quote, .. }) => {
-                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem);
+            Ok(icmpv6::Message::ParameterProblem { code, pointer, quote }) => {
+                let kind = icmpv6::PARAMETER_PROBLEM;
+                let source = IcmpSource { from: src, kind, code, info: pointer };
+                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv6::Message::Ndp(message)) => match source_mac {
                 Some(source_mac) => {
@@ -143,23 +153,29 @@ impl Network {
 
     /// An error that quotes a packet. It must be one of ours: sent from the address the error came to (RFC 5927 §4.1 is the
     /// least; the transport checks the rest).
-    fn icmp_error(&mut self, dst: IpAddr, quote: &[u8], kind: IcmpErrorKind) -> Input {
+    fn icmp_error(&mut self, dst: IpAddr, quote: &[u8], kind: IcmpErrorKind, source: IcmpSource) -> Input {
         let described = describe_own_packet(quote).filter(|error| {
             error.local.ip() == dst
                 && self.local.link_of(dst).is_some()
-                && is_unicast(error.remote.ip())
+                && self.is_host(error.remote.ip())
                 && matches!(error.protocol, protocol::TCP | protocol::UDP)
         });
         match described {
             Some(error) => {
                 self.stats.icmp_errors_in += 1;
-                Input::Error(TransportError { kind, ..error })
+                self.note_quoted(quoted_payload(quote));
+                Input::Error(TransportError { kind, source, ..error })
             }
             None => {
                 self.stats.icmp_errors_foreign += 1;
                 Input::Nothing
             }
         }
+    }
+
+    /// Whether packets of ours go there: a host on some link, or ourselves.
+    fn is_host(&self, address: IpAddr) -> bool {
+        is_unicast(address) || self.local.link_of(address).is_some()
     }
 
     /// The transport believes an ICMP error that says a packet of ours was too big: for TCP, its sequence number is in flight

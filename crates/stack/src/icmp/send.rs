@@ -108,8 +108,13 @@ impl Network {
         }
     }
 
+    /// Whether the budget allows an error to this address. Those that never leave the host are not counted, as on Linux.
+    fn may_send_error(&mut self, now: Instant, to: IpAddr) -> bool {
+        self.local.link_of(to).is_some() || self.icmp_limit.allow(now, to)
+    }
+
     fn send_error_v4(&mut self, now: Instant, to: Ipv4Addr, from: Ipv4Addr, message: &icmpv4::Message<'_>) {
-        if !self.icmp_limit.allow(now, to.into()) {
+        if !self.may_send_error(now, to.into()) {
             self.stats.icmp_errors_limited += 1;
             return;
         }
@@ -129,7 +134,7 @@ impl Network {
         if to.is_unspecified() {
             return;
         }
-        if !self.icmp_limit.allow(now, to.into()) {
+        if !self.may_send_error(now, to.into()) {
             self.stats.icmp_errors_limited += 1;
             return;
         }

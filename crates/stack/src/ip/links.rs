@@ -60,6 +60,9 @@ impl Network {
         for &(address, prefix) in &config.addresses {
             self.add_configured_address(id, address, prefix);
         }
+        for &(network, prefix) in &config.own_networks {
+            self.local.insert_network(network, prefix, id);
+        }
         self.start_ipv6(id);
         if config.loopback {
             self.loopback = Some(id);
@@ -88,11 +91,7 @@ impl Network {
                 self.local.insert_v4(v4, link);
                 if self.link(link).loopback {
                     // All of the network are we (RFC 1122 §3.2.1.3 (g)).
-                    self.local.v4.insert_network(
-                        v4.to_bits(),
-                        u32::MAX.unbounded_shl(32 - u32::from(prefix)),
-                        link,
-                    );
+                    self.local.insert_network(address, prefix, link);
                 } else if prefix < 32 {
                     self.add_connected_route(link, address, prefix);
                 }

@@ -11,13 +11,13 @@ pub(crate) struct AddressSet<T> {
     /// The first address that was added: on most hosts the only one.
     primary: Option<(T, LinkId)>,
     sorted: Vec<(T, LinkId)>,
-    /// A network, under a mask, all of whose addresses are ours.
-    network: Option<(T, T, LinkId)>,
+    /// Networks, under their masks, all of whose addresses are ours.
+    networks: Vec<(T, T, LinkId)>,
 }
 
 impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     const fn new() -> Self {
-        Self { primary: None, sorted: Vec::new(), network: None }
+        Self { primary: None, sorted: Vec::new(), networks: Vec::new() }
     }
 
     /// The link an address belongs to, if it is ours.
@@ -33,7 +33,7 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
     #[inline(always)]
     pub(crate) fn has(&self, address: T) -> bool {
         self.primary.is_some_and(|(primary, _)| primary == address)
-            || (self.sorted.len() > 1 || self.network.is_some()) && self.search(address).is_some()
+            || (self.sorted.len() > 1 || !self.networks.is_empty()) && self.search(address).is_some()
     }
 
     #[inline(never)]
@@ -41,14 +41,15 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
         match self.sorted.binary_search_by_key(&address, |&(known, _)| known) {
             Ok(at) => Some(self.sorted[at].1),
             Err(_) => {
-                self.network.filter(|&(network, mask, _)| address & mask == network).map(|(.., link)| link)
+                let holds = |&&(network, mask, _): &&(T, T, LinkId)| address & mask == network;
+                self.networks.iter().find(holds).map(|&(.., link)| link)
             }
         }
     }
 
-    /// All addresses of a network are ours from now on; of the last one that was named, if there were several.
+    /// All addresses of a network are ours from now on.
     pub(crate) fn insert_network(&mut self, address: T, mask: T, link: LinkId) {
-        self.network = Some((address & mask, mask, link));
+        self.networks.push((address & mask, mask, link));
     }
 
     fn insert(&mut self, address: T, link: LinkId) {
@@ -94,6 +95,20 @@ impl LocalAddresses {
         self.v6.insert(address.to_bits(), link);
     }
 
+    /// All addresses of a network are ours from now on.
+    pub(crate) fn insert_network(&mut self, address: core::net::IpAddr, prefix: u8, link: LinkId) {
+        match address {
+            core::net::IpAddr::V4(address) => {
+                let mask = u32::MAX.unbounded_shl(32_u32.saturating_sub(prefix.into()));
+                self.v4.insert_network(address.to_bits(), mask, link);
+            }
+            core::net::IpAddr::V6(address) => {
+                let mask = u128::MAX.unbounded_shl(128_u32.saturating_sub(prefix.into()));
+                self.v6.insert_network(address.to_bits(), mask, link);
+            }
+        }
+    }
+
     pub(crate) fn remove_v6(&mut self, address: Ipv6Addr) {
         self.v6.remove(address.to_bits());
     }
@@ -121,6 +136,9 @@ mod tests {
         set.insert_network(0x7f00_0001_u32, 0xff00_0000, LinkId(7));
         assert_eq!((set.link_of(0x7fab_cdef), set.has(0x7f00_0000)), (Some(LinkId(7)), true));
         assert_eq!((set.link_of(0x8000_0000), set.has(0x7eff_ffff)), (None, false));
+        set.insert_network(0xc0a8_0001, 0xffff_0000, LinkId(3));
+        assert_eq!((set.link_of(0xc0a8_ffff), set.link_of(0x7fab_cdef)), (Some(LinkId(3)), Some(LinkId(7))));
+        assert_eq!(set.link_of(0xc0a9_0000), None);
         set.insert(0x7f00_0005, LinkId(2));
         assert_eq!((set.link_of(0x7f00_0005), set.has(0x7f00_0006)), (Some(LinkId(2)), true));
     }

@@ -112,3 +112,27 @@ fn there_is_one_loop_and_no_other_link_has_its_addresses() {
     let wire = LinkConfig { name: "x".into(), vlan: Some(7), loopback: false, ..loop_config(true) };
     assert_eq!(bench.network.add_link(bench.port, &wire).unwrap_err().key, "link.x.addresses");
 }
+
+#[test]
+fn all_addresses_of_an_own_network_may_be_spoken_to_and_from() {
+    let own_networks = vec![("192.168.7.0".parse().unwrap(), 16), ("fd3d:fa7b:d17d::".parse().unwrap(), 48)];
+    let link = LinkConfig { own_networks, ..link_config() };
+    let mut bench = Bench::with(network_config(), &link, CAPABILITIES);
+    for (ours, own) in [
+        ("192.168.0.0", true),
+        ("192.168.255.255", true),
+        ("192.169.0.0", false),
+        ("fd3d:fa7b:d17d::", true),
+        ("fd3d:fa7b:d17d:ffff::9", true),
+        ("fd3d:fa7b:d17e::", false),
+    ] {
+        let ours: IpAddr = ours.parse().unwrap();
+        assert_eq!(bench.network.is_local(ours), own, "{ours}");
+        let peer: IpAddr = if ours.is_ipv4() { PEER_V4.into() } else { PEER_V6.into() };
+        let route = bench.network.route(bench.now, peer, Some(ours));
+        assert_eq!(route.map(|route| route.src).ok(), own.then_some(ours), "{ours}");
+        // Nobody asked for one of them.
+        let route = bench.network.route(bench.now, peer, None).unwrap();
+        assert!(route.src != ours && bench.network.is_local(route.src));
+    }
+}

@@ -32,7 +32,7 @@ pub use input::{Input, Reassembled};
 pub use output::{Checksum, IpHeader, PacketOut, Sealed, Summing, TxError};
 pub use parse::{L4, Other, Parsed};
 pub(crate) use parse::{Packet4, Packet6, Problem6};
-pub(crate) use plain::{Lengths, TcpV4};
+pub(crate) use plain::{Lengths, PlainSealed, TcpV4};
 pub use route::RouteConfig;
 pub use routing::{Hop, Route, RouteError};
 pub use stats::{DropReason, DropStats, NetworkStats};
@@ -83,7 +83,9 @@ pub struct Network {
     datagram: Vec<u8>,
     /// Neighbours whose waiting packets a full device refused.
     pub(crate) backlog: Vec<u32>,
-    errors: VecDeque<TransportError>,
+    errors: VecDeque<(TransportError, Box<[u8]>)>,
+    /// What the datagram said that the last error was about, as far as it is known.
+    quoted: Vec<u8>,
     /// Identifications of IPv4 packets that may be fragmented.
     idents: Box<[u16; output::IDENTS]>,
     /// Set if this is one of several shards.
@@ -136,6 +138,7 @@ impl Network {
             datagram: Vec::new(),
             backlog: Vec::new(),
             errors: VecDeque::new(),
+            quoted: Vec::new(),
             idents,
             steering: None,
             news: VecDeque::new(),
@@ -244,15 +247,28 @@ impl Network {
 
     /// The next error about a packet of ours that no ICMP message brought: its neighbour did not answer.
     pub fn poll_errors(&mut self) -> Option<TransportError> {
-        self.errors.pop_front()
+        let (error, known) = self.errors.pop_front()?;
+        self.note_quoted(&known);
+        Some(error)
     }
 
-    pub(crate) fn push_error(&mut self, error: TransportError) {
+    /// `known` is what the datagram said that the error is about, as far as it is known.
+    pub(crate) fn push_error(&mut self, error: TransportError, known: &[u8]) {
         if self.errors.len() < self.config.errors_max as usize {
-            self.errors.push_back(error);
+            self.errors.push_back((error, known.into()));
         } else {
             self.stats.errors_overflow += 1;
         }
+    }
+
+    /// What the datagram said that the last error was about, as far as it is known.
+    pub(crate) fn quoted(&self) -> &[u8] {
+        &self.quoted
+    }
+
+    pub(crate) fn note_quoted(&mut self, known: &[u8]) {
+        self.quoted.clear();
+        self.quoted.extend_from_slice(known);
     }
 
     pub(crate) fn link(&self, link: LinkId) -> &Link {

@@ -7,13 +7,13 @@
 //! A packet whose neighbour is not known yet is built in a scratch buffer instead and waits there for the answer, so the
 //! caller sees no difference.
 
-use super::{Hop, Network};
+use super::{Hop, Network, Route};
 use crate::device::{Gso, GsoKind, TxMeta};
 use crate::link::neighbour::PendingFrame;
 use crate::time::Instant;
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
 use crate::wire::tcp::TcpHeader;
-use crate::wire::{ipv4, ipv6, protocol};
+use crate::wire::{ipv4, ipv6, protocol, udp};
 use core::fmt;
 use core::net::IpAddr;
 
@@ -78,6 +78,9 @@ impl fmt::Display for TxError {
 
 impl std::error::Error for TxError {}
 
+/// Bytes of the longest headers in front of a transport segment: Ethernet with a VLAN tag, and IPv6.
+const FRONT_BYTES_MAX: usize = 18 + ipv6::Header::LEN;
+
 /// Counters that identifications come from.
 pub(super) const IDENTS: usize = 256;
 
@@ -132,8 +135,8 @@ impl PacketOut<'_> {
         &mut self.room[self.plan.l4_start..]
     }
 
-    /// Finishes the packet with the first `l4_len` bytes of the segment. `gso_size` makes it a TCP super-frame with that many payload
-    /// bytes per segment; only if [`Network::capabilities`] says that the device takes it.
+    /// Finishes the packet with the first `l4_len` bytes of the segment. `gso_size` makes it a super-frame with that many payload
+    /// bytes per segment, or datagram; only if [`Network::capabilities`] says that the device takes it.
     pub fn seal(self, l4_len: usize, checksum: Checksum, gso_size: Option<u16>) -> Sealed {
         let plan = self.plan;
         let at = usize::from(checksum.offset);
@@ -154,7 +157,10 @@ impl PacketOut<'_> {
             l4[at..at + 2].copy_from_slice(&value.to_be_bytes());
         }
         if let Some(size) = gso_size {
-            meta.gso = Some(tcp_gso(plan.l4_start, plan.header.src.is_ipv4(), l4, size));
+            meta.gso = Some(match plan.header.protocol {
+                protocol::UDP => udp_gso(plan.l4_start, size),
+                _ => tcp_gso(plan.l4_start, plan.header.src.is_ipv4(), l4, size),
+            });
         }
         self.finish(l4_len, meta)
     }
@@ -219,6 +225,12 @@ fn tcp_gso(l4_start: usize, is_ipv4: bool, l4: &[u8], size: u16) -> Gso {
     Gso { kind, size, header_len: (l4_start + tcp_header) as u16, ecn: l4[13] & CWR != 0 }
 }
 
+/// The same of one that holds datagrams.
+fn udp_gso(l4_start: usize, size: u16) -> Gso {
+    // Cannot truncate: 58 bytes in front of 8.
+    Gso { kind: GsoKind::Udp, size, header_len: (l4_start + udp::Header::LEN) as u16, ecn: false }
+}
+
 fn write_ip_header(plan: &Plan, ip_len: usize, l4_len: usize, out: &mut [u8]) {
     let header = &plan.header;
     match (header.src, header.dst) {
@@ -276,6 +288,35 @@ impl Network {
         let payload = Some(write(packet.l4(), Summing::Wanted));
         let checksum = Checksum { offset: TcpHeader::CHECKSUM_OFFSET as u16, payload };
         let sealed = packet.seal(l4_len, checksum, gso_size);
+        self.commit(sealed);
+        Ok(())
+    }
+
+    /// Whether the device of a route cuts a super-frame of datagrams with so many bytes of transport segment.
+    pub(crate) fn cuts_udp(&self, route: &Route, l4_len: usize) -> bool {
+        let device = self.capabilities(route.hop.link());
+        // Room for the longest headers in front of it, so that nothing has to be known of the neighbour.
+        device.is_some_and(|device| device.uso && l4_len + FRONT_BYTES_MAX <= device.gso_bytes_max)
+    }
+
+    /// Sends a super-frame of datagrams with `size` bytes of payload each; only if [`Network::cuts_udp`] says so. `write` fills it with one header for all.
+    ///
+    /// # Errors
+    /// As [`Network::begin`].
+    pub(crate) fn send_udp_pieces(
+        &mut self,
+        now: Instant,
+        route: &Route,
+        header: &IpHeader,
+        l4_len: usize,
+        size: u16,
+        write: impl FnOnce(&mut [u8]),
+    ) -> Result<(), TxError> {
+        let header = IpHeader { dont_fragment: header.dont_fragment && !route.mtu_locked, ..*header };
+        let mut packet = self.begin(now, &route.hop, &header, l4_len)?;
+        write(packet.l4());
+        let checksum = Checksum { offset: udp::Header::CHECKSUM_OFFSET as u16, payload: None };
+        let sealed = packet.seal(l4_len, checksum, Some(size));
         self.commit(sealed);
         Ok(())
     }

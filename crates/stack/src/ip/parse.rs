@@ -48,6 +48,17 @@ pub struct L4<'b> {
     pub broadcast: bool,
 }
 
+impl L4<'_> {
+    /// Type of service, or traffic class, of the packet: ECN in its lowest two bits.
+    pub fn tos(&self) -> u8 {
+        let word = |at: usize| self.ip_packet.get(at).copied().unwrap_or(0);
+        match self.src {
+            IpAddr::V4(_) => word(1),
+            IpAddr::V6(_) => word(0) << 4 | word(1) >> 4,
+        }
+    }
+}
+
 /// A frame that is neither TCP nor UDP.
 #[derive(Clone, Copy, Debug)]
 pub struct Other<'b> {

@@ -54,6 +54,8 @@ pub(crate) struct PlainOut<'a> {
     pub payload: &'a mut [u8],
     /// Whether somebody needs the sum of the payload.
     pub summing: Summing,
+    /// The payload may be left out, and given to [`Network::commit_gathered_v4`].
+    pub gathers: bool,
     head: &'a mut [u8; HEADERS],
     options: &'a mut [u8],
     sealed: PlainSealed,
@@ -115,20 +117,34 @@ impl Network {
         let headers = (link_header + ipv4::Header::LEN + header_len) as u16;
         let gso = gso_size.map(|size| Gso { kind: GsoKind::Tcp4, size, header_len: headers, ecn: false });
         let sealed = PlainSealed { port: link.port.0, link_header: link_header as u8, offloaded, len, gso };
-        Ok(Some(PlainOut { payload, summing, head, options, sealed }))
+        let gathers = gso_size.is_some() && port.gathers && offloaded;
+        Ok(Some(PlainOut { payload, summing, gathers, head, options, sealed }))
     }
 
     /// Sends a sealed packet. Nothing else may happen between [`Network::begin_tcp_v4`] and this.
     #[inline(always)]
     pub(crate) fn commit_tcp_v4(&mut self, sealed: PlainSealed) {
-        let l4_start = u16::from(sealed.link_header) + ipv4::Header::LEN as u16;
+        self.ports[usize::from(sealed.port)].commit(sealed.len, sealed.meta(), &mut self.stats);
+    }
+
+    /// The same of a super-frame whose payload, `pieces`, was left out. Only if [`PlainOut::gathers`].
+    pub(crate) fn commit_gathered_v4(
+        &mut self,
+        sealed: PlainSealed,
+        pieces: &mut dyn Iterator<Item = &[u8]>,
+    ) {
+        let head = sealed.gso.map_or(sealed.len, |gso| usize::from(gso.header_len));
+        let port = &mut self.ports[usize::from(sealed.port)];
+        port.commit_gathered((head, sealed.len), pieces, sealed.meta(), &mut self.stats);
+    }
+}
+
+impl PlainSealed {
+    #[inline(always)]
+    fn meta(&self) -> TxMeta {
+        let l4_start = u16::from(self.link_header) + ipv4::Header::LEN as u16;
         let checksum = (l4_start, TcpHeader::CHECKSUM_OFFSET as u16);
-        let meta = TxMeta {
-            partial_checksum: sealed.offloaded.then_some(checksum),
-            gso: sealed.gso,
-            label: Label::NONE,
-        };
-        self.ports[usize::from(sealed.port)].commit(sealed.len, meta, &mut self.stats);
+        TxMeta { partial_checksum: self.offloaded.then_some(checksum), gso: self.gso, label: Label::NONE }
     }
 }
 

@@ -143,6 +143,11 @@ impl Network {
         Ok(Route { hop, src, mtu, mtu_locked })
     }
 
+    /// Bytes of the largest IP packet that the first link of a route takes.
+    pub(crate) fn first_mtu(&self, route: &Route) -> u16 {
+        self.link(route.hop.link()).mtu_for(route.src)
+    }
+
     /// To one of our own addresses: over the loop, whatever link the address is of. Whoever asks for no source address speaks from the one it speaks to, as on Linux.
     fn route_to_ourselves(&mut self, dst: IpAddr, src: Option<IpAddr>) -> Result<Route, RouteError> {
         let link = self.loopback.ok_or(RouteError::OwnAddress)?;

@@ -36,6 +36,9 @@ pub struct LinkConfig {
     pub name: String,
     /// Addresses with their prefix lengths. The first of each family is the preferred source address.
     pub addresses: Vec<(IpAddr, u8)>,
+    /// Networks with their prefix lengths, all of whose addresses are ours, besides those above: packets to them are taken and sockets may have them, as with Linux's
+    /// `local` routes. ARP answers for them, NDP does not, and no source address is chosen from them.
+    pub own_networks: Vec<(IpAddr, u8)>,
     /// Largest IP packet in bytes: 68 … the device's MTU; `None` takes the device's. Below 1,280 the link does no IPv6, and cannot have
     /// addresses of it.
     pub mtu: Option<usize>,
@@ -103,6 +106,8 @@ impl Address {
 pub(crate) struct Port {
     pub tx: Box<dyn TxQueue + Send>,
     pub capabilities: Capabilities,
+    /// It takes payloads in pieces.
+    pub gathers: bool,
     /// The link of untagged frames.
     pub untagged: Option<LinkId>,
     /// The links of VLANs, sorted.
@@ -115,9 +120,10 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(tx: Box<dyn TxQueue + Send>) -> Self {
-        let capabilities = tx.capabilities();
-        Self { tx, capabilities, untagged: None, tagged: Vec::new(), dirty: false, tx_frames: 0, tx_bytes: 0 }
+    pub(crate) fn new(mut tx: Box<dyn TxQueue + Send>) -> Self {
+        let (capabilities, gathers) = (tx.capabilities(), tx.gather().is_some());
+        let (untagged, tagged) = (None, Vec::new());
+        Self { tx, capabilities, gathers, untagged, tagged, dirty: false, tx_frames: 0, tx_bytes: 0 }
     }
 
     /// The link a frame belongs to. VLAN 0 only carries a priority (IEEE 802.1Q).
@@ -136,6 +142,25 @@ impl Port {
     #[inline]
     pub(crate) fn commit(&mut self, len: usize, meta: TxMeta, stats: &mut NetworkStats) {
         self.tx.commit(len, meta);
+        self.count(len, stats);
+    }
+
+    /// The same of the first `head` bytes and `pieces`, `len` bytes together. Only if it gathers.
+    pub(crate) fn commit_gathered(
+        &mut self,
+        (head, len): (usize, usize),
+        pieces: &mut dyn Iterator<Item = &[u8]>,
+        meta: TxMeta,
+        stats: &mut NetworkStats,
+    ) {
+        if let Some(gather) = self.tx.gather() {
+            gather.commit_gathered(head, pieces, meta);
+            self.count(len, stats);
+        }
+    }
+
+    #[inline(always)]
+    fn count(&mut self, len: usize, stats: &mut NetworkStats) {
         self.dirty = true;
         self.tx_frames += 1;
         self.tx_bytes += len as u64;

@@ -2,7 +2,7 @@
 
 use super::neighbour::{Claim, ClaimOutcome, DEVICE_RETRY, Due, Evicted, PendingFrame, Use};
 use crate::handle::LinkId;
-use crate::icmp::error::{IcmpErrorKind, TransportError, describe_own_packet};
+use crate::icmp::error::{describe_own_packet, quoted_payload};
 use crate::ip::Network;
 use crate::ip::timers::Timer;
 use crate::time::Instant;
@@ -183,7 +183,7 @@ impl Network {
             let header = if vlan { 18 } else { 14 };
             let packet = frame.bytes.get(header..).unwrap_or(&[]);
             if let Some(error) = describe_own_packet(packet) {
-                self.push_error(TransportError { kind: IcmpErrorKind::HostUnreachable, ..error });
+                self.push_error(error, quoted_payload(packet));
             }
         }
     }

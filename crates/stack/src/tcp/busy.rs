@@ -109,8 +109,12 @@ pub(crate) struct Busy {
     /// Retransmitted segments in all.
     pub total_retrans: u32,
     pub urgent_in: Urgent,
+    /// Events about urgent data that nobody has heard of yet. Reading waits for them.
+    pub urgent_untold: u16,
     /// End of the urgent data we sent.
     pub urgent_out: Option<SeqNumber>,
+    /// Bytes that were consumed here, and that whoever reads in the end has not read.
+    pub held: u32,
     /// Largest window the peer offered.
     pub window_max: u32,
     pub extras: Extras,
@@ -155,7 +159,9 @@ impl Busy {
             idle_since: None,
             total_retrans: 0,
             urgent_in: Urgent::None,
+            urgent_untold: 0,
             urgent_out: None,
+            held: 0,
             window_max: 0,
             extras: Extras::NONE,
             mtu: MtuSearch::NONE,
@@ -176,7 +182,7 @@ impl Busy {
             owner,
             send: _,
             sent,
-            recv: _,
+            recv,
             recovery,
             rack,
             congestion,
@@ -198,7 +204,9 @@ impl Busy {
             idle_since,
             total_retrans,
             urgent_in,
+            urgent_untold,
             urgent_out,
+            held,
             window_max,
             extras,
             mtu,
@@ -209,6 +217,7 @@ impl Busy {
             last_invalid_ms,
         } = self;
         sent.clear();
+        recv.forget_drops();
         *owner = NONE;
         *recovery = Recovery::default();
         *rack = Rack::default();
@@ -223,8 +232,9 @@ impl Busy {
         *last_invalid_ms = None;
         *usage_end = SeqNumber(0);
         *last_sent = Instant::ZERO;
-        *urgent_in = Urgent::None;
-        (*flight_max, *acked_bytes, *total_retrans, *window_max) = (0, 0, 0, 0);
+        (*urgent_in, *urgent_untold) = (Urgent::None, 0);
+        (*flight_max, *acked_bytes, *total_retrans) = (0, 0, 0);
+        (*held, *window_max) = (0, 0);
         (*cwnd_limited, *force, *fin_sent, *starved) = (false, false, false, false);
         if *extras != Extras::NONE {
             *extras = Extras::NONE;
@@ -237,6 +247,7 @@ impl Busy {
         self.send.is_empty()
             && self.sent.is_empty()
             && self.recv.is_empty()
+            && self.held == 0
             // A FIN may still have to leave, with nothing else queued.
             && !matches!(state, State::FinWait1 | State::Closing | State::LastAck)
             && matches!(self.urgent_in, Urgent::None | Urgent::Taken(_))

@@ -127,6 +127,11 @@ impl AddressPool {
         (index, 0, true)
     }
 
+    /// Bytes of what is stored for a connection.
+    pub const fn bytes_of(v6: bool) -> usize {
+        if v6 { size_of::<(Host, Host)>() } else { 0 }
+    }
+
     /// Gives back what `store` took.
     #[inline]
     pub fn release(&mut self, v6: bool, remote_ip: u32) {

@@ -3,7 +3,7 @@
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileId;
-use crate::ip::{IpHeader, Lengths, Network, Summing, TcpV4, TxError};
+use crate::ip::{IpHeader, Lengths, Network, PlainSealed, Summing, TcpV4, TxError};
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
 use crate::wire::tcp::{self, SeqNumber, TcpFlags, TcpHeader, TcpOptions, Timestamps};
@@ -38,6 +38,23 @@ impl Segment {
     /// How many segments it is on the wire.
     fn wire_segments(&self) -> u64 {
         self.gso_size.map_or(1, |size| u64::from(self.len.div_ceil(size.into())))
+    }
+}
+
+/// What stands in the headers of a segment over IPv4 that is not to be fragmented.
+#[inline(always)]
+fn v4_headers(c: &Tcb, segment: &Segment, (tos, ttl): (u8, u8), window: u16, urgent: u16) -> TcpV4 {
+    TcpV4 {
+        src: c.local_ip,
+        dst: c.remote_ip,
+        tos: tos | if segment.ect { ECT0 } else { 0 },
+        ttl,
+        ports: u32::from(c.local_port) << 16 | u32::from(c.remote_port),
+        seq: segment.seq.0,
+        ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt.0 } else { 0 },
+        flags: segment.flags,
+        window,
+        urgent,
     }
 }
 
@@ -132,28 +149,31 @@ impl Tcp {
         let (tos, ttl) = self.service(c);
         let lengths = Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
         let Some(packet) = net.begin_tcp_v4(self.now, &c.hop, lengths)? else { return Ok(false) };
+        if packet.gathers && self.busy[c.busy].send.lies_in_pieces() {
+            let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, Sum::ZERO);
+            self.commit_in_pieces(net, idx, segment, sealed);
+            return Ok(true);
+        }
         let mut sum = Sum::ZERO;
         if segment.len > 0 {
             let offset = (segment.seq - c.snd_una) as u64;
             let send = &self.busy[c.busy].send;
             sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.summing);
         }
-        let headers = TcpV4 {
-            src: c.local_ip,
-            dst: c.remote_ip,
-            tos: tos | if segment.ect { ECT0 } else { 0 },
-            ttl,
-            ports: u32::from(c.local_port) << 16 | u32::from(c.remote_port),
-            seq: segment.seq.0,
-            ack: if segment.flags.contains(TcpFlags::ACK) { c.rcv_nxt.0 } else { 0 },
-            flags: segment.flags,
-            window,
-            urgent,
-        };
-        let sealed = packet.seal(&headers, options, sum);
+        let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, sum);
         net.commit_tcp_v4(sealed);
         self.stats.segments_out += segment.wire_segments();
         Ok(true)
+    }
+
+    /// A super-frame for a device that copies, and can copy from where the bytes lie.
+    #[inline(never)]
+    fn commit_in_pieces(&mut self, net: &mut Network, idx: u32, segment: &Segment, sealed: PlainSealed) {
+        let c = &self.conns[idx];
+        let offset = (segment.seq - c.snd_una) as u64;
+        let mut pieces = self.busy[c.busy].send.pieces(&self.chunks, offset, segment.len as usize);
+        net.commit_gathered_v4(sealed, &mut pieces);
+        self.stats.segments_out += segment.wire_segments();
     }
 
     /// Type of service and hop limit of what a connection sends.

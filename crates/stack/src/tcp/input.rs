@@ -153,11 +153,8 @@ impl Tcp {
             }
             AckOutcome::Gone => return,
         }
-        if seg.has(TcpFlags::URG) {
+        if seg.has(TcpFlags::URG) || self.conns[idx].has(Flags::URGENT) {
             self.on_urgent(idx, seg);
-        }
-        if self.conns[idx].has(Flags::URGENT) {
-            self.take_urgent_byte(idx, seg);
         }
         self.on_payload(net, idx, seg);
     }

@@ -13,7 +13,7 @@ use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
 use crate::options::ListenOptions;
-use crate::stack::{Listed, Protocol, nobody};
+use crate::stack::{Listed, Memory, Protocol, nobody};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
@@ -51,16 +51,9 @@ impl ListenEntry {
         }
     }
 
-    /// Whether both cannot exist beside each other.
-    fn conflicts(&self, addr: SocketAddr, options: &ListenOptions) -> bool {
-        if self.addr.port() != addr.port() || self.options.reuse_port && options.reuse_port {
-            return false;
-        }
-        let v6_only = options.v6_only;
-        let dual = |a: SocketAddr, only: bool| a.is_ipv6() && a.ip().is_unspecified() && !only;
-        self.addr.ip() == addr.ip()
-            || dual(self.addr, self.options.v6_only) && addr.ip().is_ipv4() && addr.ip().is_unspecified()
-            || dual(addr, v6_only) && self.addr.ip().is_ipv4() && self.is_wildcard()
+    /// Bytes of the accept queue's memory.
+    pub fn queue_bytes(&self) -> usize {
+        self.queue.capacity() * size_of::<u32>()
     }
 
     /// Linux lets one more wait than the backlog says.
@@ -89,7 +82,10 @@ impl ListenTable {
         options: ListenOptions,
         profile: ProfileId,
     ) -> Result<Listener, ListenError> {
-        if self.by_port.iter().any(|(_, i)| self.entries[*i as usize].conflicts(addr, &options)) {
+        if self.by_port.iter().any(|(_, i)| {
+            let entry = &self.entries[*i as usize];
+            entry.options.is_in_conflict(entry.addr, addr, &options)
+        }) {
             return Err(ListenError::AddressInUse);
         }
         if self.by_port.len() >= self.max {
@@ -145,7 +141,7 @@ impl ListenTable {
     }
 
     /// The listener in a place, as a listing shows it.
-    pub fn listed(&self, index: u32) -> Option<Listed> {
+    pub fn listed(&self, index: u32, memory: impl FnOnce(&ListenEntry) -> Memory) -> Option<Listed> {
         let entry = self.entries.get(index as usize).filter(|entry| entry.open)?;
         Some(Listed {
             protocol: Protocol::Tcp,
@@ -156,6 +152,7 @@ impl ListenTable {
             send_queue: entry.options.backlog.into(),
             timer: None,
             info: None,
+            memory: memory(entry),
         })
     }
 
@@ -283,6 +280,9 @@ impl Tcp {
     fn report_arrived(&mut self, idx: u32, conn: Conn) {
         let c = &self.conns[idx];
         let (peer_fin, inline) = (c.has(Flags::PEER_FIN), c.has(Flags::INLINE));
+        if c.has(Flags::URGENT) {
+            self.tell_urgent(idx);
+        }
         let readable = self.both(idx).is_some_and(|(_, b)| b.recv.readable() > 0);
         if readable {
             self.conns[idx].flags.set(Flags::READABLE_QUEUED);

@@ -8,6 +8,7 @@ use super::ack;
 use super::busy::{Busy, Extras, RetransmitTimer};
 use super::conn::{Flags, NONE};
 use super::emit::Segment;
+use super::sent_queue::Ends;
 use super::{Tcp, rtt};
 use crate::ip::{Network, TxError};
 use crate::options::CaState;
@@ -59,7 +60,7 @@ impl Tcp {
         let b = &mut self.busy[c.busy];
         let end = seq + (len + u32::from(fin));
         b.window_max = b.window_max.max(c.snd_wnd);
-        b.sent.push(seq, end, now, 1);
+        b.sent.push(seq, end, now, 1, Ends::Message);
         b.fin_sent |= fin;
         c.snd_nxt = end;
         b.congestion.on_sent(end);

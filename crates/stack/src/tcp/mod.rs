@@ -5,6 +5,7 @@
 //! transmit list, and `output` is the only place that builds segments.
 
 mod ack;
+mod burst;
 mod busy;
 mod close;
 pub mod config;
@@ -14,6 +15,8 @@ mod connect;
 mod cookies;
 pub(crate) mod demux;
 mod emit;
+mod footprint;
+mod held_acks;
 pub(crate) mod input;
 mod listen;
 mod message;
@@ -39,6 +42,7 @@ mod stats;
 mod syn_sent;
 mod time_wait;
 mod timers;
+mod urgent;
 
 pub use stats::TcpStats;
 
@@ -56,6 +60,7 @@ use conn::{BusyPool, ConnTable, Flags, Life, NONE, Tcb};
 use core::time::Duration;
 use demux::AddressPool;
 pub(crate) use demux::FlowKey;
+use held_acks::HeldAcks;
 use listen::ListenTable;
 use pending::PendingQueue;
 use profile::{Profile, ProfileId, ProfileTable};
@@ -90,6 +95,7 @@ pub(crate) struct Tcp {
     pub pending: PendingQueue,
     /// Senders that found no memory: they are told when there is some.
     pub starved: Starved,
+    pub held_acks: HeldAcks,
     /// Connections that have something to send.
     pub tx_list: VecDeque<u32>,
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
@@ -133,6 +139,7 @@ impl Tcp {
             events: VecDeque::new(),
             pending: PendingQueue::default(),
             starved: Starved::default(),
+            held_acks: HeldAcks::default(),
             tx_list: VecDeque::new(),
             reap: None,
             half_open: 0,
@@ -314,10 +321,11 @@ impl Tcp {
                     }
                     conn
                 }
-                Event::Connected { conn }
-                | Event::Writable { conn }
-                | Event::Acked { conn, .. }
-                | Event::Urgent { conn } => conn,
+                Event::Urgent { conn, .. } => {
+                    self.urgent_is_told(conn);
+                    conn
+                }
+                Event::Connected { conn } | Event::Writable { conn } | Event::Acked { conn, .. } => conn,
                 Event::Incoming { .. } | Event::UdpReadable { .. } => return Some(event),
             };
             let known = self.conns.lookup(conn).is_some_and(|idx| {

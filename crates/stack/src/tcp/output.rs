@@ -2,11 +2,12 @@
 //! and an acknowledgement by itself if nothing else carried it.
 
 use super::Tcp;
+use super::burst::Burst;
 use super::busy::{Extras, RetransmitTimer};
 use super::conn::{Flags, NONE};
 use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, Segment, max_sack_blocks};
 use super::rtt;
-use super::sent_queue::Sent;
+use super::sent_queue::{Ends, Sent};
 use super::state::State;
 use crate::ip::{Network, TxError};
 use crate::wire::tcp::TcpFlags;
@@ -25,13 +26,15 @@ pub(super) struct Allowance {
     /// Of those, the peer's window takes.
     pub window: u32,
     /// Segments the congestion window takes.
-    segments: u32,
-    mss: u32,
+    pub segments: u32,
+    /// Bytes of a full one.
+    pub mss: u32,
 }
 
 impl Tcp {
     /// Works off the transmit list. Connections for which the device has no room stay on it.
     pub fn transmit(&mut self, net: &mut Network) {
+        self.release_held_acks();
         for _ in 0..self.tx_list.len() {
             let Some(idx) = self.tx_list.pop_front() else { break };
             if !self.conns[idx].has(Flags::TX_LISTED) {
@@ -57,6 +60,7 @@ impl Tcp {
                 break;
             }
         }
+        self.forget_sent_acks();
     }
 
     /// There is no way out now: without a timer nothing would ever try again.
@@ -197,6 +201,7 @@ impl Tcp {
 
     /// Retransmits what is lost, as far as the congestion window goes. False if new data have to wait.
     fn send_lost(&mut self, net: &mut Network, idx: u32) -> Result<bool, TxError> {
+        let mut before = None;
         loop {
             let c = &self.conns[idx];
             let sent = &self.busy[c.busy].sent;
@@ -213,7 +218,10 @@ impl Tcp {
             let sent = &mut self.busy[busy].sent;
             let Some(lost) = sent.next_lost(mss, bytes_max, window_end) else { break };
             let first = sent.front().is_some_and(|s| s.start == lost.start);
-            self.resend(net, idx, &lost)?;
+            // It leaves with the one before it as it did before.
+            let pushes = lost.ends == Ends::Packet && before == Some(lost.start);
+            before = (lost.ends == Ends::Segment).then_some(lost.end);
+            self.resend(net, idx, &lost, pushes)?;
             let c = &self.conns[idx];
             let b = &self.busy[c.busy];
             if first && b.timer_kind != RetransmitTimer::Reorder {
@@ -241,8 +249,8 @@ impl Tcp {
         Ok(true)
     }
 
-    /// Sends one entry of the retransmission queue again.
-    fn resend(&mut self, net: &mut Network, idx: u32, sent: &Sent) -> Result<(), TxError> {
+    /// Sends one entry of the retransmission queue again, with PSH if it pushes or did so for all that was queued.
+    fn resend(&mut self, net: &mut Network, idx: u32, sent: &Sent, pushes: bool) -> Result<(), TxError> {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
         let queued_end = c.snd_una + b.send.len() as u32;
@@ -252,7 +260,7 @@ impl Tcp {
         if sent.end.gt(queued_end) {
             flags |= TcpFlags::FIN;
         }
-        if payload_end == queued_end && len > 0 {
+        if len > 0 && payload_end == queued_end || pushes || sent.ends == Ends::Message {
             flags |= TcpFlags::PSH;
         }
         let mss = c.mss();
@@ -279,14 +287,15 @@ impl Tcp {
         let len = allowance.unsent.min(allowance.window).min(mss);
         self.stats.tail_probes += 1;
         if len > 0 {
-            self.send_one(net, idx, len, len == allowance.unsent, mss)?;
+            let last = len == allowance.unsent;
+            self.send_one(net, idx, len, last, last, mss)?;
             let c = &self.conns[idx];
             self.busy[c.busy].probe_end = Some((c.snd_nxt, false));
         } else {
             self.forget_mtu_probe(idx);
             let c = &self.conns[idx];
             let Some(tail) = self.busy[c.busy].sent.tail(mss) else { return Ok(()) };
-            self.resend(net, idx, &tail)?;
+            self.resend(net, idx, &tail, false)?;
             let c = &self.conns[idx];
             self.busy[c.busy].probe_end = Some((c.snd_nxt, true));
         }
@@ -328,6 +337,7 @@ impl Tcp {
 
     /// Sends new data, and FIN after them.
     fn send_new(&mut self, net: &mut Network, idx: u32) -> Result<(), TxError> {
+        let mut burst = Burst::default();
         loop {
             let a = self.allowance(idx);
             if a.unsent == 0 {
@@ -341,12 +351,16 @@ impl Tcp {
             if most > a.mss {
                 most = most.min(self.super_payload(net, idx, a.mss, a.segments));
             }
+            let probes = self.busy[self.conns[idx].busy].force;
             let Some(len) = self.size_to_send(idx, &a, most) else {
                 self.note_usage(idx, false);
                 self.hold(idx, &a);
                 return Ok(());
             };
-            self.send_one(net, idx, len, len == a.unsent, a.mss)?;
+            let last = len == a.unsent;
+            // A probe of a window that is too small for a whole segment is not to wait for more.
+            let pushes = last || probes && len < a.mss || burst.pushes(self, idx, &a, len);
+            self.send_one(net, idx, len, last, pushes, a.mss)?;
             let c = &self.conns[idx];
             if len == a.unsent && c.has(Flags::FIN_QUEUED) == self.busy[c.busy].fin_sent {
                 return Ok(());
@@ -422,16 +436,17 @@ impl Tcp {
             self.hold(idx, a);
             return Ok(());
         }
-        self.send_one(net, idx, 0, true, a.mss)
+        self.send_one(net, idx, 0, true, false, a.mss)
     }
 
-    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last.
+    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last, and PSH on the last segment if it pushes.
     pub(super) fn send_one(
         &mut self,
         net: &mut Network,
         idx: u32,
         len: u32,
         last: bool,
+        pushes: bool,
         mss: u32,
     ) -> Result<(), TxError> {
         let now = self.now;
@@ -443,7 +458,7 @@ impl Tcp {
         if fin {
             flags |= TcpFlags::FIN;
         }
-        if last && len > 0 {
+        if pushes {
             flags |= TcpFlags::PSH;
         }
         if c.has(Flags::ECN_CWR) && len > 0 {
@@ -469,7 +484,12 @@ impl Tcp {
             b.backoff = 0;
             b.trouble_since = None;
         }
-        b.sent.push(start, end, now, segments);
+        let ends = match (last, pushes) {
+            (true, true) => Ends::Message,
+            (false, true) => Ends::Packet,
+            (_, false) => Ends::Segment,
+        };
+        b.sent.push(start, end, now, segments, ends);
         b.recovery.on_sent(segments.into());
         b.fin_sent |= fin;
         c.snd_nxt = end;

@@ -64,6 +64,11 @@ impl Profile {
         if let Some(mss) = options.mss {
             self.mss = checked_mss(mss)?;
         }
+        if options.tos & 3 != 0 || options.hop_limit == Some(0) {
+            return None;
+        }
+        self.tos = options.tos;
+        self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
         Some(self)
     }
 }

@@ -1,7 +1,7 @@
 //! What a segment carries: payload in and out of order, urgent data, FIN; and when it is acknowledged.
 
 use super::Tcp;
-use super::busy::Urgent;
+use super::busy::Busy;
 use super::conn::{Flags, Life, NONE, Tcb};
 use super::input::Arrived;
 use super::mtu_search::SearchState;
@@ -9,7 +9,9 @@ use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
 use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::{BURST_FRAMES_MAX, RxBurst};
+use crate::error::Stale;
 use crate::events::{CloseReason, Event, InlineData};
+use crate::handle::Conn;
 use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
@@ -214,8 +216,10 @@ impl Tcp {
         }
         let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
         let quick = c.quick_acks > 0 && !c.has(Flags::PINGPONG);
-        if unacked > u32::from(c.rcv_mss) || quick || fills_hole {
+        if unacked > u32::from(c.rcv_mss) || fills_hole {
             self.ack_now(idx);
+        } else if quick {
+            self.quick_ack_or_hold(idx);
         } else if !c.has(Flags::ACK_DELAYED) {
             c.flags.set(Flags::ACK_DELAYED);
             c.ack_deadline = now_ms.wrapping_add(delay) as u16;
@@ -252,6 +256,8 @@ impl Tcp {
         if self.conns[idx].busy != NONE {
             let busy = self.conns[idx].busy;
             self.busy[busy].fin_at = None;
+            // All has come: nothing about duplicates is of use any more (`tcp_fin`).
+            self.busy[busy].dsack = None;
         }
         let c = &mut self.conns[idx];
         c.rcv_nxt += 1;
@@ -276,39 +282,6 @@ impl Tcp {
                 self.enter_time_wait(idx);
             }
             _ => debug_assert!(false, "FIN in a state that does not receive"),
-        }
-    }
-
-    /// Urgent data as Linux understands them: one byte, the one in front of where the pointer points (RFC 6093 §3.2).
-    pub fn on_urgent(&mut self, idx: u32, seg: &Arrived<'_>) {
-        let at = seg.header.seq + u32::from(seg.header.urgent.max(1)) - 1;
-        let c = &self.conns[idx];
-        if !c.state.may_receive() || at.lt(c.rcv_nxt) || at.gt(c.rcv_edge) {
-            return;
-        }
-        let busy = self.ensure_busy(idx);
-        let b = &mut self.busy[busy];
-        let newer = match b.urgent_in {
-            Urgent::None => true,
-            Urgent::Pending(s) | Urgent::Held(s, _) | Urgent::Taken(s) => at.gt(s),
-        };
-        if !newer {
-            return;
-        }
-        b.urgent_in = Urgent::Pending(at);
-        self.conns[idx].flags.set(Flags::URGENT);
-        let conn = self.conns.handle(idx);
-        self.events.push_back(Event::Urgent { conn });
-    }
-
-    /// The urgent byte may come in a later segment than its announcement, and that one need not say URG.
-    pub fn take_urgent_byte(&mut self, idx: u32, seg: &Arrived<'_>) {
-        let Some((_, b)) = self.both(idx) else { return };
-        if let Urgent::Pending(at) = b.urgent_in
-            && let Ok(into) = usize::try_from(at - seg.header.seq)
-            && let Some(byte) = seg.payload.get(into)
-        {
-            b.urgent_in = Urgent::Held(at, *byte);
         }
     }
 
@@ -370,6 +343,29 @@ impl Tcp {
         buffered + pending.map(|p| p.data.len()).sum::<usize>()
     }
 
+    fn held(&self, idx: u32) -> usize {
+        let busy = self.conns[idx].busy;
+        if busy == NONE { 0 } else { self.busy[busy].held as usize }
+    }
+
+    /// So many bytes of those that the owner has taken were read by nobody: they count against the window.
+    pub fn set_held(&mut self, conn: Conn, bytes: u32) -> Result<(), Stale> {
+        let idx = self.index(conn).ok_or(Stale::Handle)?;
+        // Behind the peer's FIN there is no window to be told of.
+        let receives = self.conns[idx].state.may_receive();
+        let bytes = if receives { bytes } else { 0 };
+        if self.held(idx) == bytes as usize {
+            return Ok(());
+        }
+        let busy = self.ensure_busy(idx);
+        let before = core::mem::replace(&mut self.busy[busy].held, bytes);
+        if bytes < before && receives {
+            self.after_read(idx);
+        }
+        self.rearm(idx);
+        Ok(())
+    }
+
     /// The owner read something: perhaps the window opened enough to tell the peer (RFC 9293 §3.8.6.2.2).
     #[inline(always)]
     pub fn after_read(&mut self, idx: u32) {
@@ -397,12 +393,13 @@ impl Tcp {
         let c = &self.conns[idx];
         let limit = self.profiles.get(c.profile).recv_buffer_bytes;
         let capacity = window_capacity(c).min(limit.into()) as u32;
-        let idle = !c.has(Flags::INLINE) && (c.busy == NONE || self.busy[c.busy].recv.readable() == 0);
+        let is_empty = |b: &Busy| b.recv.readable() == 0 && b.held == 0;
+        let idle = !c.has(Flags::INLINE) && (c.busy == NONE || is_empty(&self.busy[c.busy]));
         if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {
             // Nothing stands in the way of all of it.
             return capacity.max(c.rcv_wnd());
         }
-        self.window_beside(idx, capacity, if idle { 0 } else { self.unread(idx) })
+        self.window_beside(idx, capacity, if idle { 0 } else { self.unread(idx) + self.held(idx) })
     }
 
     /// The same beside bytes that nobody has read, or with little memory.

@@ -12,10 +12,11 @@
 //! are never overwritten: of two versions the first one stays.
 //!
 //! Bounds: nothing beyond the capacity is taken, so a connection holds at most `capacity / CHUNK_BYTES + 2` chunks. At
-//! [`RANGES_MAX`] ranges the one farthest ahead is dropped. Data out of order leaves the last eighth of the pool alone, and data in
+//! [`RANGES_MAX`] ranges the one farthest ahead is dropped. Data out of order leaves the last quarter of the pool alone, and data in
 //! order may push it out, so that a pool full of fragments cannot block the bytes that complete them.
 //! An empty buffer holds no chunk.
 
+use super::footprint::Held;
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
 use arrayvec::ArrayVec;
 use core::ops::Range;
@@ -89,6 +90,24 @@ impl RecvBuffer {
     /// How many times a range was dropped or refused because there were too many, or to make room for data in order.
     pub fn dropped_ranges(&self) -> u64 {
         self.dropped_ranges
+    }
+
+    /// The next tenant's drops are its own.
+    #[inline(always)]
+    pub(crate) fn forget_drops(&mut self) {
+        self.dropped_ranges = 0;
+    }
+
+    /// What it holds. Looks at every chunk and every range: not for the path of a packet.
+    pub(crate) fn held(&self) -> Held {
+        let waiting: u64 = self.ranges.iter().map(|range| range.end - range.start).sum();
+        Held {
+            bytes: self.readable() as u64 + waiting,
+            chunks: self.chunks.iter().filter(|&&chunk| chunk != ABSENT).count(),
+            list_bytes: self.chunks.capacity() * size_of::<ChunkId>()
+                + self.ranges.capacity() * size_of::<Range<u64>>(),
+            looked_at: self.chunks.len() + self.ranges.len(),
+        }
     }
 
     /// Takes `data`, whose first byte lies `offset` bytes after the first unread one. Nothing is taken that would lie

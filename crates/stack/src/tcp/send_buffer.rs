@@ -13,6 +13,7 @@
 //!
 //! Bounds: bytes by the limit that the caller passes, slices by [`SLICES_MAX`]; a chunk is freed with its last byte.
 
+use super::footprint::Held;
 use super::source::{SourceId, SourceTable};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
 use crate::ip::Summing;
@@ -111,23 +112,52 @@ impl SendBuffer {
         self.start == self.end
     }
 
+    /// What it holds; slices of sources are not ours. Looks at every item, but only if there are slices: not for the path of a packet.
+    pub(crate) fn held(&self) -> Held {
+        let list_bytes = self.items.capacity() * size_of::<Item>();
+        if self.slices == 0 {
+            // Only around a slice do two items share a chunk.
+            return Held { bytes: self.len(), chunks: self.items.len(), list_bytes, looked_at: 0 };
+        }
+        let mut held = Held { list_bytes, looked_at: self.items.len(), ..Held::default() };
+        for (index, item) in self.items.iter().enumerate() {
+            if let Content::Bytes { goes_on, .. } = item.content {
+                held.bytes += self.item_end(index) - item.position;
+                held.chunks += usize::from(!goes_on);
+            }
+        }
+        held
+    }
+
     /// Copies bytes to the end, as many as fit before `limit` bytes are queued and as there is memory for. Returns how many.
     pub fn push_bytes(&mut self, pool: &mut ChunkPool, bytes: &[u8], limit: u64) -> usize {
-        if self.is_empty() && !bytes.is_empty() && bytes.len() <= CHUNK_BYTES && bytes.len() as u64 <= limit {
+        self.push_with(pool, bytes.len(), limit, |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))
+    }
+
+    /// The same of `len` bytes that `fill` writes: all of what it is given, which is what follows the first so many of them.
+    #[inline]
+    pub fn push_with(
+        &mut self,
+        pool: &mut ChunkPool,
+        len: usize,
+        limit: u64,
+        mut fill: impl FnMut(usize, &mut [u8]),
+    ) -> usize {
+        if self.is_empty() && len > 0 && len <= CHUNK_BYTES && len as u64 <= limit {
             // A short message, as most are.
             let Some(chunk) = self.begin_chunk(pool) else { return 0 };
-            pool.bytes_mut(chunk)[..bytes.len()].copy_from_slice(bytes);
-            self.end += bytes.len() as u64;
-            self.tail = Some(Tail { chunk, used: bytes.len(), item: self.discarded });
-            return bytes.len();
+            fill(0, &mut pool.bytes_mut(chunk)[..len]);
+            self.end += len as u64;
+            self.tail = Some(Tail { chunk, used: len, item: self.discarded });
+            return len;
         }
         let room = usize::try_from(limit.saturating_sub(self.len())).unwrap_or(usize::MAX);
-        let bytes = &bytes[..bytes.len().min(room)];
+        let len = len.min(room);
         let mut done = 0;
-        while done < bytes.len() {
+        while done < len {
             let Some((chunk, used)) = self.chunk_with_room(pool) else { break };
-            let n = (CHUNK_BYTES - used).min(bytes.len() - done);
-            pool.bytes_mut(chunk)[used..used + n].copy_from_slice(&bytes[done..done + n]);
+            let n = (CHUNK_BYTES - used).min(len - done);
+            fill(done, &mut pool.bytes_mut(chunk)[used..used + n]);
             self.end += n as u64;
             if let Some(tail) = &mut self.tail {
                 tail.used += n;
@@ -248,6 +278,22 @@ impl SendBuffer {
             index += 1;
         }
         sum
+    }
+
+    /// Whether all bytes can be had as [`pieces`](Self::pieces): none is a source's.
+    #[inline]
+    pub fn lies_in_pieces(&self) -> bool {
+        self.slices == 0
+    }
+
+    /// The `len` bytes that begin `offset` bytes after the first unacknowledged one, where they lie. Only if [`lies_in_pieces`](Self::lies_in_pieces).
+    ///
+    /// # Panics
+    /// If fewer bytes are queued, or none are asked for.
+    pub fn pieces<'a>(&'a self, pool: &'a ChunkPool, offset: u64, len: usize) -> Pieces<'a> {
+        assert!(len > 0 && offset <= self.len() && len as u64 <= self.len() - offset, "more than is queued");
+        let position = self.start + offset;
+        Pieces { buffer: self, pool, index: self.index_at(position), position, left: len }
     }
 
     /// Drops the first `n` bytes, which were acknowledged.
@@ -371,6 +417,7 @@ impl SendBuffer {
     }
 
     /// The item that has the byte at `position`.
+    #[inline(always)]
     fn index_at(&self, position: u64) -> usize {
         // Without slices all chunks but the last are full, so a division finds the item.
         let skipped = match self.items[0].content {
@@ -386,6 +433,32 @@ impl SendBuffer {
             return guess;
         }
         self.items.partition_point(|item| item.position <= position) - 1
+    }
+}
+
+/// Bytes of a send buffer where they lie, in order: see [`SendBuffer::pieces`].
+#[derive(Debug)]
+pub struct Pieces<'a> {
+    buffer: &'a SendBuffer,
+    pool: &'a ChunkPool,
+    index: usize,
+    position: u64,
+    left: usize,
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let item = self.buffer.items.get(self.index).filter(|_| self.left > 0)?;
+        let Content::Bytes { chunk, start, .. } = item.content else { return None };
+        let end = self.buffer.item_end(self.index);
+        let count = usize::try_from(end - self.position).unwrap_or(usize::MAX).min(self.left);
+        let from = usize::from(start) + (self.position - item.position) as usize;
+        self.index += 1;
+        self.position += count as u64;
+        self.left -= count;
+        Some(&self.pool.bytes(chunk)[from..from + count])
     }
 }
 

@@ -20,6 +20,18 @@ pub(crate) const RETRANSMITTED: u8 = 4;
 /// Was retransmitted at some time (Karn: no round trip sample).
 pub(crate) const EVER_RETRANSMITTED: u8 = 8;
 
+/// What its end is, for PSH on a retransmission.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Ends {
+    /// Nothing but the end of a segment.
+    #[default]
+    Segment,
+    /// The end of what would have left as one packet of several segments ([`super::burst`]).
+    Packet,
+    /// The end of all that was queued when it was sent.
+    Message,
+}
+
 /// One transmission.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
@@ -30,6 +42,7 @@ pub(crate) struct Sent {
     /// Segments it has on the wire.
     pub segments: u16,
     pub flags: u8,
+    pub ends: Ends,
 }
 
 impl Sent {
@@ -124,6 +137,11 @@ pub(crate) struct SentQueue {
 }
 
 impl SentQueue {
+    /// Bytes of the queue's memory.
+    pub fn list_bytes(&self) -> usize {
+        self.queue.capacity() * size_of::<Sent>()
+    }
+
     /// Segments believed to be in the network (RFC 6675 "pipe").
     #[inline]
     pub fn in_flight(&self) -> u32 {
@@ -170,9 +188,9 @@ impl SentQueue {
     }
 
     /// Appends a first transmission.
-    pub fn push(&mut self, start: SeqNumber, end: SeqNumber, at: Instant, segments: u16) {
+    pub fn push(&mut self, start: SeqNumber, end: SeqNumber, at: Instant, segments: u16, ends: Ends) {
         self.packets_out += u32::from(segments);
-        self.queue.push_back(Sent { start, end, at, segments, flags: 0 });
+        self.queue.push_back(Sent { start, end, at, segments, flags: 0, ends });
     }
 
     /// Index of the first entry that ends after `seq`.
@@ -262,6 +280,7 @@ impl SentQueue {
         let mut left = whole;
         let mut right = whole;
         left.end = at;
+        left.ends = Ends::Segment;
         right.start = at;
         let left_segments = left.bytes().div_ceil(mss).max(1);
         let right_segments = right.bytes().div_ceil(mss).max(1);
@@ -592,7 +611,7 @@ mod tests {
     fn queue(segments: u32) -> SentQueue {
         let mut q = SentQueue::default();
         for i in 0..segments {
-            q.push(seq(i * 1000), seq((i + 1) * 1000), at(u64::from(i)), 1);
+            q.push(seq(i * 1000), seq((i + 1) * 1000), at(u64::from(i)), 1, Ends::Segment);
         }
         q
     }
@@ -625,7 +644,7 @@ mod tests {
     #[test]
     fn a_block_over_part_of_a_super_frame_splits_it_at_segment_boundaries() {
         let mut q = SentQueue::default();
-        q.push(seq(0), seq(10_000), at(0), 10);
+        q.push(seq(0), seq(10_000), at(0), 10, Ends::Message);
         let mut d = Delivery::default();
         q.mark_sacked(&[(seq(2500), seq(6500))], 1000, seq(0), &mut d);
         assert_eq!((q.packets_out, q.sacked_out, d.sacked), (10, 3, 3));
@@ -680,7 +699,7 @@ mod tests {
     #[test]
     fn the_tail_of_a_super_frame_is_one_segment() {
         let mut q = SentQueue::default();
-        q.push(seq(0), seq(2500), at(0), 3);
+        q.push(seq(0), seq(2500), at(0), 3, Ends::Message);
         let tail = q.tail(1000).unwrap();
         assert_eq!((tail.start, tail.end, tail.segments), (seq(2000), seq(2500), 1));
         q.check();

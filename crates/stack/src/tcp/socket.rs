@@ -1,22 +1,22 @@
 //! What applications do with a connection.
 
 use super::Tcp;
-use super::busy::{Busy, Urgent};
-use super::conn::{Flags, Life, NONE, Tcb};
+
+use super::conn::{Flags, Life, NONE};
 use super::receive::chunks_for;
 use super::rtt;
 use super::send_buffer::PushSourceError;
 use super::source::SourceId;
 use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
+use super::urgent::Front;
 use crate::chunk_pool::CHUNK_BYTES;
 use crate::device::RxBurst;
 use crate::error::{OptionError, RecvError, SendError, Stale};
 use crate::events::{CloseReason, InlineData};
 use crate::handle::Conn;
 use crate::ip::Network;
-use crate::options::{CaState, TcpInfo, TcpOption, UrgentMark};
-use crate::wire::tcp::SeqNumber;
+use crate::options::{CaState, TcpInfo, TcpOption};
 use core::net::SocketAddr;
 use core::time::Duration;
 
@@ -24,7 +24,7 @@ use core::time::Duration;
 const QUEUED_BYTES_MAX: u64 = 1 << 30;
 
 impl Tcp {
-    fn index(&self, conn: Conn) -> Option<u32> {
+    pub(super) fn index(&self, conn: Conn) -> Option<u32> {
         self.conns.lookup(conn)
     }
 
@@ -41,14 +41,25 @@ impl Tcp {
 
     /// Copies bytes to the send buffer. Returns how many fit; if fewer than given, `Writable` will follow.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
+        self.send_with(conn, bytes.len(), |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))
+    }
+
+    /// The same of `len` bytes that `fill` writes.
+    #[inline]
+    pub fn send_with(
+        &mut self,
+        conn: Conn,
+        len: usize,
+        fill: impl FnMut(usize, &mut [u8]),
+    ) -> Result<usize, SendError> {
         let idx = self.writable(conn)?;
         let limit = u64::from(self.profile(idx).send_buffer_bytes);
         let busy = self.ensure_busy(idx);
         let b = &mut self.busy[busy];
         let spare = self.chunks.spare() * CHUNK_BYTES;
         let fair = (b.send.len() + spare as u64).max(HELD_WHEN_SCARCE as u64);
-        let taken = b.send.push_bytes(&mut self.chunks, bytes, limit.min(fair));
-        if taken < bytes.len() {
+        let taken = b.send.push_with(&mut self.chunks, len, limit.min(fair), fill);
+        if taken < len {
             let queued = b.send.len();
             if queued < limit {
                 // It is the pool that is used up, and perhaps nothing of ours will be acknowledged to free some of it.
@@ -138,19 +149,6 @@ impl Tcp {
         Ok(n)
     }
 
-    /// Reading goes beyond the urgent byte, if it has come to it.
-    fn pass_mark(&mut self, idx: u32, front: &Front) {
-        if !front.at_mark {
-            return;
-        }
-        // Bytes may be lent from the frame again.
-        self.conns[idx].flags.clear(Flags::URGENT);
-        let busy = self.conns[idx].busy;
-        let b = &mut self.busy[busy];
-        b.urgent_in = Urgent::None;
-        b.recv.consume(&mut self.chunks, front.lead);
-    }
-
     fn nothing_to_read(&self, idx: u32) -> Result<usize, RecvError> {
         let c = &self.conns[idx];
         let open = c.state.may_receive() || matches!(c.state, State::SynSent | State::SynReceived);
@@ -159,37 +157,6 @@ impl Tcp {
         } else {
             Ok(0)
         }
-    }
-
-    /// The urgent byte, if it arrived and stays out of line.
-    pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
-        let idx = self.index(conn).ok_or(RecvError::Stale)?;
-        let inline = self.conns[idx].has(Flags::OOB_INLINE);
-        let Some((_, b)) = self.both(idx) else { return Err(RecvError::WouldBlock) };
-        match b.urgent_in {
-            Urgent::Held(at, byte) if !inline => {
-                b.urgent_in = Urgent::Taken(at);
-                Ok(byte)
-            }
-            _ => Err(RecvError::WouldBlock),
-        }
-    }
-
-    /// Where the urgent byte is that was announced last, if reading has not passed it.
-    pub fn urgent_mark(&self, conn: Conn) -> Option<UrgentMark> {
-        let c = &self.conns[self.index(conn)?];
-        if c.busy == NONE {
-            return None;
-        }
-        let b = &self.busy[c.busy];
-        let (at, ready) = match b.urgent_in {
-            Urgent::None => return None,
-            Urgent::Pending(at) | Urgent::Taken(at) => (at, false),
-            Urgent::Held(at, _) => (at, true),
-        };
-        let first_unread = c.data_end() - self.unread(conn.index()) as u32;
-        let ahead = usize::try_from(at - first_unread).ok()?;
-        Some(UrgentMark { ahead, ready })
     }
 
     /// Bytes received and not read, also those that still lie in the burst and will be offered in an event.
@@ -426,6 +393,12 @@ impl Tcp {
         self.index(conn).map(|idx| self.conns[idx].state)
     }
 
+    /// How many bytes may wait to be read and to be sent.
+    pub fn buffer_limits(&self, conn: Conn) -> Option<[u32; 2]> {
+        let profile = self.profile(self.index(conn)?);
+        Some([profile.recv_buffer_bytes, profile.send_buffer_bytes])
+    }
+
     /// Our end and the peer's of a connection that has not ended.
     pub fn ends(&self, conn: Conn) -> Option<[SocketAddr; 2]> {
         let idx = self.index(conn).filter(|idx| self.conns[*idx].life != Life::Vacant)?;
@@ -489,36 +462,4 @@ impl Tcp {
             recv_queued: self.unread(idx) as u32,
         })
     }
-}
-
-/// What a read finds in front of it. It stops before the urgent byte; the next one passes it, and unless it is wanted in line the byte is no
-/// part of the stream (Linux's tcp_recvmsg; RFC 6093 §3.2).
-struct Front {
-    /// The urgent byte is the first unread one.
-    at_mark: bool,
-    /// Bytes to be dropped first: the urgent one.
-    lead: usize,
-    /// Bytes to be read behind those at the most.
-    most: usize,
-}
-
-impl Front {
-    fn of(c: &Tcb, b: &Busy) -> Self {
-        match urgent_offset(b, c.data_end()) {
-            Some(0) if b.recv.readable() > 0 => {
-                Self { at_mark: true, lead: usize::from(!c.has(Flags::OOB_INLINE)), most: usize::MAX }
-            }
-            mark => Self { at_mark: false, lead: 0, most: mark.unwrap_or(usize::MAX) },
-        }
-    }
-}
-
-/// Where the urgent byte stands, counted from the first unread byte.
-fn urgent_offset(b: &Busy, data_end: SeqNumber) -> Option<usize> {
-    let at = match b.urgent_in {
-        Urgent::Held(at, _) | Urgent::Taken(at) => at,
-        Urgent::Pending(_) | Urgent::None => return None,
-    };
-    let first_unread = data_end - b.recv.readable() as u32;
-    usize::try_from(at - first_unread).ok()
 }

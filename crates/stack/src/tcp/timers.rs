@@ -72,7 +72,10 @@ impl Tcp {
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
         let deferred = self.deferred.front().map(|d| d.until);
-        [self.wheel.next_deadline(), time_wait, deferred].into_iter().flatten().min()
+        [self.wheel.next_deadline(), time_wait, deferred, self.held_acks.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// The absolute time of a deadline kept as low bits of the clock in ms.
@@ -250,6 +253,7 @@ impl Tcp {
             send_queue: 0,
             timer: Some(Timer { kind: TimerKind::TimeWait, left, count: 0 }),
             info: None,
+            memory: Self::time_wait_memory(entry.v6),
         })
     }
 

@@ -31,7 +31,7 @@ pub(crate) fn fit(
 pub(crate) fn is_in_conflict(a: (SocketAddr, &UdpOptions), b: (SocketAddr, &UdpOptions)) -> bool {
     let ((a, a_options), (b, b_options)) = (a, b);
     let shared = (a_options.reuse_address && b_options.reuse_address)
-        || (a_options.reuse_port && b_options.reuse_port);
+        || (a_options.reuse_port && b_options.reuse_port && a_options.user == b_options.user);
     let overlap = address_matches(a.ip(), a_options.only_v6, b.ip())
         || address_matches(b.ip(), b_options.only_v6, a.ip());
     overlap && !shared
@@ -77,8 +77,10 @@ impl Udp {
             options,
             queue: ReceiveQueue::default(),
             error: None,
+            reports: None,
             listed: false,
             route: None,
+            drops: 0,
         });
         self.ports.entry(port).or_default().push(index);
         Ok(UdpHandle { index, generation: slot.generation })

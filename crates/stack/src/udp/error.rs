@@ -30,8 +30,14 @@ pub enum UdpError {
     HostUnreachable,
     /// Nobody has the port over there (`ECONNREFUSED`).
     Refused,
-    /// The host does not speak UDP, or not to us (`ENOPROTOOPT`, `EHOSTUNREACH`, `EACCES`).
+    /// The host, or a router on the way, will not have it (`EHOSTUNREACH`).
     Unreachable,
+    /// The host does not speak UDP (`ENOPROTOOPT`).
+    ProtocolUnreachable,
+    /// A rule on the way forbids it; so it is called for IPv6 alone (`EACCES`).
+    Prohibited,
+    /// Somebody did not understand our header (`EPROTO`).
+    Malformed,
     /// The device, or a table, is full (`ENOBUFS`; blocking sockets wait).
     NoBuffers,
     /// Nothing to read (`EAGAIN`).
@@ -54,6 +60,9 @@ impl fmt::Display for UdpError {
             Self::HostUnreachable => "no route to host",
             Self::Refused => "connection refused",
             Self::Unreachable => "destination unreachable",
+            Self::ProtocolUnreachable => "protocol not available",
+            Self::Prohibited => "prohibited on the way",
+            Self::Malformed => "protocol error",
             Self::NoBuffers => "no buffer space available",
             Self::WouldBlock => "nothing to read yet",
         })
@@ -62,17 +71,18 @@ impl fmt::Display for UdpError {
 
 impl std::error::Error for UdpError {}
 
-impl From<IcmpErrorKind> for UdpError {
-    fn from(kind: IcmpErrorKind) -> Self {
+impl UdpError {
+    /// What an error about a datagram over IPv4 (`v4`) or IPv6 is to its socket (`icmp_err_convert`, `icmpv6_err_convert`).
+    pub(super) fn of(kind: IcmpErrorKind, v4: bool) -> Self {
         match kind {
             IcmpErrorKind::NetUnreachable => Self::NetUnreachable,
             IcmpErrorKind::HostUnreachable | IcmpErrorKind::TimeExceeded => Self::HostUnreachable,
             IcmpErrorKind::PortUnreachable => Self::Refused,
             IcmpErrorKind::PacketTooBig { .. } => Self::TooLong,
-            IcmpErrorKind::ProtocolUnreachable
-            | IcmpErrorKind::Prohibited
-            | IcmpErrorKind::Unreachable
-            | IcmpErrorKind::ParameterProblem => Self::Unreachable,
+            IcmpErrorKind::ProtocolUnreachable => Self::ProtocolUnreachable,
+            IcmpErrorKind::Prohibited if !v4 => Self::Prohibited,
+            IcmpErrorKind::Prohibited | IcmpErrorKind::Unreachable => Self::Unreachable,
+            IcmpErrorKind::ParameterProblem => Self::Malformed,
         }
     }
 }

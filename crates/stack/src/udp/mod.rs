@@ -5,27 +5,48 @@
 
 mod bind;
 mod error;
+mod path_mtu;
+mod pieces;
 mod queue;
+mod reports;
 
 pub(crate) use bind::{fit, is_in_conflict};
 pub use error::UdpError;
+pub use path_mtu::PathMtu;
 pub use queue::Datagram;
+pub use reports::UdpReport;
 
 use crate::handle::UdpHandle;
 use crate::icmp::Unreachable;
-use crate::icmp::error::{IcmpErrorKind, TransportError};
+use crate::icmp::error::{IcmpErrorKind, IcmpSource, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
-use crate::stack::{Listed, Protocol, nobody};
+use crate::stack::{Listed, Memory, Protocol, nobody};
 use crate::tcp::state::State;
 use crate::time::Instant;
 use crate::wire::{protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 use queue::ReceiveQueue;
+use reports::Reports;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Hop limit of multicast datagrams (RFC 1112 §6.1).
 const MULTICAST_HOP_LIMIT: u8 = 1;
+
+/// How a datagram is sent, or several of one length that stand one behind the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UdpSending {
+    /// Where to; `None` is the other end of a connected socket.
+    pub to: Option<SocketAddr>,
+    /// From this address, whatever the socket is bound to (`IP_PKTINFO`); one that is not ours is not looked at.
+    pub source: Option<IpAddr>,
+    /// Bytes of each but the last, which may have fewer (`UDP_SEGMENT`); 0 if it is one.
+    pub piece: u16,
+    /// Hop limit of these alone; `None` is the socket's (`IP_TTL`, `IPV6_HOPLIMIT` as control messages).
+    pub hop_limit: Option<u8>,
+    /// Type of service, or traffic class, of these alone; `None` is the socket's (`IP_TOS`, `IPV6_TCLASS` as control messages).
+    pub tos: Option<u8>,
+}
 
 /// How a socket behaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +55,8 @@ pub struct UdpOptions {
     pub reuse_address: bool,
     /// Others that have this set too may bind the same address; datagrams are spread over them by sender (`SO_REUSEPORT`).
     pub reuse_port: bool,
+    /// Whose it is: sockets of several users do not share a port by `reuse_port` (on Linux, effective users).
+    pub user: u32,
     /// May send to broadcast addresses (`SO_BROADCAST`).
     pub broadcast: bool,
     /// A socket of the IPv6 wildcard address leaves IPv4 to others (`IPV6_V6ONLY`).
@@ -44,6 +67,20 @@ pub struct UdpOptions {
     pub hop_limit: Option<u8>,
     /// Type of service, or traffic class, of what it sends (`IP_TOS`, `IPV6_TCLASS`).
     pub tos: u8,
+    /// Errors about datagrams over IPv4 are kept, and pending also if they may pass, or the other end is not fixed (`IP_RECVERR`).
+    pub reports_v4: bool,
+    /// The same over IPv6 (`IPV6_RECVERR`).
+    pub reports_v6: bool,
+    /// What becomes of datagrams that are longer than a link on their way (`IP_MTU_DISCOVER`, `IPV6_MTU_DISCOVER`).
+    pub path_mtu: PathMtu,
+    /// Datagrams of one sender and one length that come together are received as one ([`Datagram::piece`], `UDP_GRO`).
+    pub coalesces: bool,
+}
+
+impl UdpOptions {
+    fn reports(&self, v4: bool) -> bool {
+        if v4 { self.reports_v4 } else { self.reports_v6 }
+    }
 }
 
 counters! {
@@ -70,10 +107,14 @@ struct Socket {
     options: UdpOptions,
     queue: ReceiveQueue,
     error: Option<UdpError>,
+    /// Errors for those who ask, from the first one on.
+    reports: Option<Box<Reports>>,
     /// It is in the list of readable sockets.
     listed: bool,
     /// The way to `remote`.
     route: Option<Route>,
+    /// Datagrams that found no room.
+    drops: u64,
 }
 
 /// A place for a socket.
@@ -153,7 +194,22 @@ impl Udp {
             send_queue: 0,
             timer: None,
             info: None,
+            memory: self.memory_of(socket),
         })
+    }
+
+    fn memory_of(&self, socket: &Socket) -> Memory {
+        let (cost, capacity) = (socket.queue.cost(), socket.queue.capacity());
+        let reports = socket.reports.as_ref().map_or(0, |reports| reports.bytes());
+        Memory {
+            rmem_alloc: cost as u64,
+            rcvbuf: socket.receive_limit(self.receive_bytes) as u64,
+            // The charge for a datagram is not exactly what its description takes.
+            fwd_alloc: capacity.saturating_sub(cost) as u64,
+            drops: Some(socket.drops),
+            total: (size_of::<Slot>() + capacity + reports) as u64,
+            ..Memory::default()
+        }
     }
 
     /// Counters.
@@ -184,7 +240,11 @@ impl Udp {
 
     /// Changes how the socket behaves. What concerns binding has no effect any more.
     pub fn set_options(&mut self, handle: UdpHandle, options: UdpOptions) -> Result<(), UdpError> {
-        self.socket(handle)?.options = options;
+        let socket = self.socket(handle)?;
+        let before = core::mem::replace(&mut socket.options, options);
+        if before.reports_v4 && !options.reports_v4 || before.reports_v6 && !options.reports_v6 {
+            socket.reports = None;
+        }
         Ok(())
     }
 
@@ -237,7 +297,7 @@ impl Udp {
         to: Option<SocketAddr>,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        self.send(now, network, handle, None, to, payload)
+        self.send(now, network, handle, &UdpSending { to, ..UdpSending::default() }, payload)
     }
 
     /// The same from one of our addresses, whatever the socket is bound to (`IP_PKTINFO`): a socket that listens on all of them
@@ -254,18 +314,25 @@ impl Udp {
         to: SocketAddr,
         payload: &[u8],
     ) -> Result<(), UdpError> {
-        self.send(now, network, handle, Some(source), Some(to), payload)
+        let sending = UdpSending { to: Some(to), source: Some(source), ..UdpSending::default() };
+        self.send(now, network, handle, &sending, payload)
     }
 
-    fn send(
+    /// Sends a datagram, or several: a device that can cut gets all at once.
+    ///
+    /// # Errors
+    /// As [`Udp::send_from`]; [`UdpError::TooLong`] also if a piece does not fit into a packet of the path, all of them do not fit into one datagram, or
+    /// they are more than 128.
+    pub fn send(
         &mut self,
         now: Instant,
         network: &mut Network,
         handle: UdpHandle,
-        source: Option<IpAddr>,
-        to: Option<SocketAddr>,
+        sending: &UdpSending,
         payload: &[u8],
     ) -> Result<(), UdpError> {
+        let &UdpSending { to, source, piece, .. } = sending;
+        let piece = if piece == 0 { payload.len() } else { piece.into() };
         let socket = self.socket(handle)?;
         if let Some(error) = socket.error.take() {
             return Err(error);
@@ -274,25 +341,27 @@ impl Udp {
         check_destination(network, socket, remote)?;
         let len = udp::Header::LEN + payload.len();
         let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
-        if len > len_max {
-            return Err(UdpError::TooLong);
-        }
         let route = match source {
             Some(_) => network.route(now, remote.ip(), source).map_err(route_error)?,
             None => route_for(now, network, socket, remote, to.is_some())?,
         };
+        let fits = len_max.min(socket.options.path_mtu.longest(network, &route));
+        if len > fits && (piece == payload.len() || len > len_max) {
+            socket.report_too_long(remote, &route, network);
+            return Err(UdpError::TooLong);
+        }
         let header = IpHeader {
             src: route.src,
             dst: remote.ip(),
             protocol: protocol::UDP,
-            tos: socket.options.tos,
-            hop_limit: match socket.options.hop_limit {
+            tos: sending.tos.unwrap_or(socket.options.tos),
+            hop_limit: match (sending.hop_limit, socket.options.hop_limit) {
+                (Some(hop_limit), _) => hop_limit,
                 _ if remote.ip().is_multicast() => MULTICAST_HOP_LIMIT,
-                Some(hop_limit) => hop_limit,
-                None => network.hop_limit(route.hop.link()),
+                (None, Some(hop_limit)) => hop_limit,
+                (None, None) => network.hop_limit(route.hop.link()),
             },
-            // Linux's default, IP_PMTUDISC_WANT: unless it has to be cut anyway.
-            dont_fragment: true,
+            dont_fragment: socket.options.path_mtu.dont_fragment(),
         };
         let udp = udp::Header {
             src_port: socket.local.port(),
@@ -302,6 +371,11 @@ impl Udp {
             checksum: 0,
         };
         let checksum = Some(udp::Header::CHECKSUM_OFFSET as u16);
+        if piece < payload.len() {
+            let sent = pieces::send(now, network, &route, &header, &udp, (payload, piece));
+            self.stats.sent += sent?;
+            return Ok(());
+        }
         let sent = network.send_datagram(now, &route, &header, len, checksum, |out| {
             udp.emit(out);
             out[udp::Header::LEN..].copy_from_slice(payload);
@@ -311,9 +385,7 @@ impl Udp {
                 self.stats.sent += 1;
                 Ok(())
             }
-            Err(TxError::Full) => Err(UdpError::NoBuffers),
-            Err(TxError::TooBig) => Err(UdpError::TooLong),
-            Err(TxError::Stale | TxError::Unreachable) => Err(UdpError::HostUnreachable),
+            Err(error) => Err(tx_error(error)),
         }
     }
 
@@ -350,6 +422,22 @@ impl Udp {
     /// Takes a pending error (`SO_ERROR`).
     pub fn take_error(&mut self, handle: UdpHandle) -> Result<Option<UdpError>, UdpError> {
         Ok(self.socket(handle)?.error.take())
+    }
+
+    /// Bytes of the largest IP packet that gets to the other end in one piece, as far as is known (`IP_MTU`).
+    ///
+    /// # Errors
+    /// [`UdpError::NoDestination`] if the other end is not fixed, or there is no route to it any more.
+    pub fn path_mtu(
+        &mut self,
+        now: Instant,
+        network: &mut Network,
+        handle: UdpHandle,
+    ) -> Result<u16, UdpError> {
+        let socket = self.socket(handle)?;
+        let remote = socket.remote.ok_or(UdpError::NoDestination)?;
+        let route = route_for(now, network, socket, remote, false)?;
+        Ok(socket.options.path_mtu.of(network, &route))
     }
 
     /// The next socket that has got something to read, or an error, since it was named last.
@@ -401,12 +489,17 @@ impl Udp {
     }
 
     fn deliver(&mut self, index: u32, l4: &L4<'_>, from: SocketAddr, payload: &[u8], piece: usize) {
+        let (tos, hop_limit) = (l4.tos(), l4.hop_limit);
+        let whole = Datagram { len: payload.len(), from, to: l4.dst, tos, hop_limit, piece: 0 };
+        if piece < payload.len() && self.at(index).is_some_and(|socket| socket.options.coalesces) {
+            // Cannot truncate: shorter than the payload of an IP packet.
+            self.enqueue(index, Datagram { piece: piece as u16, ..whole }, payload);
+            return;
+        }
         let mut rest = payload;
         loop {
             let (datagram, following) = rest.split_at(piece.min(rest.len()));
-            let description =
-                Datagram { len: datagram.len(), from, to: l4.dst, ecn: l4.ecn, hop_limit: l4.hop_limit };
-            self.enqueue(index, description, datagram);
+            self.enqueue(index, Datagram { len: datagram.len(), ..whole }, datagram);
             rest = following;
             if rest.is_empty() {
                 break;
@@ -417,19 +510,24 @@ impl Udp {
     fn enqueue(&mut self, index: u32, datagram: Datagram, payload: &[u8]) {
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
         let cost = payload.len() + queue::OVERHEAD;
-        let limit = socket.options.receive_bytes.map_or(self.receive_bytes, |bytes| bytes as usize);
+        let limit = socket.receive_limit(self.receive_bytes);
         // An empty queue takes any datagram, so that a small limit cannot shut a socket up for ever.
         let fits = socket.queue.is_empty() || socket.queue.cost() + cost <= limit;
         if !fits || self.queued + cost > self.receive_total_bytes {
             self.stats.receive_overflow += 1;
+            socket.drops += 1;
             return;
         }
-        let capacity = socket.queue.capacity();
-        socket.queue.push(datagram, payload);
+        let (capacity, before) = (socket.queue.capacity(), socket.queue.cost());
+        if !(socket.options.coalesces && datagram.piece == 0 && socket.queue.join(&datagram, payload)) {
+            socket.queue.push(datagram, payload);
+        }
         self.capacity += socket.queue.capacity() - capacity;
-        self.queued += cost;
+        self.queued += socket.queue.cost() - before;
         self.queued_most = self.queued_most.max(self.queued);
-        self.stats.received += 1;
+        // Cannot truncate: 64 at the most.
+        let count = if datagram.piece == 0 { 1 } else { payload.len().div_ceil(datagram.piece.into()) };
+        self.stats.received += count as u64;
         self.list_readable(index);
     }
 
@@ -450,15 +548,54 @@ impl Udp {
             return;
         };
         let Some(socket) = &mut self.slots[index as usize].socket else { return };
+        let v4 = error.remote.is_ipv4();
         let too_big = matches!(error.kind, IcmpErrorKind::PacketTooBig { .. });
         if too_big {
             network.accept_path_mtu(now, error);
             socket.route = None;
+            if socket.options.path_mtu == PathMtu::Ignore && v4 {
+                return;
+            }
         }
-        // Linux: soft errors, and errors of sockets without a fixed other end, are only for those who ask (IP_RECVERR).
-        if socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
-            socket.error = Some(error.kind.into());
+        let meaning = UdpError::of(error.kind, v4);
+        let asked = socket.options.reports(v4);
+        if asked {
+            let IcmpSource { from, kind, code, info } = error.source;
+            let report = socket.report(meaning, error.remote);
+            let report = UdpReport { from: Some(from), kind, code, info, ..report };
+            socket.keep_report(report, network.quoted());
+        }
+        // Linux: soft errors, and errors of sockets without a fixed other end, are only for those who ask.
+        if asked || socket.remote == Some(error.remote) && (error.kind.is_hard() || too_big) {
+            socket.error = Some(meaning);
             self.list_readable(index);
+        }
+    }
+}
+
+impl Socket {
+    /// Bytes that may be queued on it; `default` is the configuration's.
+    fn receive_limit(&self, default: usize) -> usize {
+        self.options.receive_bytes.map_or(default, |bytes| bytes as usize)
+    }
+
+    fn report(&self, error: UdpError, to: SocketAddr) -> UdpReport {
+        UdpReport { error, to, from: None, kind: 0, code: 0, info: 0, len: 0, next: None, more: false }
+    }
+
+    fn keep_report(&mut self, report: UdpReport, known: &[u8]) {
+        self.reports.get_or_insert_default().push(report, known);
+    }
+
+    /// A datagram is too long to be sent at all (`ip_local_error`).
+    fn report_too_long(&mut self, to: SocketAddr, route: &Route, network: &Network) {
+        if self.options.reports(to.is_ipv4()) {
+            let port = self.remote.map_or(0, |remote| remote.port());
+            // IPv6 names the port that this one was for.
+            let port = if to.is_ipv4() { port } else { to.port() };
+            let info = self.options.path_mtu.of(network, route).into();
+            let report = self.report(UdpError::TooLong, SocketAddr::new(to.ip(), port));
+            self.keep_report(UdpReport { info, ..report }, &[]);
         }
     }
 }
@@ -509,6 +646,14 @@ fn route_for(
         socket.route = Some(route);
     }
     Ok(route)
+}
+
+fn tx_error(error: TxError) -> UdpError {
+    match error {
+        TxError::Full => UdpError::NoBuffers,
+        TxError::TooBig => UdpError::TooLong,
+        TxError::Stale | TxError::Unreachable => UdpError::HostUnreachable,
+    }
 }
 
 fn route_error(error: RouteError) -> UdpError {

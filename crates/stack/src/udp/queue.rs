@@ -15,11 +15,19 @@ pub struct Datagram {
     pub from: SocketAddr,
     /// The address it was sent to: one of ours, or a broadcast or multicast address.
     pub to: IpAddr,
-    /// Explicit congestion notification field (RFC 3168): 0 … 3.
-    pub ecn: u8,
+    /// Type of service, or traffic class; the lowest two bits are those of ECN (RFC 3168).
+    pub tos: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
+    /// It is several, one behind the other: bytes of each but the last, which may have fewer. 0 of a single one ([`UdpOptions::coalesces`]).
+    ///
+    /// [`UdpOptions::coalesces`]: super::UdpOptions::coalesces
+    pub piece: u16,
 }
+
+/// Most datagrams that come as one (`UDP_GRO_CNT_MAX`), and their bytes.
+const PIECES_MAX: usize = 64;
+const PIECES_BYTES_MAX: usize = 65_507;
 
 /// The queue.
 #[derive(Debug, Default)]
@@ -55,6 +63,25 @@ impl ReceiveQueue {
         }
     }
 
+    /// Adds a datagram to the last one, if they are of one kind and all before it are as long as the first; whether it was.
+    pub(super) fn join(&mut self, datagram: &Datagram, payload: &[u8]) -> bool {
+        let Some(last) = self.datagrams.back_mut() else { return false };
+        let piece = if last.piece == 0 { last.len } else { last.piece.into() };
+        let whole = Datagram { len: last.len, piece: last.piece, ..*datagram };
+        let joins = *last == whole
+            && (1..=piece).contains(&payload.len())
+            && last.len.is_multiple_of(piece)
+            && last.len / piece < PIECES_MAX
+            && last.len + payload.len() <= PIECES_BYTES_MAX;
+        if joins {
+            // Cannot truncate: a datagram is not longer.
+            last.piece = piece as u16;
+            last.len += payload.len();
+            self.bytes.extend(payload);
+        }
+        joins
+    }
+
     pub(super) fn push(&mut self, datagram: Datagram, payload: &[u8]) {
         self.bytes.extend(payload);
         self.datagrams.push_back(datagram);
@@ -86,7 +113,7 @@ mod tests {
 
     fn datagram(len: usize) -> Datagram {
         let from = SocketAddr::from(([10, 0, 0, 2], 53));
-        Datagram { len, from, to: IpAddr::from([10, 0, 0, 1]), ecn: 0, hop_limit: 64 }
+        Datagram { len, from, to: IpAddr::from([10, 0, 0, 1]), tos: 0, hop_limit: 64, piece: 0 }
     }
 
     #[test]
@@ -118,5 +145,25 @@ mod tests {
         assert_eq!(queue.pop(&mut out), Some(datagram(2)));
         assert_eq!(&out[..2], b"ef");
         assert_eq!(queue.pop(&mut out), None);
+    }
+
+    #[test]
+    fn datagrams_of_one_kind_come_as_one() {
+        let mut queue = ReceiveQueue::default();
+        let mut out = [0; 64];
+        queue.push(datagram(3), b"abc");
+        assert!(queue.join(&datagram(3), b"def") && queue.join(&datagram(1), b"g"));
+        assert!(!queue.join(&datagram(3), b"hij"), "the shorter one was the last");
+        queue.push(datagram(3), b"hij");
+        assert!(!queue.join(&datagram(4), b"longer"));
+        assert!(!queue.join(&datagram(0), b""));
+        assert!(!queue.join(&Datagram { tos: 3, ..datagram(3) }, b"klm"));
+        assert_eq!(queue.pop(&mut out), Some(Datagram { len: 7, piece: 3, ..datagram(7) }));
+        assert_eq!(&out[..7], b"abcdefg");
+        assert_eq!(queue.pop(&mut out), Some(datagram(3)));
+        assert!(!queue.join(&datagram(3), b"abc"), "there is none to be joined");
+        queue.push(datagram(1), b"x");
+        let joined = (0..100).take_while(|_| queue.join(&datagram(1), b"x")).count();
+        assert_eq!(joined, PIECES_MAX - 1);
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::device::{Gso, GsoKind, RxChecksum, RxFrame};
+use crate::device::{Capabilities, Gso, GsoKind, RxChecksum, RxFrame};
 use crate::ip::testbench::*;
 use crate::ip::{Input, Parsed};
 use crate::link::LinkConfig;
@@ -354,7 +354,7 @@ fn refusals_are_pending_errors_of_connected_sockets_only() {
     assert_eq!(s.udp.take_error(connected), Ok(None));
     s.send(connected, None, b"x").unwrap();
     s.peer_complains(2, 0);
-    assert_eq!(s.read(connected), Err(UdpError::Unreachable));
+    assert_eq!(s.read(connected), Err(UdpError::ProtocolUnreachable));
     let open = s.bind(ANY_V4, 8);
     s.send(open, Some(at("10.0.0.2", 1)), b"x").unwrap();
     s.peer_complains(3, 0);
@@ -414,8 +414,15 @@ fn queues_are_bounded_each_and_in_all() {
     assert_eq!(s.udp.stats().received, 65);
     assert_eq!(s.udp.stats().receive_overflow, 7 + 38);
     assert_eq!(s.udp.queued, 65_000);
+    // A listing says so of each.
+    let memory = |s: &Sockets, socket: UdpHandle| s.udp.listed(socket.index).unwrap().memory;
+    let full = memory(&s, small);
+    assert_eq!((full.rmem_alloc, full.rcvbuf, full.drops), (3 * 1000, 3000, Some(7)));
+    assert!(full.total > 3 * 936, "{full:?}");
+    assert_eq!((memory(&s, large).rmem_alloc, memory(&s, large).drops), (62_000, Some(38)));
     while s.read(small).is_ok() {}
     while s.read(large).is_ok() {}
+    assert_eq!((memory(&s, small).rmem_alloc, memory(&s, small).drops), (0, Some(7)));
     assert_eq!(s.udp.queued, 0);
     assert!(s.udp.capacity <= 65_536 / 2 + 4096, "{}", s.udp.capacity);
     // An empty queue takes a datagram that is longer than its limit.
@@ -448,4 +455,127 @@ fn sockets_are_limited_and_slots_reused() {
     assert_eq!(s.bind_with(ANY_V4, 3, options()), Err(UdpError::TooMany));
     s.udp.close(first).unwrap();
     assert_eq!(s.bind(ANY_V4, 3).index, first.index);
+}
+
+#[test]
+fn who_asks_for_reports_gets_all_errors_with_what_is_known() {
+    let mut s = sockets();
+    let asking = s.bind_with(ANY_V4, 7, UdpOptions { reports_v4: true, ..options() }).unwrap();
+    let deaf = s.bind_with(ANY_V4, 8, UdpOptions { reports_v6: true, ..options() }).unwrap();
+    let to = at("10.0.0.2", 1);
+    let mut out = [0; 10];
+    // Host unreachable is soft, and the other end is not fixed.
+    for (socket, error) in [(asking, Some(UdpError::HostUnreachable)), (deaf, None)] {
+        s.send(socket, Some(to), b"question").unwrap();
+        s.peer_complains(1, 0);
+        assert_eq!(s.udp.take_error(socket), Ok(error));
+    }
+    assert_eq!(s.udp.take_report(deaf, &mut out), Err(UdpError::WouldBlock));
+    let report = s.udp.take_report(asking, &mut out).unwrap();
+    assert_eq!((report.error, report.to, report.from), (UdpError::HostUnreachable, to, Some(PEER_V4.into())));
+    // The peer quotes the headers alone.
+    assert_eq!((report.kind, report.code, report.len, report.more), (3, 1, 0, false));
+    assert_eq!(s.send(asking, Some(to), &[0; 65_508]), Err(UdpError::TooLong));
+    let report = s.udp.take_report(asking, &mut out).unwrap();
+    assert_eq!((report.error, report.from, report.info), (UdpError::TooLong, None, 1500));
+    assert_eq!((report.to, s.udp.take_error(asking)), (at("10.0.0.2", 0), Ok(None)));
+    s.send(asking, Some(to), b"x").unwrap();
+    s.peer_complains(3, 0);
+    s.udp.set_options(asking, options()).unwrap();
+    assert_eq!(s.udp.take_report(asking, &mut out), Err(UdpError::WouldBlock));
+}
+
+#[test]
+fn what_is_too_long_for_the_path_is_cut_or_refused_as_the_socket_wants() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 7);
+    s.connect(socket, at("10.0.0.2", 1)).unwrap();
+    let dont_fragment = |frame: &[u8]| ipv4::Header::parse(&frame[14..]).unwrap().dont_fragment;
+    s.send(socket, None, &[0; 1000]).unwrap();
+    s.peer_complains(4, 900);
+    assert_eq!(s.udp.take_error(socket), Ok(Some(UdpError::TooLong)));
+    for (path_mtu, most, cut, alone) in [
+        (PathMtu::Want, 900, true, true),
+        (PathMtu::Do, 900, false, true),
+        (PathMtu::Probe, 1500, false, true),
+        (PathMtu::Interface, 1500, false, false),
+        (PathMtu::Omit, 1500, true, false),
+        (PathMtu::Ignore, 900, true, false),
+    ] {
+        s.udp.set_options(socket, UdpOptions { path_mtu, ..options() }).unwrap();
+        assert_eq!(s.udp.path_mtu(s.bench.now, &mut s.bench.network, socket), Ok(most), "{path_mtu:?}");
+        s.send(socket, None, &[0; 872]).unwrap();
+        assert_eq!(dont_fragment(&s.bench.sent_one()), alone, "{path_mtu:?}");
+        let long = s.send(socket, None, &vec![0; usize::from(most) - 27]);
+        assert_eq!(long, if cut { Ok(()) } else { Err(UdpError::TooLong) }, "{path_mtu:?}");
+        s.bench.sent();
+    }
+    s.send(socket, None, &[0; 100]).unwrap();
+    s.peer_complains(4, 800);
+    assert_eq!(s.udp.take_error(socket), Ok(None), "who lets routers cut does not hear of it");
+    let open = s.bind(ANY_V4, 8);
+    let asked = s.udp.path_mtu(s.bench.now, &mut s.bench.network, open);
+    assert_eq!(asked, Err(UdpError::NoDestination));
+}
+
+#[test]
+fn one_piece_is_cut_here_or_by_the_device() {
+    let payload: Vec<u8> = (0..250).collect();
+    let uso = Capabilities { tx_checksum: true, gso_bytes_max: 65_549, uso: true, ..CAPABILITIES };
+    for (capabilities, frames) in [(CAPABILITIES, 3), (uso, 1)] {
+        let mut s = sockets();
+        let static_neighbours = vec![(PEER_V4.into(), PEER_MAC)];
+        let link = LinkConfig { static_neighbours, ..link_config() };
+        s.bench = Bench::with(network_config(), &link, capabilities);
+        let socket = s.bind(ANY_V4, 7);
+        let mut send = |to: Option<SocketAddr>, bytes: &[u8], piece| {
+            let sending = UdpSending { to, piece, ..UdpSending::default() };
+            s.udp.send(s.bench.now, &mut s.bench.network, socket, &sending, bytes)
+        };
+        let to = Some(at("10.0.0.2", 1));
+        send(to, &payload, 100).unwrap();
+        send(to, &payload, 250).unwrap();
+        send(to, &payload, 0).unwrap();
+        assert_eq!(send(to, &[0; 3000], 1473), Err(UdpError::TooLong));
+        assert_eq!(send(to, &[0; 65_508], 100), Err(UdpError::TooLong));
+        assert_eq!(send(None, &payload, 100), Err(UdpError::NoDestination));
+        let sent = s.bench.sent();
+        assert_eq!(sent.len(), frames + 2);
+        let whole: Vec<u8> = sent[..frames].iter().flat_map(|frame| &frame[42..]).copied().collect();
+        assert_eq!(whole, payload);
+        assert_eq!(s.udp.stats().sent, 5, "datagrams are counted, not frames");
+    }
+}
+
+#[test]
+fn one_piece_is_so_many_datagrams_at_the_most() {
+    let mut s = sockets();
+    let socket = s.bind(ANY_V4, 7);
+    let to = Some(at("10.0.0.2", 1));
+    for (bytes, expected) in [(128, Ok(())), (129, Err(UdpError::TooLong)), (65_507, Err(UdpError::TooLong))]
+    {
+        let (now, payload) = (s.bench.now, vec![0; bytes]);
+        let sending = UdpSending { to, piece: 1, ..UdpSending::default() };
+        let sent = s.udp.send(now, &mut s.bench.network, socket, &sending, &payload);
+        assert_eq!(sent, expected, "{bytes} of one byte");
+    }
+    s.send(socket, to, b"and the next").unwrap();
+}
+
+#[test]
+fn who_wants_them_together_gets_a_burst_as_one() {
+    let mut s = sockets();
+    let together = s.bind_with(ANY_V4, 7, UdpOptions { coalesces: true, ..options() }).unwrap();
+    for payload in [&b"abc"[..], b"def", b"g", b"hij"] {
+        s.receive(1, 7, payload);
+    }
+    s.receive(2, 7, b"klm");
+    let mut out = [0; 100];
+    let mut read =
+        || s.udp.recv_from(together, &mut out).map(|came| (came.len, came.piece, came.from.port()));
+    assert_eq!(read(), Ok((7, 3, 1)));
+    assert_eq!(read(), Ok((3, 0, 1)));
+    assert_eq!(read(), Ok((3, 0, 2)));
+    assert_eq!(read(), Err(UdpError::WouldBlock));
+    assert_eq!((s.udp.queued, s.udp.stats().received), (0, 5));
 }

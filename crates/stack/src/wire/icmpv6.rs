@@ -50,10 +50,10 @@ pub const HEADER_LEN: usize = 8;
 /// Most bytes of the offending packet to quote: the error is to fit the smallest MTU (RFC 4443 §2.4 (c)).
 pub const QUOTE_LEN_MAX: usize = 1280 - 40 - HEADER_LEN;
 
-const UNREACHABLE: u8 = 1;
-const PACKET_TOO_BIG: u8 = 2;
-const TIME_EXCEEDED: u8 = 3;
-const PARAMETER_PROBLEM: u8 = 4;
+pub(crate) const UNREACHABLE: u8 = 1;
+pub(crate) const PACKET_TOO_BIG: u8 = 2;
+pub(crate) const TIME_EXCEEDED: u8 = 3;
+pub(crate) const PARAMETER_PROBLEM: u8 = 4;
 const ECHO_REQUEST: u8 = 128;
 const ECHO_REPLY: u8 = 129;
 

@@ -1,13 +1,12 @@
 //! Unmodified programs on a stack (`ginnel run`) in a namespace, and the kernel's programs at the other end of a TAP.
 
 use super::{Namespace, unavailable};
-use std::cell::RefCell;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The stack has 10.9.0.2, the kernel 10.9.0.1.
@@ -52,7 +51,7 @@ pub struct Place {
     namespace: Namespace,
     folder: PathBuf,
     ginnel: &'static str,
-    beside: RefCell<Vec<Child>>,
+    beside: Mutex<Vec<Child>>,
 }
 
 impl Place {
@@ -63,7 +62,7 @@ impl Place {
     pub fn new(ginnel: &'static str, temporary: &str, name: &str) -> io::Result<Self> {
         let folder = Path::new(temporary).join(format!("{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
-        Ok(Self { namespace: Namespace::new()?, folder, ginnel, beside: RefCell::default() })
+        Ok(Self { namespace: Namespace::new()?, folder, ginnel, beside: Mutex::default() })
     }
 
     /// The folder.
@@ -88,6 +87,19 @@ impl Place {
     /// If it is not there.
     pub fn read(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.folder.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
+    }
+
+    /// The same as soon as there is something in it.
+    ///
+    /// # Panics
+    /// If nothing is written in a minute.
+    pub fn read_soon(&self, name: &str) -> Vec<u8> {
+        let end = std::time::Instant::now() + PATIENCE;
+        while std::fs::metadata(self.folder.join(name)).map_or(0, |file| file.len()) == 0 {
+            assert!(std::time::Instant::now() < end, "{name}: nothing was written");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        self.read(name)
     }
 
     /// A configuration of nginx that serves the folder "site" on port 8000, and takes uploads to "up". `main` stands outside of all blocks.
@@ -139,7 +151,7 @@ impl Place {
         let log = |name: &str| std::fs::File::create(self.folder.join(name)).expect("a file");
         command.stdout(log("beside.out")).stderr(log("beside.err"));
         let child = self.namespace.run(|| command.spawn()).unwrap_or_else(|e| panic!("{program}: {e}"));
-        self.beside.borrow_mut().push(child);
+        self.beside.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
 
     /// Runs a program on the kernel's side to its end.
@@ -201,7 +213,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        for mut child in self.beside.borrow_mut().drain(..) {
+        for mut child in self.beside.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             // It may have ended.
             let _ = child.kill();
             let _ = child.wait();

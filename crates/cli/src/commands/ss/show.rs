@@ -1,5 +1,6 @@
 //! Sockets as `ss` shows them.
 
+use super::SsOptions;
 use super::socket::{Columns, Socket};
 use crate::commands::stat::quoted;
 use crate::table::{Table, grouped};
@@ -13,20 +14,33 @@ pub fn header(out: &mut impl Write) -> io::Result<()> {
 }
 
 /// A socket, and under it what more was asked for.
-pub fn row(out: &mut impl Write, socket: &Socket<'_>, info: bool, timer: bool) -> io::Result<()> {
+pub fn row(out: &mut impl Write, socket: &Socket<'_>, options: &SsOptions) -> io::Result<()> {
     let Socket { shard, netid, state, recv_q, send_q, local, .. } = socket;
     let (local, peer) = (ends(local), ends(&socket.peer));
     write!(out, "{netid:<5} {state:<10} {recv_q:>6} {send_q:>6} {local:>26} {peer:>26} {shard}")?;
-    if timer
+    if options.options
         && let (Some(kind), Some(ms), Some(count)) =
             (socket.text("timer"), socket.number("timer_ms"), socket.text("timer_count"))
     {
         write!(out, " timer:({kind},{},{count})", duration(ms))?;
     }
-    if info && socket.text("snd_cwnd").is_some() {
-        write!(out, "\n\t{}", details(socket))?;
+    let info = (options.info && socket.text("snd_cwnd").is_some()).then(|| details(socket));
+    // A stack of an earlier version does not tell.
+    let memory = (options.memory && socket.text("memory_bytes").is_some()).then(|| memory(socket));
+    match (memory, info) {
+        (Some(memory), Some(info)) => writeln!(out, "\n\t{memory} {info}"),
+        (Some(words), None) | (None, Some(words)) => writeln!(out, "\n\t{words}"),
+        (None, None) => writeln!(out),
     }
-    writeln!(out)
+}
+
+/// Memory in the words of ss, all of which are there for those who take them apart, but for drops that nobody counts; and behind them all of it.
+fn memory(socket: &Socket<'_>) -> String {
+    let number = |name| socket.number(name).unwrap_or(0);
+    let [r, rb, w, tb, f] = ["rmem_alloc", "rcvbuf", "wmem_queued", "sndbuf", "fwd_alloc"].map(number);
+    let drops = socket.number("drops").map(|drops| format!(",d{drops}")).unwrap_or_default();
+    // What has left is the device's, options are in the entry, and nothing waits for a lock.
+    format!("skmem:(r{r},rb{rb},t0,tb{tb},f{f},w{w},o0,bl0{drops}) memory:{}", number("memory_bytes"))
 }
 
 /// As ss has it: nobody is a star.
@@ -159,6 +173,7 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::super::socket::Columns;
+    use super::super::tests::options;
     use super::{Summary, duration, row};
 
     #[test]
@@ -173,19 +188,41 @@ mod tests {
             "shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\ttimer\ttimer_ms\ttimer_count\trto_us\trtt_us\trttvar_us\tsnd_cwnd\tsnd_ssthresh\ttotal_retrans",
         );
         let line = "1\ttcp\tESTAB\t3\t1448\t10.0.0.1:80\t10.0.0.2:999\ton\t204\t1\t204000\t4125\t2000\t10\t4294967295\t2";
-        let shown = |info, timer| {
+        let shown = |words: &[&str]| {
             let mut out = Vec::new();
-            row(&mut out, &columns.socket(line).unwrap(), info, timer).unwrap();
+            row(&mut out, &columns.socket(line).unwrap(), &options(words)).unwrap();
             String::from_utf8(out).unwrap()
         };
         let plain = "tcp   ESTAB           3   1448                10.0.0.1:80               10.0.0.2:999 1";
-        assert_eq!(shown(false, false), format!("{plain}\n"));
-        let all = shown(true, true);
+        assert_eq!(shown(&[]), format!("{plain}\n"));
+        assert_eq!(shown(&["-m"]), shown(&[]), "a stack that does not tell of memory");
+        let all = shown(&["-io"]);
         assert!(all.starts_with(&format!("{plain} timer:(on,204ms,1)\n\trto:204 rtt:4.125/2 ")), "{all}");
         assert!(
             all.contains(" cwnd:10 ") && all.contains(" retrans:0/2 ") && !all.contains("ssthresh"),
             "{all}"
         );
+    }
+
+    #[test]
+    fn memory_is_shown_in_the_words_of_ss() {
+        const NAMES: &str = "rmem_alloc\trcvbuf\twmem_queued\tsndbuf\tfwd_alloc\tdrops\tmemory_bytes";
+        let columns =
+            Columns::new(&format!("shard\tnetid\tstate\trecv_q\tsend_q\tlocal\tpeer\tsnd_cwnd\t{NAMES}"));
+        let shown = |words: &[&str], rest: &str| {
+            let line = format!("0\ttcp\tESTAB\t3\t4\t10.0.0.1:80\t10.0.0.2:999\t{rest}");
+            let mut out = Vec::new();
+            row(&mut out, &columns.socket(&line).unwrap(), &options(words)).unwrap();
+            String::from_utf8(out).unwrap().split_once('\n').unwrap().1.to_string()
+        };
+        let (counted, all) =
+            ("skmem:(r3,rb600,t0,tb400,f4089,w4,o0,bl0,d2) memory:5032", "10\t3\t600\t4\t400\t4089\t2\t5032");
+        assert_eq!(shown(&["--memory"], all), format!("\t{counted}\n"));
+        assert!(shown(&["-mi"], all).starts_with(&format!("\t{counted} rto:")));
+        assert_eq!(shown(&[], all), "");
+        // Nobody counts drops, as of a listener.
+        let some = shown(&["-mi"], "-\t0\t600\t0\t400\t0\t-\t152");
+        assert_eq!(some, "\tskmem:(r0,rb600,t0,tb400,f0,w0,o0,bl0) memory:152\n");
     }
 
     #[test]

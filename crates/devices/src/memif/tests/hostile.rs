@@ -139,6 +139,7 @@ fn random_bytes_in_shared_memory_hurt_nobody() {
             let mut meet = Peer::stranger(&bench.memif, &bench.folder);
             for _ in 0..80 {
                 let peer = meet.connect(offload);
+                assert!(bench.memif.link.wait_for(true, PATIENCE), "the device does not notice");
                 let before = bench.memif.stats.violations.load(Ordering::Relaxed);
                 for _ in 0..400 {
                     for _ in 0..=random.below(3) {

@@ -210,6 +210,7 @@ mod sequential {
         assert!(send(&mut producer, &[1; 60], TxMeta::default()));
         assert!(!producer.publish(), "one wake-up per sleep");
         assert!(!consumer.arm(), "frames are waiting");
+        assert!(!consumer.disarm(), "nobody was woken");
         assert!(send(&mut producer, &[1; 60], TxMeta::default()));
         assert!(!producer.publish(), "arm failed, so nobody sleeps");
     }

@@ -1,6 +1,6 @@
 //! What comes with a datagram besides its bytes: who sent it, and control messages (`<bits/socket.h>`).
 
-use crate::options::Options;
+use crate::options::{Options, TCP_INQ};
 use crate::sockaddr::{self, Family, Written};
 use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,7 @@ use ginnel::channel::Arrived;
 use rustix::io::Errno;
 
 /// Room for all control messages that there can be at a time.
-const CONTROL_BYTES: usize = 192;
+const CONTROL_BYTES: usize = 256;
 /// Length, level and type.
 const HEAD_BYTES: usize = 16;
 
@@ -46,7 +46,7 @@ impl Control {
     }
 
     /// Adds one (`put_cmsg`).
-    fn put(&mut self, level: c_int, kind: c_int, value: &[u8]) {
+    pub(super) fn put(&mut self, level: c_int, kind: c_int, value: &[u8]) {
         let whole = HEAD_BYTES + value.len();
         let room = self.room.min(CONTROL_BYTES).saturating_sub(self.len);
         if room < HEAD_BYTES {
@@ -93,6 +93,11 @@ impl Received {
         }
     }
 
+    /// Says how many bytes wait (`TCP_INQ`).
+    pub(super) fn tell_waiting(&mut self, bytes: c_int, room: usize) {
+        self.control_within(room).put(libc::IPPROTO_TCP, TCP_INQ, &bytes.to_ne_bytes());
+    }
+
     /// The control messages, for which there is so much room.
     pub(super) fn control_within(&mut self, room: usize) -> &mut Control {
         self.control.room = room;
@@ -100,16 +105,30 @@ impl Received {
     }
 }
 
+/// The number of the device to which a datagram for this address came. `lo` is the first one everywhere; the stack's others have no number that programs could ask the kernel about.
+fn device_of(to: IpAddr) -> [u8; 4] {
+    c_int::from(to.is_loopback()).to_ne_bytes()
+}
+
 impl Options {
     /// Writes the control messages that a program asked for (`ip_cmsg_recv`, `ip6_datagram_recv_ctl`).
     pub(super) fn describe(&self, arrived: &Arrived, family: Family, control: &mut Control) {
         let asked = |text| self.is_on(text);
-        let class = c_int::from(arrived.ecn);
+        if let Some((name, value)) = self.stamp(arrived) {
+            control.put(libc::SOL_SOCKET, name, &value);
+        }
+        if let Some((name, value)) = self.detailed_stamp(arrived) {
+            control.put(libc::SOL_SOCKET, name, &value);
+        }
+        if arrived.piece != 0 {
+            let bytes = c_int::from(arrived.piece).to_ne_bytes();
+            control.put(libc::IPPROTO_UDP, libc::UDP_GRO, &bytes);
+        }
+        let class = c_int::from(arrived.tos);
         match (arrived.to, family) {
             (IpAddr::V4(to), _) => {
                 if asked("IP_PKTINFO") {
-                    // Which device it was, programs cannot say.
-                    let info = [[0; 4], to.octets(), to.octets()].concat();
+                    let info = [device_of(arrived.to), to.octets(), to.octets()].concat();
                     control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
                 }
                 if asked("IP_RECVTTL") {
@@ -120,16 +139,16 @@ impl Options {
                     );
                 }
                 if asked("IP_RECVTOS") {
-                    control.put(libc::IPPROTO_IP, libc::IP_TOS, &[arrived.ecn]);
+                    control.put(libc::IPPROTO_IP, libc::IP_TOS, &[arrived.tos]);
                 }
                 if family == Family::V6 && asked("IPV6_RECVPKTINFO") {
-                    let info = [&to.to_ipv6_mapped().octets()[..], &[0; 4]].concat();
+                    let info = [&to.to_ipv6_mapped().octets()[..], &device_of(arrived.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
             }
             (IpAddr::V6(to), _) => {
                 if asked("IPV6_RECVPKTINFO") {
-                    let info = [&to.octets()[..], &[0; 4]].concat();
+                    let info = [&to.octets()[..], &device_of(arrived.to)].concat();
                     control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
                 }
                 if asked("IPV6_RECVHOPLIMIT") {
@@ -149,14 +168,19 @@ impl Options {
 pub(super) struct Wishes {
     /// One of our addresses to send from.
     pub source: Option<IpAddr>,
+    /// It is several of so many bytes.
+    pub piece: Option<u16>,
+    /// What it has instead of the socket's.
+    pub hop_limit: Option<u8>,
+    pub tos: Option<u8>,
 }
 
 impl Wishes {
     /// Reads control messages (`ip_cmsg_send`, `ip6_datagram_send_ctl`).
     ///
     /// # Errors
-    /// `EINVAL` for those that are malformed, or unknown.
-    pub fn read(mut control: &[u8]) -> Result<Self, Errno> {
+    /// `EINVAL` for those that are malformed, or unknown. Of those that are about the other version of IP only the source counts.
+    pub fn read(mut control: &[u8], v4: bool) -> Result<Self, Errno> {
         let mut wishes = Self::default();
         while control.len() >= HEAD_BYTES {
             let word = |at: usize| c_int::from_ne_bytes(control[at..at + 4].try_into().expect("four bytes"));
@@ -177,11 +201,42 @@ impl Wishes {
                     let source = Ipv6Addr::from(octets).to_canonical();
                     wishes.source = Some(source).filter(|source| !source.is_unspecified());
                 }
+                (libc::IPPROTO_IP, libc::IP_TTL) if v4 => {
+                    wishes.hop_limit = Some(number(value, 1)?.ok_or(Errno::INVAL)?);
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) if v4 => {
+                    wishes.tos = match value {
+                        [byte] => Some(*byte),
+                        _ => Some(number(value, 0)?.ok_or(Errno::INVAL)?),
+                    };
+                }
+                // -1 is the socket's.
+                (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) if !v4 => wishes.hop_limit = number(value, 0)?,
+                // Here it is all bits.
+                (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if !v4 => {
+                    wishes.tos = Some(number(value, 0)?.unwrap_or(u8::MAX));
+                }
+                (libc::IPPROTO_IP, _) if !v4 => {}
+                (libc::IPPROTO_IPV6, _) if v4 => {}
+                (libc::IPPROTO_UDP, libc::UDP_SEGMENT) => {
+                    let bytes: [u8; 2] = value.try_into().map_err(|_| Errno::INVAL)?;
+                    wishes.piece = Some(u16::from_ne_bytes(bytes));
+                }
                 _ => return Err(Errno::INVAL),
             }
             control = control.get(len.next_multiple_of(8)..).unwrap_or_default();
         }
         Ok(wishes)
+    }
+}
+
+/// A number of an `int`, from `least` to 255; `None` is -1.
+fn number(value: &[u8], least: c_int) -> Result<Option<u8>, Errno> {
+    let number = c_int::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?);
+    match u8::try_from(number) {
+        Ok(value) if number >= least => Ok(Some(value)),
+        _ if number == -1 => Ok(None),
+        _ => Err(Errno::INVAL),
     }
 }
 
@@ -206,10 +261,10 @@ mod tests {
         let mut control = Control { room: 100, ..Control::none() };
         control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &[0, 0, 0, 0, 10, 0, 0, 1, 10, 0, 0, 1]);
         let source = Some(Ipv4Addr::new(10, 0, 0, 1).into());
-        assert_eq!(Wishes::read(control.bytes()), Ok(Wishes { source }));
-        assert_eq!(Wishes::read(&[]), Ok(Wishes::default()));
-        assert_eq!(Wishes::read(&[255; 32]), Err(Errno::INVAL));
+        assert_eq!(Wishes::read(control.bytes(), true), Ok(Wishes { source, ..Wishes::default() }));
+        assert_eq!(Wishes::read(&[], true), Ok(Wishes::default()));
+        assert_eq!(Wishes::read(&[255; 32], true), Err(Errno::INVAL));
         control.put(1, 77, &[]);
-        assert_eq!(Wishes::read(control.bytes()), Err(Errno::INVAL));
+        assert_eq!(Wishes::read(control.bytes(), true), Err(Errno::INVAL));
     }
 }

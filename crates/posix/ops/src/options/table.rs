@@ -1,9 +1,9 @@
-//! All options that Linux 6.18 has for sockets of TCP, and what becomes of each here. `docs/posix.md` prints it, and a test compares each row with the kernel.
+//! All options that Linux 6.18 has for sockets of TCP, and those of UDP's own, and what becomes of each here. `docs/posix.md` prints it, and a test compares each row with the kernel.
 
 use crate::sockaddr::Family;
 use core::ffi::c_int;
 use core::ops::RangeInclusive;
-use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
+use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPPROTO_UDP, SOL_SOCKET};
 use rustix::io::Errno;
 
 /// One option.
@@ -80,6 +80,8 @@ pub enum Takes {
     Class(c_int, c_int),
     /// Those that are not negative, up to this one at the most.
     UpTo(c_int),
+    /// Those from this one on, and 0, which says none.
+    ZeroOr(c_int),
     /// None but 0, which changes nothing.
     Zero(Errno),
 }
@@ -120,6 +122,8 @@ impl Takes {
             Self::Class(..) if value == -1 => Ok(0),
             Self::Class(least, most) => Ok(within(least..=most)? & 0xfc),
             Self::UpTo(most) => Ok(within(0..=c_int::MAX)?.min(most)),
+            Self::ZeroOr(_) if value == 0 => Ok(0),
+            Self::ZeroOr(least) => within(least..=c_int::MAX),
             Self::Zero(_) if value == 0 => Ok(old),
             Self::Zero(error) => Err(error),
         }
@@ -186,12 +190,15 @@ const FLAG: (Reads, Takes, c_int) = (Reads::Four, Takes::Flag, 0);
 const IP_FLAG: (Reads, Takes, c_int) = (Reads::Byte, Takes::Flag, 0);
 const NO_EFFECT_ON_TCP: &str = "";
 const NO_FILTERS: &str = "programs of BPF do not run in the stack";
+const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with cookies";
+const NOT_WITH_COOKIES_V6: &str = "not on SYN+ACKs with cookies, nor of listeners that take IPv4, too";
 const NOT_YET: &str = "not built yet";
 const KERNELS_TABLES: &str = "kept, without effect: what it selects are the kernel's tables";
 const SOL: c_int = SOL_SOCKET;
 const IP: c_int = IPPROTO_IP;
 const V6: c_int = IPPROTO_IPV6;
 const TCP: c_int = IPPROTO_TCP;
+const UDP: c_int = IPPROTO_UDP;
 
 /// All rows, by level and number.
 pub const OPTIONS: &[Row] = &[
@@ -199,7 +206,7 @@ pub const OPTIONS: &[Row] = &[
     own(SOL, 2, "SO_REUSEADDR"),
     own(SOL, 3, "SO_TYPE"),
     own(SOL, 4, "SO_ERROR"),
-    refused(SOL, 5, "SO_DONTROUTE", NOT_YET),
+    kept(SOL, 5, "SO_DONTROUTE", FLAG, "kept, without effect: hosts behind routers are reached all the same"),
     own(SOL, 6, "SO_BROADCAST"),
     own_but(SOL, 7, "SO_SNDBUF", "at most 212,992 bytes, Linux's default, whatever `net.core.wmem_max` says"),
     own_but(SOL, 8, "SO_RCVBUF", "at most 212,992 bytes, Linux's default, whatever `net.core.rmem_max` says"),
@@ -231,15 +238,20 @@ pub const OPTIONS: &[Row] = &[
     refused(SOL, 26, "SO_ATTACH_FILTER", NO_FILTERS),
     fixed(SOL, 27, "SO_DETACH_FILTER", Reads::Four, Err(NONE), Errno::NOENT),
     own(SOL, 28, "SO_PEERNAME"),
-    refused(SOL, 29, "SO_TIMESTAMP", NOT_YET),
+    own_but(SOL, 29, "SO_TIMESTAMP", "datagrams have one, to the microsecond; streams have none"),
     own(SOL, 30, "SO_ACCEPTCONN"),
     fixed(SOL, 31, "SO_PEERSEC", Reads::Four, Err(NONE), NONE),
     own_but(SOL, 32, "SO_SNDBUFFORCE", "at most 1 GiB"),
     own_but(SOL, 33, "SO_RCVBUFFORCE", "at most 1 GiB"),
     fixed(SOL, 34, "SO_PASSSEC", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
-    refused(SOL, 35, "SO_TIMESTAMPNS", NOT_YET),
+    own_but(SOL, 35, "SO_TIMESTAMPNS", "datagrams have one, to the microsecond; streams have none"),
     kept(SOL, 36, "SO_MARK", (Reads::Four, Takes::Any, 0), KERNELS_TABLES),
-    refused(SOL, 37, "SO_TIMESTAMPING", NOT_YET),
+    own_but(
+        SOL,
+        37,
+        "SO_TIMESTAMPING",
+        "datagrams that come have the software's time, to the microsecond; those that leave, and streams, have none",
+    ),
     own(SOL, 38, "SO_PROTOCOL"),
     own(SOL, 39, "SO_DOMAIN"),
     kept(SOL, 40, "SO_RXQ_OVFL", FLAG, NO_EFFECT_ON_TCP),
@@ -280,16 +292,21 @@ pub const OPTIONS: &[Row] = &[
     refused(SOL, 60, "SO_ZEROCOPY", "what is sent is copied, and programs copy without it"),
     refused(SOL, 61, "SO_TXTIME", "the stack does not pace"),
     own_but(SOL, 62, "SO_BINDTOIFINDEX", "as `SO_BINDTODEVICE`"),
-    refused(SOL, 63, "SO_TIMESTAMP_NEW", NOT_YET),
-    refused(SOL, 64, "SO_TIMESTAMPNS_NEW", NOT_YET),
-    refused(SOL, 65, "SO_TIMESTAMPING_NEW", NOT_YET),
+    own_but(SOL, 63, "SO_TIMESTAMP_NEW", "datagrams have one, to the microsecond; streams have none"),
+    own_but(SOL, 64, "SO_TIMESTAMPNS_NEW", "datagrams have one, to the microsecond; streams have none"),
+    own_but(
+        SOL,
+        65,
+        "SO_TIMESTAMPING_NEW",
+        "datagrams that come have the software's time, to the microsecond; those that leave, and streams, have none",
+    ),
     own(SOL, 66, "SO_RCVTIMEO_NEW"),
     own(SOL, 67, "SO_SNDTIMEO_NEW"),
     refused(SOL, 68, "SO_DETACH_REUSEPORT_BPF", NO_FILTERS),
     kept(SOL, 69, "SO_PREFER_BUSY_POLL", FLAG, NO_EFFECT_ON_TCP),
     taken(70, "SO_BUSY_POLL_BUDGET", Err(NONE)).but("any value is taken"),
     refused(SOL, 71, "SO_NETNS_COOKIE", "the stack is in no namespace of the kernel's"),
-    refused(SOL, 72, "SO_BUF_LOCK", NOT_YET),
+    own_but(SOL, 72, "SO_BUF_LOCK", "what was fixed on a connection stays as it is"),
     refused(SOL, 73, "SO_RESERVE_MEM", "memory of the stack is reserved by its configuration"),
     kept(
         SOL,
@@ -304,8 +321,8 @@ pub const OPTIONS: &[Row] = &[
     refused(SOL, 80, "SO_DEVMEM_DONTNEED", "there is no memory of devices"),
     kept(SOL, 82, "SO_RCVPRIORITY", FLAG, NO_EFFECT_ON_TCP),
     fixed(SOL, 83, "SO_PASSRIGHTS", Reads::Four, Err(Errno::OPNOTSUPP), Errno::OPNOTSUPP),
-    own_but(IP, 1, "IP_TOS", "not on SYN and SYN+ACK"),
-    own_but(IP, 2, "IP_TTL", "not on SYN and SYN+ACK"),
+    own_but(IP, 1, "IP_TOS", NOT_WITH_COOKIES),
+    own_but(IP, 2, "IP_TTL", NOT_WITH_COOKIES),
     fixed(IP, 3, "IP_HDRINCL", Reads::Nothing, Ok(0), NONE),
     refused(IP, 4, "IP_OPTIONS", "the stack sends no options of IP"),
     fixed(IP, 5, "IP_ROUTER_ALERT", Reads::Nothing, Ok(0), Errno::INVAL),
@@ -318,9 +335,9 @@ pub const OPTIONS: &[Row] = &[
         10,
         "IP_MTU_DISCOVER",
         (Reads::Byte, Takes::Within(0, 5), 1),
-        "kept, without effect: `tcp.mtu_probing` and ICMP find the path's",
+        "without effect on TCP: `tcp.mtu_probing` and ICMP find the path's",
     ),
-    kept(IP, 11, "IP_RECVERR", IP_FLAG, "kept, without effect on TCP: soft errors stay soft"),
+    kept(IP, 11, "IP_RECVERR", IP_FLAG, "without effect on TCP: soft errors stay soft"),
     kept(IP, 12, "IP_RECVTTL", IP_FLAG, NO_EFFECT_ON_TCP),
     kept(IP, 13, "IP_RECVTOS", IP_FLAG, NO_EFFECT_ON_TCP),
     own(IP, 14, "IP_MTU"),
@@ -333,9 +350,15 @@ pub const OPTIONS: &[Row] = &[
     refused(IP, 21, "IP_MINTTL", NOT_YET),
     fixed(IP, 22, "IP_NODEFRAG", Reads::Nothing, Ok(0), NONE),
     kept(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
-    kept(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` chooses a port all the same"),
+    kept(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` of a UDP socket chooses a port all the same"),
     fixed(IP, 25, "IP_RECVFRAGSIZE", Reads::Nothing, Ok(0), Errno::INVAL),
-    refused(IP, 26, "IP_RECVERR_RFC4884", NOT_YET),
+    kept(
+        IP,
+        26,
+        "IP_RECVERR_RFC4884",
+        (Reads::Byte, Takes::Within(0, 1), 0),
+        "kept, without effect: extensions of ICMP messages are not told",
+    ),
     fixed(IP, 32, "IP_MULTICAST_IF", Reads::Nothing, Ok(0), Errno::INVAL),
     fixed(IP, 33, "IP_MULTICAST_TTL", Reads::Nothing, Ok(1), Errno::INVAL),
     kept(IP, 34, "IP_MULTICAST_LOOP", (Reads::SomeByte, Takes::Flag, 1), NO_EFFECT_ON_TCP),
@@ -355,7 +378,7 @@ pub const OPTIONS: &[Row] = &[
     fixed(IP, 48, "MCAST_MSFILTER", Reads::Nothing, Err(Errno::INVAL), Errno::INVAL),
     refused(IP, 49, "IP_MULTICAST_ALL", "there are no groups for TCP"),
     refused(IP, 50, "IP_UNICAST_IF", "devices of the stack have no numbers here"),
-    refused(IP, 51, "IP_LOCAL_PORT_RANGE", NOT_YET),
+    own(IP, 51, "IP_LOCAL_PORT_RANGE"),
     fixed(IP, 52, "IP_PROTOCOL", Reads::Nothing, Ok(0), NONE),
     refused(IP, 64, "IPT_SO_SET_REPLACE", "the stack has no netfilter"),
     refused(IP, 65, "IPT_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
@@ -370,7 +393,7 @@ pub const OPTIONS: &[Row] = &[
     refused(V6, 6, "IPV6_2292PKTOPTIONS", NOT_YET),
     kept(V6, 8, "IPV6_2292HOPLIMIT", FLAG, NO_EFFECT_ON_TCP),
     kept(V6, 11, "IPV6_FLOWINFO", FLAG, NO_EFFECT_ON_TCP),
-    own_but(V6, 16, "IPV6_UNICAST_HOPS", "not on SYN and SYN+ACK"),
+    own_but(V6, 16, "IPV6_UNICAST_HOPS", NOT_WITH_COOKIES_V6),
     fixed(V6, 17, "IPV6_MULTICAST_IF", Reads::Nothing, Ok(0), NONE),
     fixed(V6, 18, "IPV6_MULTICAST_HOPS", Reads::Nothing, Ok(1), NONE),
     kept(V6, 19, "IPV6_MULTICAST_LOOP", (Reads::Four, Takes::Within(0, 1), 1), NO_EFFECT_ON_TCP),
@@ -382,10 +405,16 @@ pub const OPTIONS: &[Row] = &[
         23,
         "IPV6_MTU_DISCOVER",
         (Reads::Four, Takes::Within(0, 5), 1),
-        "kept, without effect: `tcp.mtu_probing` and ICMP find the path's",
+        "without effect on TCP: `tcp.mtu_probing` and ICMP find the path's",
     ),
-    own_but(V6, 24, "IPV6_MTU", "can be asked for only"),
-    kept(V6, 25, "IPV6_RECVERR", FLAG, "kept, without effect on TCP: soft errors stay soft"),
+    kept(
+        V6,
+        24,
+        "IPV6_MTU",
+        (Reads::Four, Takes::ZeroOr(1280), 0),
+        "to set it has no effect: fragments are as large as the path takes",
+    ),
+    kept(V6, 25, "IPV6_RECVERR", FLAG, "without effect on TCP: soft errors stay soft"),
     own(V6, 26, "IPV6_V6ONLY"),
     fixed(V6, 27, "IPV6_JOIN_ANYCAST", Reads::Nothing, Err(NONE), Errno::INVAL),
     fixed(V6, 28, "IPV6_LEAVE_ANYCAST", Reads::Nothing, Err(NONE), Errno::INVAL),
@@ -396,7 +425,7 @@ pub const OPTIONS: &[Row] = &[
         31,
         "IPV6_RECVERR_RFC4884",
         (Reads::Four, Takes::Within(0, 1), 0),
-        "kept, without effect on TCP",
+        "kept, without effect: extensions of ICMP messages are not told",
     ),
     refused(V6, 32, "IPV6_FLOWLABEL_MGR", "the stack chooses flow labels"),
     kept(V6, 33, "IPV6_FLOWINFO_SEND", FLAG, "kept, without effect: the stack chooses flow labels"),
@@ -420,12 +449,12 @@ pub const OPTIONS: &[Row] = &[
     kept(V6, 58, "IPV6_RECVDSTOPTS", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 59, "IPV6_DSTOPTS", "the stack sends no extension headers for programs"),
     kept(V6, 60, "IPV6_RECVPATHMTU", FLAG, NO_EFFECT_ON_TCP),
-    refused(V6, 61, "IPV6_PATHMTU", NOT_YET),
+    own(V6, 61, "IPV6_PATHMTU"),
     kept(V6, 62, "IPV6_DONTFRAG", (Reads::FourOrZero, Takes::Flag, 0), NO_EFFECT_ON_TCP),
     refused(V6, 64, "IP6T_SO_SET_REPLACE", "the stack has no netfilter"),
     refused(V6, 65, "IP6T_SO_SET_ADD_COUNTERS", "the stack has no netfilter"),
     kept(V6, 66, "IPV6_RECVTCLASS", FLAG, NO_EFFECT_ON_TCP),
-    own_but(V6, 67, "IPV6_TCLASS", "not on SYN and SYN+ACK"),
+    own_but(V6, 67, "IPV6_TCLASS", NOT_WITH_COOKIES_V6),
     refused(V6, 68, "IP6T_SO_GET_REVISION_MATCH", "the stack has no netfilter"),
     refused(V6, 69, "IP6T_SO_GET_REVISION_TARGET", "the stack has no netfilter"),
     kept(
@@ -451,8 +480,18 @@ pub const OPTIONS: &[Row] = &[
     own(TCP, 6, "TCP_KEEPCNT"),
     own(TCP, 7, "TCP_SYNCNT"),
     own(TCP, 8, "TCP_LINGER2"),
-    own_but(TCP, 9, "TCP_DEFER_ACCEPT", "kept, without effect: connections are accepted at once"),
-    refused(TCP, 10, "TCP_WINDOW_CLAMP", NOT_YET),
+    own_but(
+        TCP,
+        9,
+        "TCP_DEFER_ACCEPT",
+        "the handshake is over for the peer meanwhile; SYN+ACKs are not sent again",
+    ),
+    own_but(
+        TCP,
+        10,
+        "TCP_WINDOW_CLAMP",
+        "no less than 2,048 bytes; a window that was offered is not taken back",
+    ),
     own_but(TCP, 11, "TCP_INFO", "fields that the stack does not count are 0"),
     own_but(TCP, 12, "TCP_QUICKACK", "reads back as it was set"),
     own_but(TCP, 13, "TCP_CONGESTION", "`cubic` and `reno`; at first what the stack is configured to"),
@@ -475,7 +514,7 @@ pub const OPTIONS: &[Row] = &[
     refused(TCP, 24, "TCP_TIMESTAMP", NOT_YET),
     number(TCP, 25, "TCP_NOTSENT_LOWAT", Reads::Four, Takes::Any, 0)
         .but("what waits between program and stack counts"),
-    refused(TCP, 26, "TCP_CC_INFO", NOT_YET),
+    own_but(TCP, 26, "TCP_CC_INFO", "nothing, as of `cubic` and `reno` on Linux"),
     refused(TCP, 27, "TCP_SAVE_SYN", NOT_YET),
     refused(TCP, 28, "TCP_SAVED_SYN", NOT_YET),
     refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
@@ -485,12 +524,20 @@ pub const OPTIONS: &[Row] = &[
     refused(TCP, 33, "TCP_FASTOPEN_KEY", "SYNs carry no data"),
     refused(TCP, 34, "TCP_FASTOPEN_NO_COOKIE", "SYNs carry no data"),
     refused(TCP, 35, "TCP_ZEROCOPY_RECEIVE", "what is received is copied, and programs copy without it"),
-    refused(TCP, 36, "TCP_INQ", NOT_YET),
+    own(TCP, 36, "TCP_INQ"),
     refused(TCP, 37, "TCP_TX_DELAY", NOT_YET),
     fixed(TCP, 43, "TCP_IS_MPTCP", Reads::Four, Ok(0), NONE),
     refused(TCP, 44, "TCP_RTO_MAX_MS", NOT_YET),
     refused(TCP, 45, "TCP_RTO_MIN_US", NOT_YET),
     refused(TCP, 46, "TCP_DELACK_MAX_US", NOT_YET),
+    number(UDP, 1, "UDP_CORK", Reads::Four, Takes::Flag, 0),
+    fixed(UDP, 10, "UDPLITE_SEND_CSCOV", Reads::Four, Ok(0), NONE),
+    fixed(UDP, 11, "UDPLITE_RECV_CSCOV", Reads::Four, Ok(0), NONE),
+    refused(UDP, 100, "UDP_ENCAP", "the stack has no IPsec"),
+    kept(UDP, 101, "UDP_NO_CHECK6_TX", FLAG, "kept, without effect: there always are checksums"),
+    kept(UDP, 102, "UDP_NO_CHECK6_RX", FLAG, "kept, without effect: datagrams over IPv6 must have checksums"),
+    number(UDP, 103, "UDP_SEGMENT", Reads::Four, Takes::Within(0, 65_535), 0),
+    number(UDP, 104, "UDP_GRO", Reads::Four, Takes::Flag, 0),
 ];
 
 impl Row {

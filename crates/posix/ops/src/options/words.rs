@@ -2,10 +2,11 @@
 
 use super::table::{self, Kind, Reads, Row, Takes};
 use super::{Flag, OptionValue, Options, Told};
+use crate::file::Outbox;
 use crate::note::Note;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
-use ginnel::UdpOptions;
+use ginnel::{PathMtu, UdpOptions};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -45,6 +46,14 @@ impl Note for Words {
     }
 }
 
+/// What is said to who asks for another protocol's option (`do_ip_getsockopt`, `ipv6_getsockopt`).
+pub(super) fn foreign(family: Family) -> Errno {
+    match family {
+        Family::V4 => Errno::OPNOTSUPP,
+        Family::V6 => Errno::NOPROTOOPT,
+    }
+}
+
 impl Options {
     fn number(&self, row: &Row, first: c_int) -> c_int {
         self.words.get(row.text).unwrap_or(first)
@@ -62,7 +71,7 @@ impl Options {
         value: &[u8],
     ) -> Result<(), Errno> {
         // These look at the length before they look at the option.
-        let early = level == libc::SOL_SOCKET || level == libc::IPPROTO_TCP;
+        let early = matches!(level, libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
         let unknown = if early && value.len() < 4 { Errno::INVAL } else { Errno::NOPROTOOPT };
         let row = table::find(family, level, name).ok_or(unknown)?;
         match row.kind {
@@ -85,9 +94,9 @@ impl Options {
     /// `ENOPROTOOPT`, and what the kernel says of those that cannot be asked for.
     pub(super) fn get_word(&self, family: Family, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
         let Some(row) = table::find(family, level, name) else {
-            // Options of IPv6 are another protocol's to sockets of IPv4 (`ip_getsockopt`).
-            let foreign = level == libc::IPPROTO_IPV6 && family == Family::V4;
-            return Err(if foreign { Errno::OPNOTSUPP } else { Errno::NOPROTOOPT });
+            let known =
+                matches!(level, libc::SOL_SOCKET | libc::IPPROTO_IP | libc::IPPROTO_TCP | libc::IPPROTO_UDP);
+            return Err(if known { Errno::NOPROTOOPT } else { foreign(family) });
         };
         match row.kind {
             Kind::Own | Kind::Refused => Err(Errno::NOPROTOOPT),
@@ -110,11 +119,42 @@ impl Options {
         UdpOptions {
             reuse_address: self.flag(Flag::ReuseAddress),
             reuse_port: self.flag(Flag::ReusePort),
+            user: self.user,
             broadcast: self.flag(Flag::Broadcast),
             only_v6: family == Family::V6 && self.is_v6_only(),
             receive_bytes: None,
             hop_limit: u8::try_from(hops).ok(),
             tos: class,
+            reports_v4: self.is_on("IP_RECVERR"),
+            reports_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
+            path_mtu: self.path_mtu(family),
+            coalesces: self.is_on("UDP_GRO"),
+        }
+    }
+
+    /// What a UDP socket's side here has to know.
+    pub fn for_outbox(&self, family: Family, outbox: &mut Outbox) {
+        outbox.refuses_long =
+            matches!(self.path_mtu(family), PathMtu::Do | PathMtu::Probe | PathMtu::Interface);
+        outbox.corks = self.is_on("UDP_CORK");
+        // Cannot truncate: larger values are not taken.
+        outbox.piece = self.words.get("UDP_SEGMENT").map_or(0, |bytes| bytes as u16);
+    }
+
+    /// What becomes of datagrams that are too long; of an IPv6 socket also of those over IPv4.
+    fn path_mtu(&self, family: Family) -> PathMtu {
+        let name = match family {
+            Family::V4 => "IP_MTU_DISCOVER",
+            Family::V6 => "IPV6_MTU_DISCOVER",
+        };
+        match self.words.get(name) {
+            Some(0) => PathMtu::Ignore,
+            Some(2) => PathMtu::Do,
+            Some(3) => PathMtu::Probe,
+            Some(4) => PathMtu::Interface,
+            Some(5) => PathMtu::Omit,
+            _ if family == Family::V6 && self.is_on("IPV6_DONTFRAG") => PathMtu::Do,
+            _ => PathMtu::Want,
         }
     }
 

@@ -158,7 +158,7 @@ pub fn descriptors_of_the_kernel(w: &mut World<'_>) {
     w.say("not a file", w.a.epoll_ctl(set, EPOLL_CTL_ADD, file, IN, 3));
 }
 
-mod tests {
+pub mod tests {
     crate::cases! {
         level_triggered
         edge_triggered

@@ -236,7 +236,7 @@ pub fn small_things(w: &mut World<'_>) {
     w.say("option of what is over", w.a.setsockopt(a, IPPROTO_TCP, TCP_QUICKACK, &1i32.to_ne_bytes()));
 }
 
-mod tests {
+pub mod tests {
     crate::cases! {
         whoever_asks_first_finds_what_came_before
         bytes_after_both_directions_were_shut_reset

@@ -2,13 +2,17 @@
 #![allow(unsafe_code)] // system calls
 
 use crate::sys::{Fd, Message, Sys};
-use core::ffi::{c_int, c_uint};
-use core::net::{IpAddr, Ipv4Addr};
+use core::ffi::{c_int, c_uint, c_ulong};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicUsize, Ordering};
+use core::time::Duration;
 use rustix::io::Errno;
 
 pub const ADDRESSES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(127, 0, 0, 1)), IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2))];
+
+/// The same of IPv6: there is one.
+pub const ADDRESSES_V6: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::LOCALHOST); 2];
 
 pub struct Kernel;
 
@@ -38,6 +42,12 @@ impl Kernel {
     pub fn fd_flags(&self, fd: Fd) -> Result<c_int, Errno> {
         // SAFETY: no memory is passed.
         number(unsafe { libc::fcntl(fd, libc::F_GETFD) })
+    }
+
+    /// Puts a copy of a descriptor behind a number.
+    pub fn dup_to(&self, fd: Fd, to: Fd) -> Result<(), Errno> {
+        // SAFETY: no pointers.
+        nothing(unsafe { libc::dup2(fd, to) }.min(0))
     }
 
     /// `fcntl(F_SETFD)`.
@@ -154,6 +164,64 @@ impl Sys for Kernel {
         Ok(Message { count, bytes, from, control, flags: message.msg_flags })
     }
 
+    fn send_many(
+        &self,
+        fd: Fd,
+        messages: &[(&[u8], Option<&[u8]>)],
+        flags: c_int,
+    ) -> Result<Vec<usize>, Errno> {
+        let mut parts: Vec<libc::iovec> = messages
+            .iter()
+            .map(|(bytes, _)| libc::iovec {
+                iov_base: bytes.as_ptr().cast_mut().cast(),
+                iov_len: bytes.len(),
+            })
+            .collect();
+        let whole = parts.iter_mut().zip(messages).map(|(part, (_, to))| {
+            let mut header = message(core::slice::from_mut(part));
+            if let Some(to) = to {
+                header.msg_name = to.as_ptr().cast_mut().cast();
+                header.msg_namelen = to.len() as u32;
+            }
+            libc::mmsghdr { msg_hdr: header, msg_len: 0 }
+        });
+        let mut list: Vec<libc::mmsghdr> = whole.collect();
+        // SAFETY: the list is as long as told, and what it names lives through the call.
+        let count = unsafe { libc::sendmmsg(fd, list.as_mut_ptr(), list.len() as c_uint, flags) };
+        Ok(list[..result(count as isize)?].iter().map(|sent| sent.msg_len as usize).collect())
+    }
+
+    fn recv_many(
+        &self,
+        fd: Fd,
+        count: usize,
+        most: usize,
+        flags: c_int,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut bytes = vec![vec![0u8; most]; count];
+        let mut parts: Vec<libc::iovec> = bytes
+            .iter_mut()
+            .map(|bytes| libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most })
+            .collect();
+        let whole = parts.iter_mut().map(|part| message(core::slice::from_mut(part)));
+        let mut list: Vec<libc::mmsghdr> =
+            whole.map(|msg_hdr| libc::mmsghdr { msg_hdr, msg_len: 0 }).collect();
+        let mut time = timeout.map(|time| libc::timespec {
+            tv_sec: time.as_secs() as i64,
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let time = time.as_mut().map_or(core::ptr::null_mut(), core::ptr::from_mut);
+        // SAFETY: the list is as long as told, and what it names lives through the call.
+        let came = unsafe { libc::recvmmsg(fd, list.as_mut_ptr(), count as c_uint, flags, time) };
+        let came = result(came as isize)?;
+        Ok(bytes
+            .into_iter()
+            .zip(&list[..came])
+            .map(|(bytes, got)| bytes[..got.msg_len as usize].into())
+            .collect())
+    }
+
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
         // SAFETY: no memory is passed.
         nothing(unsafe { libc::shutdown(fd, how) })
@@ -167,6 +235,39 @@ impl Sys for Kernel {
     fn dup(&self, fd: Fd) -> Result<Fd, Errno> {
         // SAFETY: no memory is passed.
         number(unsafe { libc::dup(fd) })
+    }
+
+    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno> {
+        // SAFETY: no memory is passed.
+        number(unsafe { libc::fcntl(fd, libc::F_DUPFD, least) })
+    }
+
+    fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
+        let mut on = c_int::from(on);
+        // SAFETY: the kernel reads one number.
+        nothing(unsafe { libc::ioctl(fd, libc::FIONBIO, &raw mut on) })
+    }
+
+    fn ppoll(
+        &self,
+        fds: &mut [libc::pollfd],
+        timeout: Option<Duration>,
+        mask: &[c_int],
+    ) -> Result<usize, Errno> {
+        let time = timeout.map(|time| libc::timespec {
+            tv_sec: time.as_secs().cast_signed(),
+            tv_nsec: time.subsec_nanos().into(),
+        });
+        let (time, mask) = (time.as_ref().map_or(core::ptr::null(), core::ptr::from_ref), set_of(mask));
+        // SAFETY: the list is as long as told; time and mask live through the call.
+        result(unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, &raw const mask) }
+            as isize)
+    }
+
+    fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno> {
+        let offset = offset.map_or(core::ptr::null_mut(), core::ptr::from_mut);
+        // SAFETY: the kernel writes one number, if there is a place for it.
+        result(unsafe { libc::sendfile(to, from, offset, count) })
     }
 
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
@@ -206,11 +307,21 @@ impl Sys for Kernel {
         Ok(value)
     }
 
-    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
+    fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno> {
         let mut count: c_int = 0;
         // SAFETY: the kernel writes one number.
-        nothing(unsafe { libc::ioctl(fd, libc::FIONREAD, &raw mut count) })?;
+        nothing(unsafe { libc::ioctl(fd, request, &raw mut count) })?;
         Ok(count)
+    }
+
+    fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
+        // SAFETY: no memory is passed.
+        number(unsafe { libc::fcntl(fd, libc::F_GETOWN) })
+    }
+
+    fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno> {
+        // SAFETY: no memory is passed.
+        nothing(unsafe { libc::fcntl(fd, libc::F_SETOWN, owner) })
     }
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
@@ -219,25 +330,11 @@ impl Sys for Kernel {
     }
 
     fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
-        let mut bits = sets.each_ref().map(|fds| {
-            // SAFETY: all bits zero is an empty set.
-            let mut set: libc::fd_set = unsafe { core::mem::zeroed() };
-            for fd in fds {
-                assert!(usize::try_from(*fd).is_ok_and(|fd| fd < libc::FD_SETSIZE));
-                // SAFETY: the set has room for this number.
-                unsafe { libc::FD_SET(*fd, &raw mut set) };
-            }
-            set
-        });
-        let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
-        let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
-        let [read, write, except] = &mut bits;
-        // SAFETY: the sets and the time live through the call.
-        let count = result(unsafe { libc::select(most, read, write, except, &raw mut time) } as isize)?;
-        // SAFETY: the numbers are those from above.
-        let has = |set: usize, fd: &&Fd| unsafe { libc::FD_ISSET(**fd, &raw const bits[set]) };
-        let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
-        Ok((count, ready))
+        select_with(sets, None)
+    }
+
+    fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        select_with(sets, Some(set_of(mask)))
     }
 
     fn epoll_create(&self) -> Result<Fd, Errno> {
@@ -264,6 +361,52 @@ impl Sys for Kernel {
         // SAFETY: no offsets are passed.
         result(unsafe { libc::splice(from, none, to, none, len, flags) })
     }
+}
+
+/// These signals.
+pub fn set_of(signals: &[c_int]) -> libc::sigset_t {
+    // SAFETY: all bits zero is a place for a set, which is filled here.
+    unsafe {
+        let mut set: libc::sigset_t = core::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in signals {
+            libc::sigaddset(&raw mut set, *signal);
+        }
+        set
+    }
+}
+
+/// `select`, or with a mask `pselect`.
+fn select_with(sets: &[Vec<Fd>; 3], mask: Option<libc::sigset_t>) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+    let mut bits = sets.each_ref().map(|fds| {
+        // SAFETY: all bits zero is an empty set.
+        let mut set: libc::fd_set = unsafe { core::mem::zeroed() };
+        for fd in fds {
+            assert!(usize::try_from(*fd).is_ok_and(|fd| fd < libc::FD_SETSIZE));
+            // SAFETY: the set has room for this number.
+            unsafe { libc::FD_SET(*fd, &raw mut set) };
+        }
+        set
+    });
+    let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
+    let [read, write, except] = &mut bits;
+    let count = match mask {
+        None => {
+            let mut time = libc::timeval { tv_sec: 0, tv_usec: 0 };
+            // SAFETY: the sets and the time live through the call.
+            unsafe { libc::select(most, read, write, except, &raw mut time) }
+        }
+        Some(mask) => {
+            let time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: so do the sets, the time and the mask.
+            unsafe { libc::pselect(most, read, write, except, &raw const time, &raw const mask) }
+        }
+    };
+    let count = result(count as isize)?;
+    // SAFETY: the numbers are those from above.
+    let has = |set: usize, fd: &&Fd| unsafe { libc::FD_ISSET(**fd, &raw const bits[set]) };
+    let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
+    Ok((count, ready))
 }
 
 /// What a signal does.

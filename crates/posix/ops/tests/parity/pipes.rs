@@ -121,7 +121,7 @@ pub fn a_stream_through_a_pipe(w: &mut World<'_>) {
     w.say("the same", received == bytes);
 }
 
-mod tests {
+pub mod tests {
     crate::cases! {
         a_pipe_that_waits_is_not_waited_for_if_the_call_says_so
         ends_on_either_side

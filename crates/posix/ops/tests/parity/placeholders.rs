@@ -5,6 +5,8 @@ use crate::stack::{OnStack, Stacks};
 use crate::sys::Sys;
 use ginnel_posix_ops::OpsConfig;
 use libc::{AF_INET, SOCK_CLOEXEC, SOCK_STREAM};
+use rustix::io::Errno;
+use std::os::fd::AsRawFd;
 
 fn config() -> OpsConfig {
     OpsConfig { descriptors_kept: 4, ..OpsConfig::default() }
@@ -64,4 +66,34 @@ fn nothing_that_is_kept_goes_to_another_program() {
     assert!(!closed_on_exec(fd), "the program did not begin, and this one goes on");
     assert_eq!(open(on, 0), fd);
     Kernel.close(Kernel.dup(fd).unwrap()).unwrap();
+}
+
+#[test]
+fn what_is_kept_is_closed_to_the_program() {
+    let stacks = Stacks::with(config);
+    let on = stacks.a();
+    let set = on.0.epoll_create1(0).unwrap();
+    let fd = open(on, 0);
+    on.close(fd).unwrap();
+    assert!(on.0.answers_for(fd) && !on.0.owns(fd));
+    assert_eq!(on.listen(fd, 1), Err(Errno::BADF));
+    assert_eq!(on.set_nonblocking(fd, true), Err(Errno::BADF));
+    assert_eq!(on.0.epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, None), Err(Errno::BADF));
+    assert_eq!(on.close(fd), Err(Errno::BADF));
+    assert_eq!(open(on, 0), fd);
+    assert_eq!(on.listen(fd, 1), Ok(()));
+}
+
+#[test]
+fn a_number_that_the_program_gave_to_something_else_is_no_sockets() {
+    let stacks = Stacks::with(config);
+    let on = stacks.a();
+    let fd = open(on, 0);
+    on.close(fd).unwrap();
+    let file = std::fs::File::open("/dev/null").unwrap();
+    Kernel.dup_to(file.as_raw_fd(), fd).unwrap();
+    on.0.forget(fd);
+    assert!(!on.0.answers_for(fd));
+    assert_ne!(open(on, 0), fd);
+    Kernel.close(fd).unwrap();
 }

@@ -11,6 +11,17 @@ use std::time::{Duration, Instant};
 
 const WHILE: Duration = Duration::from_millis(40);
 
+/// Waits until a thread sleeps, or is no more: on a busy machine it may come to that late.
+fn until_it_rests(thread: i32) {
+    let path = format!("/proc/self/task/{thread}/stat");
+    // The state stands behind the thread's name, which is in brackets.
+    let runs = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['R', 'D']));
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end && std::fs::read_to_string(&path).is_ok_and(runs) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// What a call says that waits while a signal comes; if it goes on after that, `then` lets it end.
 fn interrupted(
     w: &mut World<'_>,
@@ -29,9 +40,11 @@ fn interrupted(
         });
         let number = told.recv().unwrap();
         std::thread::sleep(WHILE);
+        until_it_rests(number);
         let waited = !thread.is_finished();
         kernel::interrupt(number, signal);
         std::thread::sleep(WHILE);
+        until_it_rests(number);
         let goes_on = !thread.is_finished();
         if goes_on {
             then(w);
@@ -133,7 +146,7 @@ pub fn handlers_and_calls_that_wait(w: &mut World<'_>) {
     kernel::handle(SIGUSR2, Handler::None);
 }
 
-mod tests {
+pub mod tests {
     crate::cases! {
         handlers_and_calls_that_wait
     }

@@ -1,10 +1,12 @@
 //! Two stacks on threads of their own, with a cable between them, and the operations on each.
 
-use crate::sys::{Fd, Message, Sys};
-use core::ffi::{c_int, c_uint};
+use crate::kernel::set_of;
+use crate::sys::{Fd, Message, SIOCATMARK, SIOCOUTQNSD, Sys};
+use core::ffi::{c_int, c_uint, c_ulong};
 use core::net::{IpAddr, Ipv4Addr};
+use core::time::Duration;
 use ginnel::channel::{ChannelConfig, ChannelServer};
-use ginnel::config::{Config, DeviceConfig, DeviceKind};
+use ginnel::config::{Config, DeviceConfig, DeviceKind, Loopback};
 use ginnel::{Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use ginnel_posix_ops::{EpollEvent, Ops, OpsConfig, Patience, Sending};
@@ -21,16 +23,24 @@ pub struct OnStack(pub Ops);
 
 /// Two of them, which run as long as this lives.
 pub struct Stacks {
-    hosts: [OnStack; 2],
+    hosts: Vec<OnStack>,
     stop: StopFlag,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// A stack that is large enough for a case.
 pub fn shard(address: &str, device: Device) -> Shard<ChannelServer> {
+    build(config(address), device)
+}
+
+fn config(address: &str) -> Config {
     let config = DeviceConfig::new("cable", DeviceKind::Memory);
     let mut config = Config::single(config, &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
+    config
+}
+
+fn build(config: Config, device: Device) -> Shard<ChannelServer> {
     let channel = ChannelConfig { sockets_max: 256, ..ChannelConfig::default() };
     let server = ChannelServer::new(&channel).unwrap();
     Shard::builder(config).handler(server).device("cable", device).build().unwrap()
@@ -53,7 +63,21 @@ impl Stacks {
             threads.push(std::thread::spawn(move || shard.run(&stop).unwrap()));
             OnStack(Ops::new(client, config()).unwrap())
         });
-        Self { hosts, stop, threads }
+        Self { hosts: hosts.into(), stop, threads }
+    }
+
+    /// One stack, which has loopback for itself and is both hosts.
+    pub fn alone() -> Self {
+        let (device, _) = pair(MemoryConfig::default());
+        let stop = StopFlag::new().unwrap();
+        let mut config = config("10.0.0.1/24");
+        config.loopback = Loopback::Stack;
+        let mut shard = build(config, device);
+        let commander = shard.commander();
+        let client = shard.handler_mut().attach(Box::new(commander)).unwrap();
+        let until = stop.clone();
+        let threads = vec![std::thread::spawn(move || shard.run(&until).unwrap())];
+        Self { hosts: vec![OnStack(Ops::new(client, OpsConfig::default()).unwrap())], stop, threads }
     }
 
     pub fn a(&self) -> &OnStack {
@@ -61,7 +85,7 @@ impl Stacks {
     }
 
     pub fn b(&self) -> &OnStack {
-        &self.hosts[1]
+        self.hosts.last().unwrap()
     }
 }
 
@@ -72,6 +96,27 @@ impl Drop for Stacks {
             let result = thread.join();
             assert!(result.is_ok() || std::thread::panicking(), "a shard panicked");
         }
+    }
+}
+
+impl OnStack {
+    fn select_with(
+        &self,
+        sets: &[Vec<Fd>; 3],
+        mask: Option<libc::sigset_t>,
+    ) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
+        let mut bits = sets.each_ref().map(|fds| {
+            let mut words = [0u64; 16];
+            fds.iter().for_each(|fd| words[*fd as usize / 64] |= 1 << (fd % 64));
+            words
+        });
+        let [read, write, except] = &mut bits;
+        let count =
+            self.0.select(most, [Some(read), Some(write), Some(except)], Patience::None, mask.as_ref())?;
+        let has = |set: usize, fd: &&Fd| bits[set][**fd as usize / 64] & 1 << (**fd % 64) != 0;
+        let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
+        Ok((count, ready))
     }
 }
 
@@ -146,6 +191,40 @@ impl Sys for OnStack {
         })
     }
 
+    fn send_many(
+        &self,
+        fd: Fd,
+        messages: &[(&[u8], Option<&[u8]>)],
+        flags: c_int,
+    ) -> Result<Vec<usize>, Errno> {
+        let mut went = Vec::new();
+        let count = self.0.send_many(messages.len(), |number| {
+            let (bytes, to) = messages[number];
+            went.push(self.send_to(fd, bytes, to, &[], flags)?);
+            Ok((went[number], bytes.len()))
+        })?;
+        assert_eq!(went.len(), count);
+        Ok(went)
+    }
+
+    fn recv_many(
+        &self,
+        fd: Fd,
+        count: usize,
+        most: usize,
+        flags: c_int,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut came = Vec::new();
+        let (count, _) = self.0.recv_many(fd, count, flags, timeout, |_, flags| {
+            let message = self.recv_from(fd, most, 0, flags)?;
+            came.push(message.bytes);
+            Ok(message.flags)
+        })?;
+        assert_eq!(came.len(), count);
+        Ok(came)
+    }
+
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
         self.0.shutdown(fd, how)
     }
@@ -158,6 +237,29 @@ impl Sys for OnStack {
         let copy = crate::kernel::Kernel.dup(fd)?;
         self.0.dup(fd, copy)?;
         Ok(copy)
+    }
+
+    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno> {
+        let copy = crate::kernel::Kernel.dup_above(fd, least)?;
+        self.0.dup(fd, copy)?;
+        Ok(copy)
+    }
+
+    fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
+        self.0.set_nonblocking(fd, on)
+    }
+
+    fn ppoll(
+        &self,
+        fds: &mut [libc::pollfd],
+        timeout: Option<Duration>,
+        mask: &[c_int],
+    ) -> Result<usize, Errno> {
+        self.0.poll(fds, Patience::of(timeout), Some(&set_of(mask)))
+    }
+
+    fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno> {
+        self.0.sendfile(to, from, offset, count)
     }
 
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
@@ -180,8 +282,22 @@ impl Sys for OnStack {
         self.0.getpeername(fd).map(|name| name.bytes().to_vec())
     }
 
-    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
-        self.0.bytes_readable(fd)
+    fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno> {
+        match request {
+            libc::FIONREAD => self.0.bytes_readable(fd),
+            libc::TIOCOUTQ => self.0.bytes_unacknowledged(fd),
+            SIOCATMARK => self.0.is_at_mark(fd).map(c_int::from),
+            SIOCOUTQNSD => self.0.bytes_not_sent(fd),
+            _ => Err(Errno::NOTTY),
+        }
+    }
+
+    fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
+        self.0.owner(fd)
+    }
+
+    fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno> {
+        self.0.set_owner(fd, owner)
     }
 
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
@@ -189,17 +305,11 @@ impl Sys for OnStack {
     }
 
     fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
-        let most = sets.iter().flatten().max().map_or(0, |fd| fd + 1);
-        let mut bits = sets.each_ref().map(|fds| {
-            let mut words = [0u64; 16];
-            fds.iter().for_each(|fd| words[*fd as usize / 64] |= 1 << (fd % 64));
-            words
-        });
-        let [read, write, except] = &mut bits;
-        let count = self.0.select(most, [Some(read), Some(write), Some(except)], Patience::None, None)?;
-        let has = |set: usize, fd: &&Fd| bits[set][**fd as usize / 64] & 1 << (**fd % 64) != 0;
-        let ready = [0, 1, 2].map(|set| sets[set].iter().filter(|fd| has(set, fd)).copied().collect());
-        Ok((count, ready))
+        self.select_with(sets, None)
+    }
+
+    fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        self.select_with(sets, Some(set_of(mask)))
     }
 
     fn epoll_create(&self) -> Result<Fd, Errno> {

@@ -290,7 +290,19 @@ pub fn shutting_down_reading(w: &mut World<'_>) {
     w.say("the peer", w.ready(w.b, b));
 }
 
-mod tests {
+pub fn more_is_to_come(w: &mut World<'_>) {
+    let (a, b) = w.connection();
+    w.say("some", w.b.send(b, b"ab", libc::MSG_MORE));
+    w.say("in parts", w.b.sendv(b, &[b"c", b"de"], libc::MSG_MORE));
+    w.say("the last", w.b.send(b, b"f", 0));
+    w.say("all of it", w.a.recv(a, 6, libc::MSG_WAITALL));
+    w.say("some", w.b.send(b, b"gh", libc::MSG_MORE));
+    w.say("and no more", w.b.shutdown(b, libc::SHUT_WR));
+    w.say("what there was", w.a.recv(a, 3, libc::MSG_WAITALL));
+    w.say("the end", w.a.recv(a, 3, 0));
+}
+
+pub mod tests {
     crate::cases! {
         bytes_go_both_ways
         an_end_is_read_behind_the_bytes
@@ -305,5 +317,6 @@ mod tests {
         listeners_that_share_a_port
         full_buffers
         shutting_down_reading
+        more_is_to_come
     }
 }

@@ -1,6 +1,7 @@
 //! Calls that a case makes, and how it went.
 
-use core::ffi::{c_int, c_uint};
+use core::ffi::{c_int, c_uint, c_ulong};
+use core::time::Duration;
 use rustix::io::Errno;
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -28,18 +29,55 @@ pub trait Sys: Sync {
         flags: c_int,
     ) -> Result<usize, Errno>;
     fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno>;
+    /// `sendmmsg`: bytes and destinations. How many bytes of each went, of those that did.
+    fn send_many(
+        &self,
+        fd: Fd,
+        messages: &[(&[u8], Option<&[u8]>)],
+        flags: c_int,
+    ) -> Result<Vec<usize>, Errno>;
+    /// `recvmmsg`, of which each has so much room.
+    fn recv_many(
+        &self,
+        fd: Fd,
+        count: usize,
+        most: usize,
+        flags: c_int,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, Errno>;
     fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno>;
     fn close(&self, fd: Fd) -> Result<(), Errno>;
     fn dup(&self, fd: Fd) -> Result<Fd, Errno>;
+    /// `F_DUPFD`: a copy under a number that is no lower.
+    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno>;
     fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno>;
+    /// The same by `FIONBIO`.
+    fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno>;
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno>;
     fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno>;
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
-    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno>;
+    /// What an `ioctl` says that asks for a number.
+    fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno>;
+    fn readable_bytes(&self, fd: Fd) -> Result<c_int, Errno> {
+        self.query(fd, libc::FIONREAD)
+    }
+    /// `F_GETOWN`.
+    fn owner(&self, fd: Fd) -> Result<c_int, Errno>;
+    /// `F_SETOWN`.
+    fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno>;
     fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno>;
+    /// The same with signals kept back meanwhile.
+    fn ppoll(
+        &self,
+        fds: &mut [libc::pollfd],
+        timeout: Option<Duration>,
+        mask: &[c_int],
+    ) -> Result<usize, Errno>;
     /// Does not wait. Says how many bits were set, and for which descriptors.
     fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno>;
+    /// The same with signals kept back meanwhile.
+    fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno>;
     fn epoll_create(&self) -> Result<Fd, Errno>;
     fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno>;
     fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno>;
@@ -47,6 +85,8 @@ pub trait Sys: Sync {
     fn handlers_changed(&self) {}
     /// Without offsets, as neither pipes nor connections have any.
     fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno>;
+    /// From a file, at an offset that moves or where the file stands.
+    fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno>;
     /// Lets everything that is on its way arrive.
     fn settle(&self) {
         std::thread::sleep(std::time::Duration::from_millis(20));
@@ -96,9 +136,14 @@ impl<'a> World<'a> {
         address(SocketAddr::new(self.addresses[1], port))
     }
 
+    /// Family of the hosts' addresses.
+    pub fn domain(&self) -> c_int {
+        if self.addresses[0].is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }
+    }
+
     /// A listener at host `a`, and its port.
     pub fn listener(&mut self, flags: c_int) -> (Fd, u16) {
-        let fd = self.a.socket(libc::AF_INET, libc::SOCK_STREAM | flags).unwrap();
+        let fd = self.a.socket(self.domain(), libc::SOCK_STREAM | flags).unwrap();
         self.a.bind(fd, &self.at_a(0)).unwrap();
         self.a.listen(fd, 16).unwrap();
         (fd, port(&self.a.getsockname(fd).unwrap()))
@@ -107,7 +152,7 @@ impl<'a> World<'a> {
     /// A connection: the end at `a`, which was accepted, and the end at `b`, which opened it.
     pub fn connection(&mut self) -> (Fd, Fd) {
         let (listener, port) = self.listener(0);
-        let b = self.b.socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        let b = self.b.socket(self.domain(), libc::SOCK_STREAM).unwrap();
         self.b.connect(b, &self.at_a(port)).unwrap();
         let a = self.a.accept4(listener, 0).unwrap();
         self.a.close(listener).unwrap();
@@ -174,6 +219,25 @@ pub fn address(address: SocketAddr) -> Vec<u8> {
         }
     }
     bytes
+}
+
+// Of `ioctl`, from `asm-generic/sockios.h` and `linux/sockios.h`.
+pub const SIOCATMARK: c_ulong = 0x8905;
+pub const SIOCOUTQNSD: c_ulong = 0x894b;
+
+/// The value of an option that is a number.
+pub fn word(value: c_int) -> [u8; 4] {
+    value.to_ne_bytes()
+}
+
+/// A control message.
+pub fn control(level: i32, kind: i32, value: &[u8]) -> Vec<u8> {
+    let mut out = (16 + value.len()).to_ne_bytes().to_vec();
+    out.extend(level.to_ne_bytes());
+    out.extend(kind.to_ne_bytes());
+    out.extend(value);
+    out.resize(out.len().next_multiple_of(8), 0);
+    out
 }
 
 pub fn port(address: &[u8]) -> u16 {

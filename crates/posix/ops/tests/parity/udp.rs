@@ -1,27 +1,17 @@
 //! UDP sockets.
 
-use crate::sys::{Fd, World, port};
+use crate::sys::{Fd, World, control, port, word};
 use libc::{
-    AF_INET, AF_UNSPEC, IPPROTO_IP, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, SO_ERROR, SOCK_DGRAM,
-    SOCK_NONBLOCK, SOL_SOCKET,
+    AF_UNSPEC, IPPROTO_IP, IPPROTO_IPV6, MSG_DONTWAIT, MSG_NOSIGNAL, MSG_PEEK, MSG_TRUNC, SO_ERROR,
+    SOCK_DGRAM, SOCK_NONBLOCK, SOL_SOCKET,
 };
 
 /// A socket at host `a` with an address, and one at host `b` without; and the former's port.
-fn pair(w: &World<'_>) -> (Fd, Fd, u16) {
-    let a = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+pub fn pair(w: &World<'_>) -> (Fd, Fd, u16) {
+    let a = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.a.bind(a, &w.at_a(0)).unwrap();
     let at = port(&w.a.getsockname(a).unwrap());
-    (a, w.b.socket(AF_INET, SOCK_DGRAM).unwrap(), at)
-}
-
-/// A control message.
-fn control(level: i32, kind: i32, value: &[u8]) -> Vec<u8> {
-    let mut out = (16 + value.len()).to_ne_bytes().to_vec();
-    out.extend(level.to_ne_bytes());
-    out.extend(kind.to_ne_bytes());
-    out.extend(value);
-    out.resize(out.len().next_multiple_of(8), 0);
-    out
+    (a, w.b.socket(w.domain(), SOCK_DGRAM).unwrap(), at)
 }
 
 pub fn datagrams_keep_their_bounds(w: &mut World<'_>) {
@@ -91,14 +81,14 @@ pub fn a_fixed_other_end(w: &mut World<'_>) {
     w.say("no destination", w.b.send(b, b"x", 0));
     w.say("no peer", w.b.getpeername(b));
     w.say("shutdown of nothing", w.b.shutdown(b, libc::SHUT_RD));
-    let b = w.b.socket(AF_INET, SOCK_DGRAM).unwrap();
+    let b = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.say("connect", w.b.connect(b, &to));
     w.say("peer", port(&w.b.getpeername(b).unwrap()) == at);
     let own = w.b.getsockname(b).unwrap();
     w.say("an address of its own", own[4..8] != [0; 4] && port(&own) != 0);
     w.say("send", w.b.send(b, b"hello", 0));
     w.say("recv", w.a.recv(a, 100, 0));
-    let stranger = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+    let stranger = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.a.send_to(stranger, b"from a stranger", Some(&w.at_b(port(&own))), &[], 0).unwrap();
     w.settle();
     w.say("of its peer only", w.b.recv(b, 100, MSG_DONTWAIT));
@@ -121,6 +111,7 @@ pub fn a_fixed_other_end(w: &mut World<'_>) {
 pub fn nobody_there(w: &mut World<'_>) {
     let (a, b, at) = pair(w);
     w.a.close(a).unwrap();
+    w.settle();
     w.say("connect", w.b.connect(b, &w.at_a(at)));
     w.say("send", w.b.send(b, b"x", 0));
     w.settle();
@@ -136,7 +127,7 @@ pub fn nobody_there(w: &mut World<'_>) {
     w.say("told to the next", w.b.send(b, b"x", 0));
     w.settle();
     // Without a fixed end nobody is told.
-    let other = w.b.socket(AF_INET, SOCK_DGRAM).unwrap();
+    let other = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.say("send to nobody", w.b.send_to(other, b"x", Some(&w.at_a(at)), &[], 0));
     w.settle();
     w.say("no error", w.b.recv(other, 1, MSG_DONTWAIT));
@@ -144,7 +135,7 @@ pub fn nobody_there(w: &mut World<'_>) {
 
 pub fn addresses(w: &mut World<'_>) {
     let (a, _, at) = pair(w);
-    let second = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+    let second = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.say("in use", w.a.bind(second, &w.at_a(at)));
     w.say("not ours", w.a.bind(second, &[2, 0, 0, 0, 192, 0, 2, 77, 0, 0, 0, 0, 0, 0, 0, 0]));
     w.say("short", w.a.bind(second, &w.at_a(at)[..15]));
@@ -153,12 +144,12 @@ pub fn addresses(w: &mut World<'_>) {
     w.say("port 0", w.a.send_to(second, b"x", Some(&w.at_b(0)), &[], 0));
     w.say("a short destination", w.a.send_to(second, b"x", Some(&w.at_b(1)[..8]), &[], 0));
     w.a.close(a).unwrap();
-    let third = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+    let third = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
     w.say("free again", w.a.bind(third, &w.at_a(at)));
     let on = 1i32.to_ne_bytes();
     let shared: Vec<_> = (0..2)
         .map(|_| {
-            let fd = w.a.socket(AF_INET, SOCK_DGRAM).unwrap();
+            let fd = w.a.socket(w.domain(), SOCK_DGRAM).unwrap();
             w.a.setsockopt(fd, SOL_SOCKET, libc::SO_REUSEPORT, &on).unwrap();
             fd
         })
@@ -172,7 +163,7 @@ pub fn addresses(w: &mut World<'_>) {
     // Senders are shared out, and each stays with one.
     let mut got = [0; 2];
     for _ in 0..32 {
-        let b = w.b.socket(AF_INET, SOCK_DGRAM).unwrap();
+        let b = w.b.socket(w.domain(), SOCK_DGRAM).unwrap();
         w.b.send_to(b, b"1", Some(&w.at_a(at)), &[], 0).unwrap();
         w.b.send_to(b, b"2", Some(&w.at_a(at)), &[], 0).unwrap();
         w.b.close(b).unwrap();
@@ -240,20 +231,152 @@ pub fn epoll_and_time_outs(w: &mut World<'_>) {
     let limit = [0i64.to_ne_bytes(), 20_000i64.to_ne_bytes()].concat();
     w.say("limit", w.a.setsockopt(a, SOL_SOCKET, libc::SO_RCVTIMEO, &limit));
     w.say("in time", w.a.recv(a, 1, 0));
-    let other = w.a.socket(AF_INET, SOCK_DGRAM | SOCK_NONBLOCK).unwrap();
+    let other = w.a.socket(w.domain(), SOCK_DGRAM | SOCK_NONBLOCK).unwrap();
     w.say("at once", w.a.recv(other, 1, 0));
 }
 
-mod tests {
+pub fn when_datagrams_came(w: &mut World<'_>) {
+    let (a, b, at) = pair(w);
+    let now = || std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    w.b.send_to(b, b"before anybody asked", Some(&w.at_a(at)), &[], 0).unwrap();
+    w.wait(w.a, a, libc::POLLIN);
+    for (name, units) in
+        [(libc::SO_TIMESTAMP, 1_000_000), (libc::SO_TIMESTAMPNS, 1_000_000_000), (63, 1_000_000)]
+    {
+        w.say("on", w.a.setsockopt(a, SOL_SOCKET, name, &1i32.to_ne_bytes()));
+        for other in [libc::SO_TIMESTAMP, libc::SO_TIMESTAMPNS, 63, 64] {
+            w.say("is", w.a.getsockopt(a, SOL_SOCKET, other));
+        }
+        w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
+        w.settle();
+        let mut got = w.a.recv_from(a, 100, 100, 0).unwrap();
+        let word = |from: usize| u64::from_ne_bytes(got.control[from..from + 8].try_into().unwrap());
+        let came = std::time::Duration::from_secs(word(16))
+            + std::time::Duration::from_nanos(word(24) * (1_000_000_000 / units));
+        let passed = now().saturating_sub(came);
+        w.say("lately", passed < std::time::Duration::from_secs(5));
+        got.control.splice(16..32, []);
+        w.say("as", (got.bytes, got.control, got.flags));
+    }
+    w.say("the last", w.a.recv(a, 100, 0));
+    w.say("off", w.a.setsockopt(a, SOL_SOCKET, libc::SO_TIMESTAMPNS, &0i32.to_ne_bytes()));
+    w.b.send_to(b, b"y", Some(&w.at_a(at)), &[], 0).unwrap();
+    w.say("none", w.a.recv_from(a, 100, 100, 0).map(|got| (got.bytes, got.control)));
+    let (c, at) = (w.a.socket(w.domain(), SOCK_DGRAM).unwrap(), w.at_a(0));
+    w.say("before it has an address", w.a.setsockopt(c, SOL_SOCKET, libc::SO_TIMESTAMP, &1i32.to_ne_bytes()));
+    w.a.bind(c, &at).unwrap();
+    let at = w.at_a(port(&w.a.getsockname(c).unwrap()));
+    w.b.send_to(b, b"z", Some(&at), &[], 0).unwrap();
+    w.wait(w.a, c, libc::POLLIN);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let got = w.a.recv_from(c, 100, 100, 0).unwrap();
+    let came = u64::from_ne_bytes(got.control[16..24].try_into().unwrap());
+    w.say("as of then", (now().as_secs() - came) >= 1);
+}
+
+/// Hop limit and class that one datagram has, whatever the socket's are.
+pub fn what_one_datagram_has_alone(w: &mut World<'_>) {
+    let (a, b, at) = pair(w);
+    let v4 = w.domain() == libc::AF_INET;
+    let (level, other) = if v4 { (IPPROTO_IP, IPPROTO_IPV6) } else { (IPPROTO_IPV6, IPPROTO_IP) };
+    let of = |v4: bool| match v4 {
+        true => [libc::IP_TTL, libc::IP_TOS, libc::IP_RECVTTL, libc::IP_RECVTOS],
+        false => [libc::IPV6_HOPLIMIT, libc::IPV6_TCLASS, libc::IPV6_RECVHOPLIMIT, libc::IPV6_RECVTCLASS],
+    };
+    let [hops, class, recv_hops, recv_class] = of(v4);
+    for name in [recv_hops, recv_class] {
+        w.say("asked for", w.a.setsockopt(a, level, name, &word(1)));
+    }
+    let to = w.at_a(at);
+    let each = |w: &mut World<'_>, what: &str, control: &[u8]| {
+        let sent = w.b.send_to(b, b"x", Some(&to), control, 0);
+        w.say(what, sent);
+        if sent.is_ok() {
+            let got = w.a.recv_from(a, 10, 200, 0).unwrap();
+            w.say("came", (got.bytes, got.control));
+        }
+    };
+    each(w, "as the socket is", &[]);
+    let both = [control(level, hops, &word(33)), control(level, class, &word(0x2a))].concat();
+    // The first to somebody, and those behind it, go in different ways.
+    each(w, "both", &both);
+    each(w, "both again", &both);
+    each(w, "as before", &[]);
+    for value in [1, 255, 256, 0, -1, -2] {
+        each(w, &format!("hops {value}"), &control(level, hops, &word(value)));
+        each(w, &format!("class {value}"), &control(level, class, &word(value)));
+    }
+    for value in [&[7][..], &[0, 0], &[0; 8]] {
+        each(w, "hops as bytes", &control(level, hops, value));
+        each(w, "class as bytes", &control(level, class, value));
+    }
+    let [hops, class, ..] = of(!v4);
+    each(
+        w,
+        "of the other version",
+        &[control(other, hops, &word(33)), control(other, class, &word(4))].concat(),
+    );
+}
+
+/// `SO_TIMESTAMPING`: what it takes, and what datagrams that come say of their time.
+pub fn times_in_detail(w: &mut World<'_>) {
+    const NEW: i32 = 65;
+    let names = [libc::SO_TIMESTAMPING, NEW];
+    for kind in [SOCK_DGRAM, libc::SOCK_STREAM] {
+        let fd = w.a.socket(w.domain(), kind).unwrap();
+        for bit in 0..32 {
+            let flags = (1u32 << bit).to_ne_bytes();
+            let taken = w.a.setsockopt(fd, SOL_SOCKET, names[bit % 2], &flags);
+            let is = names.map(|name| w.a.getsockopt(fd, SOL_SOCKET, name));
+            w.say("flag", (bit, taken, is));
+        }
+        for flags in [0x1080u32, 0x1_0080, 0x1800, 0x88, 0] {
+            w.say("flags", (flags, w.a.setsockopt(fd, SOL_SOCKET, NEW, &flags.to_ne_bytes())));
+        }
+        w.say("a clock", w.a.setsockopt(fd, SOL_SOCKET, NEW, &[8, 0, 0, 0, 3, 0, 0, 0]));
+        w.say("too short", w.a.setsockopt(fd, SOL_SOCKET, NEW, &[8, 0]));
+        w.a.close(fd).unwrap();
+    }
+    let (a, b, at) = pair(w);
+    let software = 0x18u32.to_ne_bytes();
+    for (number, name) in names.into_iter().enumerate() {
+        w.say("on", w.a.setsockopt(a, SOL_SOCKET, name, &software));
+        // The kernel begins to look at the clock a moment later.
+        w.settle();
+        if number == 1 {
+            w.say("both", w.a.setsockopt(a, SOL_SOCKET, 63, &1i32.to_ne_bytes()));
+        }
+        w.b.send_to(b, b"x", Some(&w.at_a(at)), &[], 0).unwrap();
+        let mut got = w.a.recv_from(a, 100, 200, 0).unwrap();
+        // Seconds and nanoseconds, behind those of the other message.
+        for time in [16..32, 48..64].into_iter().skip(1 - number).take(1 + number) {
+            let time = if number == 0 { 16..32 } else { time };
+            w.say("a time", got.control[time.clone()].iter().any(|byte| *byte != 0));
+            got.control[time].fill(0);
+        }
+        w.say("as", (got.bytes, got.control, got.flags));
+    }
+    w.say("not of what comes", w.a.setsockopt(a, SOL_SOCKET, NEW, &0x10u32.to_ne_bytes()));
+    w.say("off", w.a.setsockopt(a, SOL_SOCKET, 63, &0i32.to_ne_bytes()));
+    w.b.send_to(b, b"y", Some(&w.at_a(at)), &[], 0).unwrap();
+    w.say("none", w.a.recv_from(a, 100, 200, 0).map(|got| got.bytes));
+}
+
+pub mod tests {
     crate::cases! {
-        datagrams_keep_their_bounds
-        datagrams_of_all_lengths
-        many_datagrams
-        a_fixed_other_end
-        nobody_there
         addresses
         control_messages
         broadcasts_need_leave
-        epoll_and_time_outs
+        ; both {
+            datagrams_keep_their_bounds
+            datagrams_of_all_lengths
+            many_datagrams
+            a_fixed_other_end
+            nobody_there
+            when_datagrams_came
+            times_in_detail
+            what_one_datagram_has_alone
+            epoll_and_time_outs
+        }
     }
 }

@@ -9,17 +9,6 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Scripts about what the operations do not do yet, or otherwise (docs/posix.md): how they end says nothing.
-const NOT_YET: [(&str, &str); 6] = [
-    ("urgent/", "urgent data: POLLPRI, SIOCATMARK, errors of MSG_OOB"),
-    ("zero-window/data-partly-beyond-the-window", BUFFERED),
-    ("zero-window/receiver-answers-probes", BUFFERED),
-    ("zero-window/receiver-avoids-silly-windows", BUFFERED),
-    ("zero-window/receiver-closes-and-reopens", BUFFERED),
-    ("zero-window/receiver-takes-ack-and-reset-while-closed", BUFFERED),
-];
-const BUFFERED: &str = "the window closes when the channel's buffer is full, too";
-
 /// A script that takes longer runs in `make suites` alone.
 const QUICK: Duration = Duration::from_millis(1500);
 
@@ -74,10 +63,7 @@ fn failures(cases: &[(&Script, Target)]) -> Vec<String> {
 fn pass(lasting: impl Fn(Duration) -> bool) {
     let scripts = scripts();
     let chosen = std::env::var("GINNEL_SCRIPTS").unwrap_or_default();
-    let is_chosen = |script: &&Script| {
-        let path = script.path.to_string_lossy();
-        path.contains(&chosen) && !NOT_YET.iter().any(|(part, _)| path.contains(part))
-    };
+    let is_chosen = |script: &&Script| script.path.to_string_lossy().contains(&chosen);
     let cases: Vec<_> = scripts
         .iter()
         .filter(is_chosen)
@@ -87,9 +73,6 @@ fn pass(lasting: impl Fn(Duration) -> bool) {
         .collect();
     let failed = failures(&cases);
     println!("{} of {} runs pass", cases.len() - failed.len(), cases.len());
-    for (part, reason) in NOT_YET {
-        println!("not run: {part}: {reason}");
-    }
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 

@@ -177,19 +177,16 @@ unsafe extern "C" fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, 
             count as c_int
         };
     };
-    let mut done = 0;
-    for number in 0..count as usize {
-        // SAFETY: the program's list is as long as it says.
-        let message = unsafe { &mut *messages.add(number) };
-        // SAFETY: and each message as it says.
-        match unsafe { send_message(ops, fd, &raw const message.msg_hdr, flags) } {
-            Ok(sent) => message.msg_len = sent as c_uint,
-            Err(error) if done == 0 => return Err::<usize, _>(error).to_c(),
-            Err(_) => break,
+    let sent = ops.send_many(count as usize, |number| {
+        // SAFETY: the program's list is as long as it says, and each message and its buffers are as they say.
+        unsafe {
+            let message = &mut *messages.add(number);
+            let sent = send_message(ops, fd, &raw const message.msg_hdr, flags)?;
+            message.msg_len = sent as c_uint;
+            Ok((sent, memory::bytes_of(message.msg_hdr.msg_iov, message.msg_hdr.msg_iovlen)))
         }
-        done += 1;
-    }
-    done
+    });
+    sent.map_or_else(|error| Err::<usize, _>(error).to_c(), |count| count as c_int)
 }
 
 #[unsafe(no_mangle)]
@@ -273,7 +270,7 @@ unsafe extern "C" fn __recvfrom_chk(
 unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, len: size_t) -> ssize_t {
     match ours(fd) {
         // The socket is not asked (`sock_read_iter`).
-        Some(_) if len == 0 => 0,
+        Some(ops) if len == 0 && ops.owns(fd) => 0,
         // SAFETY: the program's room is as much as it says.
         Some(ops) => unsafe { recv_one(ops, fd, bytes, len, 0) },
         // SAFETY: passed on as it came.
@@ -341,21 +338,31 @@ unsafe extern "C" fn recvmmsg(
             count
         };
     };
-    let mut done = 0;
-    for number in 0..count as usize {
-        let first_only = flags & libc::MSG_WAITFORONE != 0 && number > 0;
-        let flags = flags & !libc::MSG_WAITFORONE | if first_only { libc::MSG_DONTWAIT } else { 0 };
-        // SAFETY: the program's list is as long as it says.
-        let message = unsafe { &mut *messages.add(number) };
-        // SAFETY: and each message as it says.
-        match unsafe { recv_message(ops, fd, &raw mut message.msg_hdr, flags) } {
-            Ok(received) => message.msg_len = received as c_uint,
-            Err(error) if done == 0 => return Err::<usize, _>(error).to_c(),
-            Err(_) => break,
+    // SAFETY: the program's timeout is null or a time.
+    let limit = match unsafe { memory::timeout(timeout) } {
+        Ok(limit) => limit,
+        Err(error) => return Err::<usize, _>(error).to_c(),
+    };
+    let received = ops.recv_many(fd, count as usize, flags, limit, |number, flags| {
+        // SAFETY: the program's list is as long as it says, and each message as it says.
+        unsafe {
+            let message = &mut *messages.add(number);
+            message.msg_len = recv_message(ops, fd, &raw mut message.msg_hdr, flags)? as c_uint;
+            Ok(message.msg_hdr.msg_flags)
         }
-        done += 1;
+    });
+    match received {
+        Ok((count, left)) => {
+            if let Some(left) = left {
+                // SAFETY: a limit was read from there.
+                let place = unsafe { &mut *timeout };
+                place.tv_sec = left.as_secs().cast_signed();
+                place.tv_nsec = left.subsec_nanos().into();
+            }
+            count as c_int
+        }
+        Err(error) => Err::<usize, _>(error).to_c(),
     }
-    done
 }
 
 #[unsafe(no_mangle)]

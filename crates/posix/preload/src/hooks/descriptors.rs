@@ -13,8 +13,12 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
         Some(ops) => ops.close(fd).to_c(),
         // To the program it is not open.
         None if Ops::is_internal(fd) => Err::<(), _>(Errno::BADF).to_c(),
-        // SAFETY: passed on as it came.
-        None => unsafe { real::close(fd) },
+        None => {
+            // SAFETY: passed on as it came.
+            let result = unsafe { real::close(fd) };
+            Ops::freed(fd);
+            result
+        }
     }
 }
 
@@ -60,6 +64,12 @@ fn copied(fd: c_int, copy: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn dup(fd: c_int) -> c_int {
+    if Ops::is_internal(fd) {
+        return Err::<c_int, _>(Errno::BADF).to_c();
+    }
+    if let Some(done) = ours(fd).and_then(|ops| ops.dup_alike(fd, false).transpose()) {
+        return done.to_c();
+    }
     // SAFETY: passed on as it came.
     copied(fd, unsafe { real::dup(fd) })
 }
@@ -78,8 +88,15 @@ unsafe extern "C" fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
 
 /// A copy under a number that something else may have.
 unsafe fn replace(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
+    // What is the library's is not open to the program, neither here nor there.
+    if Ops::is_internal(fd) {
+        return Err::<c_int, _>(Errno::BADF).to_c();
+    }
     if fd == to {
         return copy();
+    }
+    if let Err(error) = attach::make_way(to) {
+        return Err::<c_int, _>(error).to_c();
     }
     let copy = copy();
     if copy >= 0
@@ -94,17 +111,30 @@ unsafe fn replace(fd: c_int, to: c_int, copy: impl FnOnce() -> c_int) -> c_int {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     let Some(ops) = ours(fd) else {
+        if Ops::is_internal(fd) {
+            return Err::<c_int, _>(Errno::BADF).to_c();
+        }
         // SAFETY: passed on as it came.
         return unsafe { real::fcntl64(fd, command, argument) };
     };
+    if !ops.owns(fd) {
+        return Err::<c_int, _>(Errno::BADF).to_c();
+    }
     match command {
         libc::F_GETFL => {
             ops.is_nonblocking(fd).map(|on| libc::O_RDWR | if on { libc::O_NONBLOCK } else { 0 }).to_c()
         }
         libc::F_SETFL => ops.set_nonblocking(fd, argument as c_int & libc::O_NONBLOCK != 0).to_c(),
-        // SAFETY: passed on as it came.
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, unsafe { real::fcntl64(fd, command, argument) }),
-        // Flags of the descriptor itself are the placeholder's, and so are owners for signals.
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
+            let cloexec = command == libc::F_DUPFD_CLOEXEC;
+            let alike = if argument as c_int == 0 { ops.dup_alike(fd, cloexec) } else { Ok(None) };
+            // SAFETY: passed on as it came.
+            let by_kernel = || copied(fd, unsafe { real::fcntl64(fd, command, argument) });
+            alike.transpose().map_or_else(by_kernel, ToC::to_c)
+        }
+        libc::F_GETOWN => ops.owner(fd).to_c(),
+        libc::F_SETOWN => ops.set_owner(fd, argument as c_int).to_c(),
+        // Flags of the descriptor itself are the placeholder's.
         _ => {
             if command == libc::F_SETFD {
                 ops.flags_changed(fd);
@@ -137,6 +167,14 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
     match request {
         libc::FIONREAD => answer(ops.bytes_readable(fd)).to_c(),
         libc::TIOCOUTQ => answer(ops.bytes_unacknowledged(fd)).to_c(),
+        SIOCOUTQNSD => answer(ops.bytes_not_sent(fd)).to_c(),
+        SIOCATMARK => answer(ops.is_at_mark(fd).map(c_int::from)).to_c(),
+        SIOCGPGRP | FIOGETOWN => answer(ops.owner(fd)).to_c(),
+        SIOCSPGRP | FIOSETOWN => {
+            // SAFETY: the program points to a number.
+            let owner = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
+            owner.and_then(|owner| ops.set_owner(fd, *owner)).to_c()
+        }
         libc::FIONBIO => {
             // SAFETY: the program points to a number.
             let on = unsafe { argument.cast::<c_int>().as_ref() }.ok_or(Errno::FAULT);
@@ -148,6 +186,9 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
             // SAFETY: passed on as it came.
             unsafe { real::ioctl(fd, request, argument) }
         }
+        // Interfaces, addresses, routes and ARP entries of the kernel's: any socket is as good to ask for them as another, and placeholders are sockets.
+        // SAFETY: passed on as it came.
+        SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { real::ioctl(fd, request, argument) },
         _ => Err::<(), _>(Errno::NOTTY).to_c(),
     }
 }
@@ -164,8 +205,16 @@ unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: c_long) -> c_i
     unsafe { fcntl(fd, command, argument) }
 }
 
-/// Of `ioctl` (sockios(7)).
+// Of the socket, from `asm-generic/sockios.h` and `linux/sockios.h`.
+const FIOSETOWN: libc::c_ulong = 0x8901;
+const SIOCSPGRP: libc::c_ulong = 0x8902;
+const FIOGETOWN: libc::c_ulong = 0x8903;
+const SIOCGPGRP: libc::c_ulong = 0x8904;
 const SIOCATMARK: libc::c_ulong = 0x8905;
+const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+/// The first and the last request of `ioctl` that are, but for SIOCOUTQNSD, about the kernel's network, not about the socket (linux/sockios.h).
+const SIOCADDRT: libc::c_ulong = 0x890b;
+const SIOCDEVPRIVATE_LAST: libc::c_ulong = 0x89ff;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sockatmark(fd: c_int) -> c_int {

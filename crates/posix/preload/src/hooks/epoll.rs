@@ -13,7 +13,7 @@ const EVENTS_MAX: usize = 512;
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
-    match attach::ops() {
+    match attach::needed() {
         Some(_) if size <= 0 => Err::<c_int, _>(Errno::INVAL).to_c(),
         Some(ops) => ops.epoll_create1(0).to_c(),
         // SAFETY: passed on as it came.
@@ -23,7 +23,7 @@ unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
-    match attach::ops() {
+    match attach::needed() {
         Some(ops) => ops.epoll_create1(flags).to_c(),
         // SAFETY: passed on as it came.
         None => unsafe { real::epoll_create1(flags) },

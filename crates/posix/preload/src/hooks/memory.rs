@@ -47,6 +47,15 @@ pub unsafe fn room<'a>(pointer: *mut c_void, len: size_t) -> Result<&'a mut [u8]
     Ok(unsafe { core::slice::from_raw_parts_mut(pointer.cast(), len.min(0x7fff_f000)) })
 }
 
+/// Bytes that the program's buffers hold in all.
+///
+/// # Safety
+/// There are as many buffers as told.
+pub unsafe fn bytes_of(buffers: *const iovec, count: size_t) -> usize {
+    // SAFETY: the caller's promise.
+    (0..count).map(|at| unsafe { (*buffers.add(at)).iov_len }).sum()
+}
+
 /// An address that the program hands in.
 ///
 /// # Safety

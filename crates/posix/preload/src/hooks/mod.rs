@@ -18,10 +18,10 @@ use ginnel_posix_ops::Ops;
 use libc::ssize_t;
 use rustix::io::Errno;
 
-/// The stack's operations, if the descriptor is the stack's.
+/// The stack's operations, if the descriptor is the stack's, or was until it was closed.
 #[inline]
 fn ours(fd: c_int) -> Option<&'static Ops> {
-    attach::ops().filter(|ops| ops.owns(fd))
+    attach::ops().filter(|ops| ops.answers_for(fd))
 }
 
 /// Results as C has them: -1, and the reason in `errno`.

@@ -90,16 +90,22 @@ pub unsafe fn send_with<T>(
 /// # Safety
 /// The message is as the kernel has filled it in.
 pub unsafe fn received(message: *const msghdr) {
-    let Some(ops) = attach::ops() else { return };
-    let arrived = |ops: &Ops, fd: c_int| {
-        if fd >= 0 && !ops.owns(fd) {
+    if !attach::is_on_a_stack() {
+        return;
+    }
+    let arrived = |fd: c_int| {
+        if fd >= 0
+            && attach::ops().is_none_or(|ops| !ops.owns(fd))
+            && Ops::may_stand_for_ours(fd)
+            && let Some(ops) = attach::needed()
+        {
             ops.arrived(fd);
         }
     };
     // SAFETY: the caller's promise; nothing is changed.
     let _ = unsafe {
         each_right(message, |fd| {
-            arrived(ops, *fd);
+            arrived(*fd);
             Ok(())
         })
     };

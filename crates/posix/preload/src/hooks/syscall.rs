@@ -4,6 +4,7 @@
 use super::ours;
 use crate::{attach, real};
 use core::ffi::{c_int, c_long};
+use ginnel_posix_ops::Ops;
 use rustix::io::Errno;
 
 /// The functions of this library, as they are called by number: with integers. Each is defined with the types of its manual page beside the others of its kind.
@@ -75,13 +76,18 @@ unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    if attach::ops().is_none() {
+    if !attach::is_on_a_stack() {
         // SAFETY: passed on as it came.
         return unsafe { real::syscall(number, a, b, c, d, e, f) };
     }
     // A ring would take descriptors past these hooks: programs that find none use the calls.
     if number == libc::SYS_io_uring_setup {
         return super::fails(Errno::NOSYS, -1);
+    }
+    // A process with memory of its own that goes on where this one is; others begin elsewhere, and are threads.
+    if number == libc::SYS_clone && a & c_long::from(libc::CLONE_VM) == 0 && b == 0 {
+        // SAFETY: passed on as it came.
+        return crate::process::forks(|| unsafe { real::syscall(number, a, b, c, d, e, f) });
     }
     // SAFETY: the program's arguments are what the call of this number wants.
     let done =
@@ -131,7 +137,12 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
 /// As above.
 unsafe fn by_number_of_ours(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c_long> {
     use by_name as call;
-    ours(a as c_int)?;
+    if ours(a as c_int).is_none() {
+        // Also before there are operations: this one is not to be closed, and to be known of by nobody.
+        return Ops::is_internal(a as c_int)
+            .then(|| super::fails(Errno::BADF, -1))
+            .filter(|_| matches!(number, libc::SYS_close | libc::SYS_dup | libc::SYS_fcntl));
+    }
     // SAFETY: the caller's promise.
     unsafe {
         let result: c_int = match number {

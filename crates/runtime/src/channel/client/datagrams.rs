@@ -3,13 +3,16 @@
 
 use super::super::bells::RUNG;
 use super::super::control::{Reply, Request, UdpRequest};
-use super::super::datagram::{DATAGRAM_BYTES_MAX, Header};
+use super::super::datagram::{DATAGRAM_BYTES_MAX, HOP_LIMIT, Header, TOS};
+use super::super::mark::Mark;
+use super::super::socket::request;
 use super::{Client, mismatch};
 use crate::error::Error;
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
-use ginnel_stack::error::{RecvError, SendError};
+use core::num::NonZeroU32;
+use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, UdpHandle};
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
 use std::io::{IoSlice, IoSliceMut};
 
 fn handle(socket: Conn) -> UdpHandle {
@@ -29,16 +32,24 @@ impl Client {
         }
     }
 
-    /// Takes the urgent byte.
+    /// Takes the urgent byte out of line. It stays in the stream, where [`Client::mark`] says.
     ///
     /// # Errors
     /// There is none, or the handle is stale.
     pub fn recv_urgent(&mut self, conn: Conn) -> Result<u8, RecvError> {
-        self.held(conn).map_err(|_| RecvError::Stale)?;
-        match self.ask(Request::RecvUrgent(conn.index())) {
-            Ok(Reply::RecvUrgent(result)) => result,
-            _ => Err(RecvError::Stale),
+        self.hand(conn).map_err(|_| RecvError::Stale)?.take_urgent().ok_or(RecvError::WouldBlock)
+    }
+
+    /// The urgent byte that was announced last, if reading has not passed it. Reads do not heed it by themselves.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn mark(&mut self, conn: Conn) -> Result<Option<Mark>, Stale> {
+        let (mark, ring) = self.hand(conn)?.mark();
+        if ring {
+            self.ring(conn.index(), RUNG);
         }
+        Ok(mark)
     }
 
     /// Opens a UDP socket, held as a connection is; [`ClientEvent::Datagrams`](super::ClientEvent::Datagrams) tells that there is something.
@@ -122,24 +133,13 @@ impl Client {
         }
     }
 
-    /// Sends a datagram as a question, so that it is known what came of it, from `own` if that is one of the stack's addresses.
+    /// Sends a datagram, or several of `piece` bytes if that is not 0, as a question, so that it is known what came of it, from `own` if that is one of the
+    /// stack's addresses.
     ///
     /// # Errors
     /// As [`Client::udp_connect`].
-    pub fn udp_send_from(
-        &mut self,
-        socket: Conn,
-        to: Option<SocketAddr>,
-        own: Option<IpAddr>,
-        data: &[u8],
-    ) -> Result<(), UdpError> {
-        match (to, own) {
-            (Some(from), Some(to)) => {
-                let answered = Datagram { len: 0, from, to, ecn: 0, hop_limit: 0 };
-                self.udp(UdpRequest::Reply(handle(socket), answered, data.to_vec()))
-            }
-            _ => self.udp_send(socket, to, data),
-        }
+    pub fn udp_send_from(&mut self, socket: Conn, sending: &UdpSending, data: &[u8]) -> Result<(), UdpError> {
+        self.udp(UdpRequest::SendWith(handle(socket), *sending, data.to_vec()))
     }
 
     /// Changes how a UDP socket behaves.
@@ -168,8 +168,9 @@ impl Client {
         if header.apart {
             self.take_apart(socket, buffers, take)?;
         }
-        let Header { len, peer: from, own: to, ecn, hop_limit, .. } = header;
-        Ok(Arrived { len: len as usize, from, to, ecn, hop_limit })
+        let Header { len, peer: from, own: to, tos, hop_limit, piece, came_us, .. } = header;
+        let came_us = came_us.map(NonZeroU32::get);
+        Ok(Arrived { len: len as usize, from, to, tos, hop_limit, piece, came_us })
     }
 
     /// The next is too long for the region.
@@ -196,7 +197,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a datagram through the region: to the socket's other end if none is given, from `own` if that is one of the stack's addresses. What is wrong
+    /// Sends a datagram, or several of `piece` bytes if that is not 0, through the region: to the socket's other end if none is given, from `own` if that is one of the stack's addresses. What is wrong
     /// with it is a pending error later, if at all. [`UdpError::WouldBlock`]: there is no room, and [`ClientEvent::Writable`](super::ClientEvent::Writable) follows.
     ///
     /// # Errors
@@ -204,22 +205,31 @@ impl Client {
     pub fn udp_post(
         &mut self,
         socket: Conn,
-        to: Option<SocketAddr>,
-        own: Option<IpAddr>,
+        sending: &UdpSending,
         buffers: &[IoSlice<'_>],
     ) -> Result<(), UdpError> {
+        let &UdpSending { to, source, piece, hop_limit, tos } = sending;
         let len: usize = buffers.iter().map(|buffer| buffer.len()).sum();
         if len > DATAGRAM_BYTES_MAX {
             return Err(UdpError::TooLong);
         }
         let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
-        let own = own.unwrap_or(Ipv6Addr::UNSPECIFIED.into());
-        // Cannot truncate: compared above.
-        let header =
-            Header { len: len as u32, apart: false, peer: to.unwrap_or(nobody), own, ecn: 0, hop_limit: 0 };
+        let any = Ipv6Addr::UNSPECIFIED.into();
+        let header = Header {
+            // Cannot truncate: compared above.
+            len: len as u32,
+            apart: false,
+            peer: to.unwrap_or(nobody),
+            own: source.unwrap_or(any),
+            tos: tos.unwrap_or_default(),
+            hop_limit: hop_limit.unwrap_or_default(),
+            wanted: tos.map_or(0, |_| TOS) | hop_limit.map_or(0, |_| HOP_LIMIT),
+            piece,
+            came_us: None,
+        };
         if header.bytes() > self.region.buffer_bytes() {
             let data: Vec<u8> = buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect();
-            return self.udp_send(socket, to, &data);
+            return self.udp_send_from(socket, sending, &data);
         }
         let hand = self.hand(socket).map_err(|_| UdpError::Stale)?;
         match hand.send_datagram(&header, buffers, &self.blocked[socket.index() as usize]) {
@@ -234,6 +244,42 @@ impl Client {
     /// What is pending on a socket, and whether it is taken.
     pub fn udp_error(&self, socket: Conn, take: bool) -> Option<UdpError> {
         self.hand(socket).ok()?.udp_error(take)
+    }
+
+    /// From now on datagrams say when they came.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn udp_stamp(&mut self, socket: Conn) -> Result<(), Stale> {
+        self.hand(socket)?.request(request::STAMPS);
+        Ok(())
+    }
+
+    /// Whether there are reports of errors, for [`Client::udp_take_report`].
+    pub fn udp_has_reports(&self, socket: Conn) -> bool {
+        self.hand(socket).is_ok_and(|hand| hand.has_reports())
+    }
+
+    /// Takes the oldest report of an error, and what is known of the datagram. What the one behind it means is pending from then on.
+    ///
+    /// # Errors
+    /// [`UdpError::WouldBlock`] if there is none; as [`Client::udp_connect`].
+    pub fn udp_take_report(&mut self, socket: Conn) -> Result<Box<(UdpReport, Vec<u8>)>, UdpError> {
+        match self.ask(Request::Udp(UdpRequest::Report(handle(socket)))) {
+            Ok(Reply::UdpReport(result)) => result,
+            _ => Err(UdpError::Stale),
+        }
+    }
+
+    /// Bytes of the largest IP packet that gets to the other end in one piece, as far as is known.
+    ///
+    /// # Errors
+    /// [`UdpError::NoDestination`] if the other end is not fixed; as [`Client::udp_connect`].
+    pub fn udp_path_mtu(&mut self, socket: Conn) -> Result<u16, UdpError> {
+        match self.ask(Request::Udp(UdpRequest::PathMtu(handle(socket)))) {
+            Ok(Reply::UdpPathMtu(result)) => result,
+            _ => Err(UdpError::Stale),
+        }
     }
 
     /// Bytes of the datagram that is next, if there is one.
@@ -251,8 +297,12 @@ pub struct Arrived {
     pub from: SocketAddr,
     /// The address it was sent to.
     pub to: IpAddr,
-    /// Explicit congestion notification field (RFC 3168).
-    pub ecn: u8,
+    /// Type of service, or traffic class; the lowest two bits are those of ECN (RFC 3168).
+    pub tos: u8,
     /// Time to live, or hop limit.
     pub hop_limit: u8,
+    /// They are several datagrams of so many bytes, of which the last may have fewer; 0 if it is one.
+    pub piece: u16,
+    /// When it came, if that was asked for before ([`Client::udp_stamp`]): the lowest 32 bits of the microseconds since 1970.
+    pub came_us: Option<u32>,
 }

@@ -2,13 +2,32 @@
 
 use super::super::bells::RUNG;
 use super::super::control::Control;
+use super::super::region::Region;
 use super::{Client, Held};
 use crate::wait::EventFd;
 use ginnel_stack::handle::Conn;
 use rustix::fd::OwnedFd;
 use std::sync::Arc;
 
+/// The memory of a channel, for a process that must not touch it any more.
+pub struct Memory(Arc<Region>);
+
+impl Memory {
+    /// What this process does with it from now on nobody else sees. May be called in a handler of a signal.
+    ///
+    /// # Errors
+    /// The kernel has no memory.
+    pub fn part(&self) -> std::io::Result<()> {
+        self.0.part()
+    }
+}
+
 impl Client {
+    /// Its memory, which children of this process have, too.
+    pub fn memory(&self) -> Memory {
+        Memory(self.region.clone())
+    }
+
     /// The client's number in its domain.
     pub fn number(&self) -> u32 {
         // Cannot truncate: clients are 64 at the most.

@@ -89,7 +89,10 @@ impl Client {
     /// Takes the connection that was offered first. What happened to it meanwhile is reported after it.
     pub fn accept(&mut self, listener: u32) -> Option<Conn> {
         loop {
-            let (place, bits) = self.oldest(listener)?;
+            let Some((place, bits)) = self.oldest(listener) else {
+                self.wake_up();
+                return None;
+            };
             let conn = self.take_offer(place, bits);
             if let Some(offers) = &mut self.by_hand {
                 offers.seen[place] = 0;

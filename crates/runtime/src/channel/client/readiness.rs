@@ -3,12 +3,13 @@
 use super::{Client, Status};
 use crate::channel::control::{Reply, Request, Reserved, Sharing};
 use crate::error::Error;
+use crate::own_fd::OwnFd;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
+use core::time::Duration;
 use ginnel_stack::error::Stale;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
-use rustix::fd::{AsRawFd, RawFd};
 
 impl Client {
     /// How things stand with a connection, without a question to the stack.
@@ -31,8 +32,8 @@ impl Client {
     }
 
     /// Descriptors that the channel needs.
-    pub fn descriptors(&self) -> [RawFd; 3] {
-        [self.region.file(), self.stack.as_fd(), self.wake.as_fd()].map(|fd| fd.as_raw_fd())
+    pub fn own_fds(&self) -> [&OwnFd; 3] {
+        [self.region.own(), self.stack.own(), self.wake.own()]
     }
 
     /// Bytes of a connection that may wait to be sent, in front of the engine's own buffer.
@@ -69,6 +70,14 @@ impl Client {
     /// The shard is gone.
     pub fn unreserve(&mut self, reserved: Reserved) -> Result<(), Error> {
         self.ask(Request::Unreserve(reserved.number)).map(|_| ())
+    }
+
+    /// Connections at a listener are offered when they have brought something, or so much time is over; 0 for at once, as at first. It holds for those that come from now on.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    pub fn defer(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
+        self.ask(Request::Defer(listener, time)).map(|_| ())
     }
 
     /// How many connections may wait at a listener. Afterwards as many of those that wait are offered as credits allow.

@@ -53,6 +53,14 @@ impl Streams {
         }
     }
 
+    /// A stack that left the CPU to this process goes on.
+    pub(super) fn end_turn(&self) {
+        let wakes = self.bells().ends_turn(self.region.up(self.number));
+        if wakes {
+            self.stack.signal();
+        }
+    }
+
     fn hand(&self, conn: Conn) -> Result<Hand<'_>, Stale> {
         let socket = conn.index();
         let there = (socket as usize) < self.region.sockets()

@@ -3,6 +3,7 @@
 use super::domain::{Domain, Listening, ones};
 use super::served::{Offered, Served};
 use crate::channel::bells::RUNG;
+use crate::channel::control::Sharing;
 use crate::channel::region::{OFFERS_MAX, SECOND_CHOICE};
 use crate::channel::socket::Offer;
 use crate::channel::sync::Ordering;
@@ -153,16 +154,20 @@ impl Domain {
         };
         let backlog = options.backlog.min(self.backlog_max as u32);
         let options = ListenOptions { backlog, ..options };
+        let ListenOptions { reuse_port, user, v6_only, .. } = options;
+        let is_narrow = self.is_narrow(options.socket.recv_buffer_bytes);
         let listener = if alone { cx.listen_alone(at, options) } else { cx.listen(at, options) }?;
         self.listeners[number] = Some(Listening {
             listener,
             at,
+            sharing: Sharing { reuse_address: false, reuse_port, user, v6_only },
             holders: 1 << client,
             placeholders: 0,
             waiting: VecDeque::new(),
             kept: 0,
             backlog: backlog.max(1) as usize,
             asked: backlog,
+            is_narrow,
         });
         for client in 0..self.clients.len() {
             // Credit for a listener that had this number before.
@@ -210,6 +215,7 @@ impl Domain {
         // Only a stale handle can be refused.
         let _ = cx.unlisten(listening.listener);
         let mut nobodys: Vec<u32> = listening.waiting.into();
+        self.stop_deferring(number as usize, &mut nobodys);
         for client in 0..self.clients.len() {
             for place in 0..OFFERS_MAX {
                 let offer = self.clients[client].as_ref().and_then(|c| c.offered(place));
@@ -245,6 +251,7 @@ impl Domain {
                     self.stats.offers_revoked += 1;
                     if let Some(client) = &mut self.clients[number] {
                         client.dozes = true;
+                        self.region.dozes(number).store(1, Ordering::Release);
                     }
                 } else {
                     next = Some(self.offer_time);

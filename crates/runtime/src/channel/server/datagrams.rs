@@ -38,6 +38,7 @@ impl Domain {
                     self.region.socket(socket).begin(generation);
                     if by_region {
                         self.open_post(cx, socket, udp);
+                        self.wants_reports(socket, options.reports_v4 || options.reports_v6);
                     }
                     self.region.socket(socket).state.store(bits, Ordering::Release);
                     (socket, generation)
@@ -49,17 +50,36 @@ impl Domain {
                 Ok(())
             })),
             UdpRequest::SetOptions(socket, options) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_set_options(udp, options)))
+                let set = to(self, socket).and_then(|udp| cx.udp_set_options(udp, options));
+                if set.is_ok() {
+                    self.wants_reports(socket.index(), options.reports_v4 || options.reports_v6);
+                }
+                Reply::Udp(set)
+            }
+            UdpRequest::SendWith(socket, sending, data) => {
+                let udp = to(self, socket);
+                let sent = udp.and_then(|udp| cx.udp_send_with(udp, &sending, &data));
+                Reply::Udp(self.sent(socket.index(), sent))
+            }
+            UdpRequest::Report(socket) => Reply::UdpReport(to(self, socket).and_then(|udp| {
+                let result = self.report(cx, udp);
+                self.note_reports(socket.index(), &result);
+                result
+            })),
+            UdpRequest::PathMtu(socket) => {
+                Reply::UdpPathMtu(to(self, socket).and_then(|udp| cx.udp_path_mtu(udp)))
             }
             UdpRequest::Apart(socket, take) => match known(self, socket) {
                 Some(_) => self.apart(socket.index(), take),
                 None => Reply::UdpRecv(Err(UdpError::Stale)),
             },
             UdpRequest::Send(socket, remote, data) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data)))
+                let sent = to(self, socket).and_then(|udp| cx.udp_send(udp, remote, &data));
+                Reply::Udp(self.sent(socket.index(), sent))
             }
             UdpRequest::Reply(socket, datagram, data) => {
-                Reply::Udp(to(self, socket).and_then(|udp| cx.udp_reply(udp, &datagram, &data)))
+                let sent = to(self, socket).and_then(|udp| cx.udp_reply(udp, &datagram, &data));
+                Reply::Udp(self.sent(socket.index(), sent))
             }
             UdpRequest::Recv(socket) => Reply::UdpRecv(to(self, socket).and_then(|udp| {
                 let waiting = self.udp.get_mut(&udp).and_then(|(_, waiting)| waiting.pop_front());

@@ -1,27 +1,34 @@
 //! One trust domain: its region, its clients and its sockets. What one domain does costs another nothing but its turn.
 
-use super::super::bells::RUNG;
+use super::super::bells::{RUNG, Way};
+use super::super::control::Sharing;
+use super::super::mark;
 use super::super::region::{Direction, LISTENERS_MAX, Region};
 use super::super::socket::{ended, request, state};
 use super::super::sync::{Ordering, fence};
 use super::super::wishes::{self, When};
 use super::super::{ChannelConfig, ChannelStats};
+use super::deferred::Deferred;
+use super::large::Stock;
 use super::served::Served;
 use crate::context::Context;
+use crate::handler::UrgentData;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_stack::error::OptionError;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener, UdpHandle};
+use ginnel_stack::options::TcpOption;
 use ginnel_stack::udp::{Datagram, UdpError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Bells of one client answered in a turn, so that one that rings without end does not keep frames waiting.
 const BELLS_PER_TURN_MAX: usize = 256;
-/// Bytes copied from a client to the engine at a time.
-const COPY_BYTES: usize = 16 << 10;
+/// Bytes of one socket that are taken in a turn. What is copied into the engine leaves in the same turn, while it is in the cache; the peer takes it out while more is
+/// copied here; and no socket keeps the others waiting.
+const PORTION_BYTES: usize = 128 << 10;
 /// The engine's token of a connection: the domain above these bits, the socket in them.
 const SOCKET_BITS: u32 = 24;
 
@@ -29,6 +36,8 @@ const SOCKET_BITS: u32 = 24;
 pub(super) struct Listening {
     pub listener: Listener,
     pub at: SocketAddr,
+    /// With whom others may share the address.
+    pub sharing: Sharing,
     /// Clients that hold it, a bit each.
     pub holders: u64,
     /// Descriptors on their way between processes that hold it.
@@ -41,6 +50,8 @@ pub(super) struct Listening {
     pub backlog: usize,
     /// How many the application asked for.
     pub asked: u32,
+    /// Receive buffers of its connections are smaller than the region's.
+    pub is_narrow: bool,
 }
 
 impl Listening {
@@ -63,8 +74,12 @@ pub(super) struct Socket {
     pub placeholders: u32,
     /// The client and the place where it is offered.
     pub offered: Option<(u8, u8)>,
+    /// The client that has it at hand, and the place where it lies.
+    pub blank: Option<(u8, u8)>,
     /// It waits for somebody to take it.
     pub waits: bool,
+    /// It waits at this listener and is offered to nobody yet: see [`super::deferred`].
+    pub deferred: Option<u16>,
     pub bits: u32,
     /// Positions: bytes received, and bytes taken from clients.
     pub received: u64,
@@ -79,10 +94,18 @@ pub(super) struct Socket {
     pub shut: bool,
     /// Bytes came that nobody was to read any more.
     pub refused: bool,
+    /// Its receive buffer is smaller than the region's: what lies there counts.
+    pub is_narrow: bool,
+    /// Clients want to find urgent bytes in the stream (`SO_OOBINLINE`).
+    pub oob_inline: bool,
     /// It is a UDP socket.
     pub udp: Option<UdpHandle>,
     /// Its datagrams go through the region.
     pub post: Option<Box<Post>>,
+    /// It stands among those that go on in the next turn.
+    pub unfinished: bool,
+    /// Large buffers that it has: for what comes, and for what goes.
+    pub large: [Option<u32>; 2],
 }
 
 /// Datagrams of a socket that are not in the region.
@@ -92,6 +115,8 @@ pub(super) struct Post {
     pub waiting: VecDeque<(Datagram, Vec<u8>)>,
     /// They are too long, and are asked for.
     pub apart: VecDeque<(Datagram, Vec<u8>)>,
+    /// Errors leave reports in the engine.
+    pub reports: bool,
 }
 
 /// What came on a UDP socket and was not taken yet.
@@ -99,7 +124,7 @@ pub(super) type Datagrams = VecDeque<Result<(Datagram, Vec<u8>), UdpError>>;
 
 /// The stack's side of one region.
 pub(super) struct Domain {
-    index: u8,
+    pub index: u8,
     pub region: Arc<Region>,
     /// Wakes the shard.
     pub wake: Arc<EventFd>,
@@ -112,6 +137,13 @@ pub(super) struct Domain {
     pub queued: u64,
     pub sockets: Vec<Socket>,
     pub free: Vec<u32>,
+    /// Large buffers that no socket has.
+    pub stock: Stock,
+    /// Sockets on which a portion was taken of what was written, and more waits; and those of the turn before.
+    pub unfinished: Vec<u32>,
+    pub portions: Vec<u32>,
+    /// How many clients have at hand.
+    pub blanks: usize,
     /// How many were free at first.
     sockets_max: usize,
     pub listeners: Vec<Option<Listening>>,
@@ -122,6 +154,8 @@ pub(super) struct Domain {
     /// Bytes of datagrams that wait, and how many may.
     pub datagram_bytes: usize,
     pub datagram_bytes_max: usize,
+    /// Connections that have brought nothing yet, where listeners want them to.
+    pub deferred: Option<Box<Deferred>>,
     /// A timer is set for offers that are out.
     pub timer_runs: bool,
     /// Some listener could not take all that came.
@@ -130,7 +164,6 @@ pub(super) struct Domain {
     pub workers: bool,
     /// The client that was offered a connection last.
     pub dealt_to: usize,
-    scratch: Box<[u8; COPY_BYTES]>,
     /// Room for a datagram, once there are UDP sockets.
     pub long: Box<[u8]>,
     pub stats: ChannelStats,
@@ -166,6 +199,10 @@ impl Domain {
             queued: 0,
             sockets: vec![Socket::default(); sockets],
             free: (0..sockets_max as u32).rev().collect(),
+            stock: (0..region.large().0).rev().collect(),
+            unfinished: Vec::new(),
+            portions: Vec::new(),
+            blanks: 0,
             sockets_max,
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
             offer_time: Duration::from_millis(config.offer_ms.into()),
@@ -173,11 +210,11 @@ impl Domain {
             udp: HashMap::new(),
             datagram_bytes: 0,
             datagram_bytes_max: config.datagram_bytes_max as usize,
+            deferred: None,
             timer_runs: false,
             starved: false,
             workers: false,
             dealt_to: 0,
-            scratch: Box::new([0; COPY_BYTES]),
             long: Box::default(),
             stats: ChannelStats::default(),
             region,
@@ -191,7 +228,7 @@ impl Domain {
 
     /// Sockets in use: connections, and those that clients still hold after their end.
     pub fn in_use(&self) -> usize {
-        self.sockets_max - self.free.len()
+        self.sockets_max - self.free.len() - self.blanks
     }
 
     /// Sockets that it may have.
@@ -230,15 +267,20 @@ impl Domain {
         let generation = self.socket(socket).generation;
         *self.socket(socket) =
             Socket { conn: Some(conn), in_use: true, generation, bits, ..Socket::default() };
-        let words = self.region.socket(socket);
-        words.begin(generation);
+        self.region.socket(socket).begin(generation);
+        self.tie(cx, conn, socket);
+        self.region.socket(socket).state.store(bits, Ordering::Release);
+        Some(socket)
+    }
+
+    /// The socket is that of a connection.
+    pub(super) fn tie(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32) {
+        self.socket(socket).conn = Some(conn);
         if let Ok(ends) = cx.ends(conn) {
-            words.set_ends(ends);
+            self.region.socket(socket).set_ends(ends);
         }
-        words.state.store(bits, Ordering::Release);
         // Only a stale handle can be refused.
         let _ = cx.set_token(conn, u32::from(self.index) << SOCKET_BITS | socket);
-        Some(socket)
     }
 
     /// Tells all who hold it.
@@ -289,7 +331,7 @@ impl Domain {
         // As on Linux: the peer must learn that not all was read.
         if requests & request::ABORT != 0 || close && self.is_unread(socket) {
             // What was written before leaves before.
-            self.forward(cx, socket, conn);
+            self.forward(cx, socket, conn, usize::MAX);
             let _ = cx.abort(conn);
             return;
         }
@@ -298,7 +340,13 @@ impl Domain {
             cx.resume_reading(conn);
         }
         self.grant(cx, socket, conn, When::First);
-        let all = self.forward(cx, socket, conn);
+        if self.sockets[socket as usize].is_narrow {
+            self.tell_held(cx, socket, conn);
+        }
+        let all = self.forward(cx, socket, conn, PORTION_BYTES);
+        if self.socket(socket).unfinished {
+            return;
+        }
         self.grant(cx, socket, conn, When::Last);
         if !all {
             return;
@@ -317,6 +365,14 @@ impl Domain {
         // As many as there are kinds, whatever clients write meanwhile.
         for _ in 0..wishes::KINDS {
             let Some(option) = wishes::next(self.region.socket(socket), when) else { return };
+            if let TcpOption::OobInline(on) = option {
+                // Clients do that themselves.
+                self.socket(socket).oob_inline = on;
+                continue;
+            }
+            if let TcpOption::RecvBuffer(bytes) = option {
+                self.socket(socket).is_narrow = self.is_narrow(Some(bytes));
+            }
             // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options.
             if matches!(cx.set_option(conn, option), Err(OptionError::Invalid | OptionError::TooMany)) {
                 self.stats.options_refused += 1;
@@ -324,30 +380,56 @@ impl Domain {
         }
     }
 
+    /// Whether a receive buffer of so many bytes is smaller than the region's, so that what lies there is more than it should hold.
+    pub(super) fn is_narrow(&self, recv_buffer_bytes: Option<u32>) -> bool {
+        recv_buffer_bytes.is_some_and(|bytes| (bytes as usize) < self.region.buffer_bytes())
+    }
+
+    /// What clients have not read is not free for the peer.
+    fn tell_held(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
+        let words = self.region.socket(socket);
+        words.wants_room.store(1, Ordering::Relaxed);
+        // Pairs with the fence of a client that has read.
+        fence(Ordering::SeqCst);
+        let read = words.positions(Direction::Incoming).read();
+        let held = self.sockets[socket as usize].received.saturating_sub(read);
+        cx.set_held(conn, held.min(self.region.buffer_bytes() as u64) as u32);
+    }
+
     /// Whether a client left bytes unread. A position that cannot be counts as unread.
     pub(super) fn is_unread(&self, socket: u32) -> bool {
         let known = &self.sockets[socket as usize];
         let stream = self.region.stream(socket, Direction::Incoming);
-        known.held_back || stream.room(known.received) != Ok(self.region.buffer_bytes())
+        known.held_back || stream.unread(known.received) != Ok(0)
     }
 
-    /// Moves what clients wrote to the engine. Whether that was all.
-    pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) -> bool {
-        let mut moved = false;
+    /// Moves what clients wrote to the engine, `most` bytes or a little more. Whether that was all; the rest follows in the next turn.
+    pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, most: usize) -> bool {
+        let (mut moved, mut filled, mut done) = (false, false, 0);
         let mut taken = self.socket(socket).taken;
         let stream = self.region.stream(socket, Direction::Outgoing);
         let whole = loop {
-            let Ok(count) = stream.peek(taken, 0, &mut self.scratch[..]) else {
+            let Ok(count) = stream.readable(taken) else {
                 self.violated(cx, socket);
                 break false;
             };
             if count == 0 {
                 break true;
             }
+            filled |= count >= self.region.buffer_bytes();
+            if done >= most {
+                // The writer hears of room when there is more of it.
+                moved = false;
+                self.go_on_later(socket);
+                break false;
+            }
+            let count = count.min(most);
+            let copy = |at: usize, out: &mut [u8]| stream.copy_waiting(taken, at, out);
             // After an end of the stream nothing can be sent any more: it is dropped, as the client is about to learn.
-            let accepted = cx.send(conn, &self.scratch[..count]).unwrap_or(count);
+            let accepted = cx.send_with(conn, count, copy).unwrap_or(count);
             stream.consume(&mut taken, accepted);
             moved |= accepted > 0;
+            done += accepted;
             if accepted < count {
                 self.sockets[socket as usize].blocked = true;
                 break false;
@@ -355,6 +437,9 @@ impl Domain {
         };
         let known = &mut self.sockets[socket as usize];
         known.taken = taken;
+        if filled {
+            self.enlarge(cx, socket, conn, Direction::Outgoing);
+        }
         if moved {
             // Pairs with the fence of a client that found no room.
             fence(Ordering::SeqCst);
@@ -399,6 +484,7 @@ impl Domain {
         let known = self.socket(socket);
         known.in_use = false;
         known.generation = known.generation.wrapping_add(1);
+        self.take_large_back(socket);
         self.free.push(socket);
         self.take_more(cx);
     }
@@ -416,6 +502,18 @@ impl Domain {
                 self.accepted(cx, conn, number);
             }
         }
+    }
+
+    /// Urgent data were announced, or came. All bytes go into the region, as clients may read in front of the mark much later.
+    pub(super) fn urgent(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32, urgent: UrgentData) {
+        // Only a stale handle can be refused.
+        let _ = cx.set_option(conn, TcpOption::OobInline(true));
+        let known = &self.sockets[socket as usize];
+        let Some(position) = known.received.checked_add_signed(urgent.ahead.into()) else { return };
+        let words = self.region.socket(socket);
+        let read = words.positions(Direction::Incoming).read();
+        mark::announce(words, position, urgent.byte, read, known.oob_inline);
+        self.ring(socket);
     }
 
     /// Tells of something that is no byte of a stream.
@@ -446,36 +544,82 @@ impl Domain {
 
     /// Answers what clients rang for. Returns how many bells.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
+        let continued = self.continue_portions(cx);
         let members = ones(self.members);
-        let answered = members.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
+        let answered: usize = members.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
         self.deal(cx);
         self.wake_clients();
-        answered
+        continued + answered
     }
 
     /// Whether the shard may sleep as far as this domain is concerned. From now on bells wake it.
     pub fn before_sleep(&mut self) -> bool {
         let region = &self.region;
-        let clients = self.clients.iter_mut().enumerate();
+        if !self.unfinished.is_empty() {
+            return false;
+        }
         // All of them, also behind one that has rung.
-        clients.fold(true, |quiet, (number, client)| {
-            client.as_mut().is_none_or(|c| c.up.before_sleep(region.up(number))) && quiet
+        ones(self.members).fold(true, |quiet, number| {
+            let client = self.clients[number].as_mut();
+            client.is_none_or(|c| c.up.before_sleep(region.up(number))) && quiet
         })
     }
 
-    /// Whether a client has woken the shard.
-    pub fn after_sleep(&mut self) -> bool {
+    /// Whether a client is at work on `cpu`.
+    pub fn works_on(&self, cpu: usize) -> bool {
+        ones(self.members).any(|number| {
+            let works = self.clients[number].as_ref().is_some_and(|client| !client.is_absent);
+            works
+                && self.region.client_cpu(number) == Some(cpu)
+                && !self.region.down(number).words.is_asleep()
+        })
+    }
+
+    /// Leaves `cpu` to the clients that are at work on it. Says whether there are any, or `None` if the shard has work itself.
+    pub fn give_way(&mut self, cpu: usize) -> Option<bool> {
+        let region = &self.region;
+        let mut given = false;
+        for number in ones(self.members) {
+            let Some(client) = &mut self.clients[number] else { continue };
+            let (up, down) = (region.up(number), region.down(number));
+            // Whatever a client writes there, it can have a turn only while it does something.
+            client.is_absent &= !down.words.is_asleep();
+            if client.is_absent || region.client_cpu(number) != Some(cpu) {
+                continue;
+            }
+            match client.up.gives_way(up, down) {
+                Way::Given => {
+                    client.turn = Some(client.up.rung(up));
+                    given = true;
+                }
+                Way::Kept => {}
+                Way::Rung => return None,
+            }
+        }
+        Some(given)
+    }
+
+    /// Whether a client has woken the shard. `ran_out`: clients that had a turn had all of it.
+    pub fn after_sleep(&mut self, ran_out: bool) -> bool {
         let region = &self.region;
         region.set_cpu(rustix::thread::sched_getcpu());
-        let clients = self.clients.iter_mut().enumerate();
-        clients.fold(false, |woken, (number, client)| {
-            client.as_mut().is_some_and(|c| c.up.after_sleep(region.up(number))) || woken
-        })
+        let mut woken = false;
+        for number in ones(self.members) {
+            let Some(client) = &mut self.clients[number] else { continue };
+            let up = region.up(number);
+            let woke = client.up.after_sleep(up);
+            if let Some(rung) = client.turn.take() {
+                client.is_absent = ran_out && !woke && rung == client.up.rung(up);
+            }
+            woken |= woke;
+        }
+        woken
     }
 
     pub fn may_accept(&mut self, number: usize) -> bool {
+        let deferring = self.deferring(number);
         let listening = self.listeners[number].as_ref();
-        let may = !self.free.is_empty() && listening.is_some_and(|l| l.waiting.len() < l.backlog);
+        let may = !self.free.is_empty() && listening.is_some_and(|l| l.waiting.len() + deferring < l.backlog);
         self.starved |= !may;
         may
     }
@@ -485,12 +629,17 @@ impl Domain {
             let _ = cx.abort(conn);
             return;
         };
+        let defers = self.defers(cx, number, socket);
         match &mut self.listeners[number] {
             Some(listening) => {
-                listening.waiting.push_back(socket);
-                self.queued |= 1 << number;
+                if !defers {
+                    listening.waiting.push_back(socket);
+                    self.queued |= 1 << number;
+                }
                 listening.keep(cx, listening.kept + 1);
-                self.socket(socket).waits = true;
+                let is_narrow = listening.is_narrow;
+                let known = self.socket(socket);
+                (known.waits, known.is_narrow) = (true, is_narrow);
             }
             None => {
                 let _ = cx.abort(conn);
@@ -529,8 +678,17 @@ impl Domain {
             fence(Ordering::SeqCst);
             count = count.and_then(|done| Ok(done + stream.write(&mut received, &data[done..])?));
             self.sockets[socket as usize].held_back = count.is_ok_and(|count| count < data.len());
+            self.enlarge(cx, socket, conn, Direction::Incoming);
         }
-        self.sockets[socket as usize].received = received;
+        let known = &mut self.sockets[socket as usize];
+        known.received = received;
+        let (is_deferred, is_narrow) = (known.deferred.is_some(), known.is_narrow);
+        if is_deferred {
+            self.promote(socket);
+        }
+        if is_narrow {
+            self.tell_held(cx, socket, conn);
+        }
         match count {
             Ok(count) => {
                 self.ring(socket);
@@ -552,6 +710,7 @@ impl Domain {
         // To a program that shut both directions it is as if the peer had done so.
         let reason = if self.socket(socket).refused { CloseReason::Reset } else { reason };
         self.add_bits(socket, ended(reason));
+        self.forget_deferred(cx, socket);
         self.socket(socket).conn = None;
         self.unheld(cx, socket);
     }

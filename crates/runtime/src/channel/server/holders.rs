@@ -97,7 +97,14 @@ impl Domain {
     }
 
     /// A client got such a descriptor: it holds what that holds.
-    pub(super) fn hold_as_placeholder_does(&mut self, client: usize, things: &[Thing]) -> bool {
+    pub(super) fn hold_as_placeholder_does(
+        &mut self,
+        cx: &mut Context<'_>,
+        client: usize,
+        things: &[Thing],
+    ) -> bool {
+        // It may have let go of one before it got this one.
+        self.catch_up(cx, client);
         let held = things.iter().all(|thing| self.holders(*thing).is_some_and(|(_, p)| *p > 0));
         if held && self.clients.get(client).is_some_and(Option::is_some) {
             for thing in things {
@@ -135,6 +142,7 @@ impl Domain {
         for listener in 0..LISTENERS_MAX {
             self.unlisten(cx, number, listener as u32);
         }
+        self.take_up_all(cx, number);
         self.clients[number] = None;
         self.members &= !(1 << number);
         for socket in 0..self.sockets.len() as u32 {

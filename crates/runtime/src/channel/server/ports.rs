@@ -47,7 +47,7 @@ impl Ports {
         (address, sharing): (SocketAddr, Sharing),
         holder: u32,
         choice: &Choice,
-        listening: &[SocketAddr],
+        listening: &[(SocketAddr, Sharing)],
     ) -> Result<Reserved, ReserveError> {
         let Choice { ephemeral, start, most } = choice;
         let free = |ports: &Self, address, sharing| !ports.is_in_conflict(address, sharing, listening);
@@ -74,22 +74,23 @@ impl Ports {
         Ok(Reserved { number: number as u32, address })
     }
 
-    fn is_in_conflict(&self, address: SocketAddr, sharing: Sharing, listening: &[SocketAddr]) -> bool {
-        // Whose reservation went with the process that made it.
-        let listened = listening
-            .iter()
-            .any(|at| at.port() == address.port() && overlap(address.ip(), sharing.v6_only, at.ip(), false));
-        let listens = |at: SocketAddr| listening.contains(&at);
-        listened && !sharing.reuse_port
-            || self.entries.iter().flatten().any(|other| {
-                let both_reuse =
-                    sharing.reuse_address && other.sharing.reuse_address && !listens(other.address);
-                let both_spread = sharing.reuse_port && other.sharing.reuse_port;
-                !both_reuse
-                    && !both_spread
-                    && other.address.port() == address.port()
-                    && overlap(address.ip(), sharing.v6_only, other.address.ip(), other.sharing.v6_only)
-            })
+    fn is_in_conflict(
+        &self,
+        address: SocketAddr,
+        sharing: Sharing,
+        listening: &[(SocketAddr, Sharing)],
+    ) -> bool {
+        // Also one whose reservation went with the process that made it.
+        let listeners = listening.iter().map(|(at, other)| (*at, *other, true));
+        let reserved = self.entries.iter().flatten().map(|other| (other.address, other.sharing, false));
+        listeners.chain(reserved).any(|(at, other, listens)| {
+            let both_reuse = sharing.reuse_address && other.reuse_address && !listens;
+            let both_spread = sharing.reuse_port && other.reuse_port && sharing.user == other.user;
+            !both_reuse
+                && !both_spread
+                && at.port() == address.port()
+                && overlap(address.ip(), sharing.v6_only, at.ip(), other.v6_only)
+        })
     }
 
     /// Gives up a reservation of this holder.
@@ -127,7 +128,8 @@ impl ChannelServer {
             most: sockets + self.domains.len() * LISTENERS_MAX,
         };
         let listeners = self.domains.iter().flatten().flat_map(|domain| domain.listeners.iter().flatten());
-        let listening: Vec<SocketAddr> = listeners.map(|listening| listening.at).collect();
+        let listening: Vec<(SocketAddr, Sharing)> =
+            listeners.map(|known| (known.at, known.sharing)).collect();
         self.ports.reserve((at, sharing), holder, &choice, &listening)
     }
 }
@@ -145,10 +147,11 @@ fn overlap(one: IpAddr, one_v6_only: bool, other: IpAddr, other_v6_only: bool) -
 mod tests {
     use super::*;
 
-    const PLAIN: Sharing = Sharing { reuse_address: false, reuse_port: false, v6_only: false };
+    const PLAIN: Sharing = Sharing { reuse_address: false, reuse_port: false, user: 0, v6_only: false };
     const REUSE: Sharing = Sharing { reuse_address: true, ..PLAIN };
     const SPREAD: Sharing = Sharing { reuse_port: true, ..PLAIN };
     const V6_ONLY: Sharing = Sharing { v6_only: true, ..PLAIN };
+    const ANOTHER: Sharing = Sharing { user: 1, ..SPREAD };
 
     fn reserve(ports: &mut Ports, address: &str, sharing: Sharing) -> Result<Reserved, ReserveError> {
         let address = address.parse().unwrap();
@@ -166,6 +169,8 @@ mod tests {
             ("10.0.0.1:80", REUSE, "0.0.0.0:80", PLAIN, false),
             ("10.0.0.1:81", SPREAD, "10.0.0.1:81", SPREAD, true),
             ("10.0.0.1:80", SPREAD, "10.0.0.1:80", PLAIN, false),
+            ("10.0.0.1:80", SPREAD, "10.0.0.1:80", ANOTHER, false),
+            ("10.0.0.1:80", ANOTHER, "0.0.0.0:80", ANOTHER, true),
             ("[::]:80", PLAIN, "10.0.0.1:80", PLAIN, false),
             ("[::]:80", V6_ONLY, "10.0.0.1:80", PLAIN, true),
             ("[2001:db8::1]:80", PLAIN, "0.0.0.0:80", PLAIN, true),
@@ -181,12 +186,19 @@ mod tests {
     fn where_somebody_listens_nobody_else_does() {
         let mut ports = Ports::default();
         let choice = Choice { ephemeral: 1000..=1002, start: 1, most: 8 };
-        let listening = ["0.0.0.0:81".parse().unwrap()];
+        let listening = [
+            ("0.0.0.0:81".parse().unwrap(), SPREAD),
+            ("10.0.0.1:83".parse().unwrap(), REUSE),
+            ("[::]:84".parse().unwrap(), V6_ONLY),
+        ];
         let mut reserve =
             |at: &str, sharing| ports.reserve((at.parse().unwrap(), sharing), 1, &choice, &listening);
         assert_eq!(reserve("10.0.0.1:81", REUSE), Err(ReserveError::InUse));
         assert!(reserve("10.0.0.1:82", REUSE).is_ok());
         assert!(reserve("0.0.0.0:81", SPREAD).is_ok());
+        assert_eq!(reserve("0.0.0.0:81", ANOTHER), Err(ReserveError::InUse));
+        assert_eq!(reserve("10.0.0.1:83", SPREAD), Err(ReserveError::InUse), "that one does not share");
+        assert!(reserve("10.0.0.1:84", PLAIN).is_ok());
     }
 
     #[test]

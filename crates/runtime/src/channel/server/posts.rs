@@ -2,13 +2,16 @@
 
 use super::domain::{Domain, Post};
 use crate::channel::control::Reply;
-use crate::channel::datagram::{DATAGRAM_BYTES_MAX, HEADER_BYTES, Header, word_of};
+use crate::channel::datagram::{DATAGRAM_BYTES_MAX, HEADER_BYTES, HOP_LIMIT, Header, TOS, word_of};
 use crate::channel::region::Direction;
+use crate::channel::socket::request;
 use crate::channel::sync::{Ordering, fence};
 use crate::context::Context;
 use core::net::{Ipv6Addr, SocketAddr};
+use core::num::NonZeroU32;
 use ginnel_stack::handle::UdpHandle;
-use ginnel_stack::udp::{Datagram, UdpError};
+use ginnel_stack::udp::{Datagram, UdpError, UdpSending};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Datagrams that wait for room in the region, or are apart from it.
 const WAITING_MAX: usize = 256;
@@ -48,7 +51,10 @@ impl Domain {
         };
         let fits = HEADER_BYTES + data.len() <= self.region.buffer_bytes();
         let mut post = self.sockets[socket as usize].post.take().unwrap_or_default();
-        if post.waiting.is_empty() && fits && self.deliver(socket, &header_of(&datagram, false), data) {
+        if post.waiting.is_empty()
+            && fits
+            && self.deliver(socket, &self.header_of(socket, &datagram, false), data)
+        {
             self.sockets[socket as usize].post = Some(post);
             self.ring(socket);
             return;
@@ -70,7 +76,7 @@ impl Domain {
     fn move_waiting(&mut self, socket: u32, post: &mut Post) {
         while let Some((datagram, data)) = post.waiting.pop_front() {
             let apart = HEADER_BYTES + data.len() > self.region.buffer_bytes();
-            let header = header_of(&datagram, apart);
+            let header = self.header_of(socket, &datagram, apart);
             let bytes = if apart { &[][..] } else { &data };
             let mut delivered = self.deliver(socket, &header, bytes);
             if !delivered {
@@ -111,10 +117,20 @@ impl Domain {
         }
     }
 
+    /// What stands in front of a datagram.
+    fn header_of(&self, socket: u32, datagram: &Datagram, apart: bool) -> Header {
+        let Datagram { len, from: peer, to: own, tos, hop_limit, piece } = *datagram;
+        let stamps = self.region.socket(socket).requests.load(Ordering::Relaxed) & request::STAMPS != 0;
+        let came_us = if stamps { now_us() } else { None };
+        // Cannot truncate: no datagram is as long.
+        Header { len: len as u32, apart, peer, own, tos, hop_limit, wanted: 0, piece, came_us }
+    }
+
     fn post_error(&mut self, socket: u32, error: UdpError) {
         let word = word_of(error);
         if word != 0 {
-            self.region.socket(socket).udp_error.store(word, Ordering::Release);
+            let word = word | self.reports_bit(socket);
+            self.region.socket(socket).error.store(word, Ordering::Release);
             self.notice(socket);
         }
     }
@@ -131,7 +147,13 @@ impl Domain {
         let mut taken = self.sockets[socket as usize].taken;
         let before = taken;
         let mut long = core::mem::take(&mut self.long);
-        loop {
+        // What is pending stands in nobody's way.
+        if let Some(error) = cx.udp_take_error(udp) {
+            self.post_error(socket, error);
+        }
+        // Whatever is written meanwhile is rung for anew.
+        let most = taken.wrapping_add(self.region.buffer_bytes() as u64);
+        while taken < most {
             let mut head = [0; HEADER_BYTES];
             let stream = self.region.stream(socket, Direction::Outgoing);
             let Ok(count) = stream.peek(taken, 0, &mut head) else {
@@ -191,26 +213,31 @@ impl Domain {
     }
 }
 
-/// Sends one; an error that was pending is reported as such, and does not stand in its way.
+/// Sends one.
 fn send(cx: &mut Context<'_>, udp: UdpHandle, header: &Header, data: &[u8]) -> Result<(), UdpError> {
     let to = (header.peer.port() != 0 || !header.peer.ip().is_unspecified()).then_some(header.peer);
-    let once = |cx: &mut Context<'_>| match (to, header.own.is_unspecified()) {
-        (Some(peer), false) => {
-            let (from, to) = (peer, header.own);
-            cx.udp_reply(udp, &Datagram { len: 0, from, to, ecn: 0, hop_limit: 0 }, data)
+    let own = (!header.own.is_unspecified()).then_some(header.own);
+    let sent = match (to, own) {
+        (to, source) if header.piece != 0 || header.wanted != 0 => {
+            let wanted = |bit, value| (header.wanted & bit != 0).then_some(value);
+            let (tos, hop_limit) = (wanted(TOS, header.tos), wanted(HOP_LIMIT, header.hop_limit));
+            cx.udp_send_with(udp, &UdpSending { to, source, piece: header.piece, hop_limit, tos }, data)
+        }
+        (Some(from), Some(to)) => {
+            cx.udp_reply(udp, &Datagram { len: 0, from, to, tos: 0, hop_limit: 0, piece: 0 }, data)
         }
         (to, _) => cx.udp_send(udp, to, data),
     };
-    match once(cx) {
-        Err(pending @ (UdpError::Refused | UdpError::Unreachable)) => once(cx).and(Err(pending)),
+    match sent {
         // What a device has no room for is lost, as anywhere on the way.
         Err(UdpError::NoBuffers) => Ok(()),
         result => result,
     }
 }
 
-fn header_of(datagram: &Datagram, apart: bool) -> Header {
-    let Datagram { len, from: peer, to: own, ecn, hop_limit } = *datagram;
-    // Cannot truncate: no datagram is as long.
-    Header { len: len as u32, apart, peer, own, ecn, hop_limit }
+/// The lowest 32 bits of the microseconds since 1970; one later where they are 0.
+fn now_us() -> Option<NonZeroU32> {
+    let now = clock_gettime(ClockId::Realtime);
+    let micros = now.tv_sec.wrapping_mul(1_000_000).wrapping_add(now.tv_nsec / 1000);
+    NonZeroU32::new((micros as u32).max(1))
 }

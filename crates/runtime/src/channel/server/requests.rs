@@ -5,7 +5,7 @@ use crate::channel::bells::RELEASED;
 use crate::channel::control::{Counters, Reply, Request};
 use crate::context::Context;
 use crate::error::Error;
-use ginnel_stack::error::{ConnectError, RecvError, SendError, Stale};
+use ginnel_stack::error::{ConnectError, SendError, Stale};
 
 impl Domain {
     /// Answers bells of a client, `most` at the most and no more than its ring holds. Returns how many.
@@ -42,6 +42,11 @@ impl Domain {
         {
             self.settle(cx, number, place.into());
         }
+        if let Some((client, place)) = self.socket(socket).blank
+            && usize::from(client) == number
+        {
+            self.open_blank(cx, number, place.into(), socket);
+        }
         let known = self.socket(socket);
         let bit = 1 << number;
         if known.holders & bit == 0 {
@@ -68,6 +73,10 @@ impl Domain {
             Request::ListenAlone(at, options) => Reply::Listen(self.listen(cx, number, at, options, true)),
             // These are the whole stack's, not a domain's.
             Request::Reserve(..) | Request::Unreserve(_) => Reply::Done,
+            Request::Defer(listener, time) => {
+                self.defer(listener, time);
+                Reply::Done
+            }
             Request::Backlog(listener, backlog) => {
                 self.set_backlog(cx, listener, backlog);
                 Reply::Done
@@ -81,11 +90,16 @@ impl Domain {
                 if self.is_full() {
                     return Reply::Connect(Err(Error::Connect(remote, ConnectError::TooMany)));
                 }
+                let is_narrow = self.is_narrow(options.socket.recv_buffer_bytes);
                 let socket = cx.connect(remote, options).map(|conn| self.begin(cx, conn, 0));
+                if socket.is_ok() {
+                    self.stock(number);
+                }
                 Reply::Connect(socket.map(|socket| {
                     let socket = socket.expect("one was free");
-                    self.socket(socket).holders = 1 << number;
-                    (socket, self.socket(socket).generation)
+                    let known = self.socket(socket);
+                    (known.holders, known.is_narrow) = (1 << number, is_narrow);
+                    (socket, known.generation)
                 }))
             }
             Request::Info(socket) => Reply::Info(match held(self, socket) {
@@ -94,13 +108,9 @@ impl Domain {
             }),
             Request::SendUrgent(socket, bytes) => Reply::SendUrgent(match held(self, socket) {
                 // It stands behind what was written before.
-                Some(conn) if self.forward(cx, socket, conn) => cx.send_urgent(conn, &bytes),
+                Some(conn) if self.forward(cx, socket, conn, usize::MAX) => cx.send_urgent(conn, &bytes),
                 Some(_) => Err(SendError::Full),
                 None => Err(SendError::Stale),
-            }),
-            Request::RecvUrgent(socket) => Reply::RecvUrgent(match held(self, socket) {
-                Some(conn) => cx.recv_urgent(conn),
-                None => Err(RecvError::Stale),
             }),
             Request::Udp(request) => self.serve_udp(cx, number, request),
             Request::Counters => Reply::Counters(Box::new(Counters {

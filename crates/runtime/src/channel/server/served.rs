@@ -1,7 +1,7 @@
 //! One client, as the stack knows it.
 
 use super::super::bells::{Answerer, Ringer};
-use super::super::region::{LISTENERS_MAX, OFFERS_MAX, Region};
+use super::super::region::{BLANKS_MAX, LISTENERS_MAX, OFFERS_MAX, Region};
 use super::wake::Wake;
 
 /// A connection that is offered.
@@ -19,6 +19,12 @@ pub(super) struct Served {
     pub wake: Wake,
     /// It did not take what it was offered: its credits are worth nothing until it rings again.
     pub dozes: bool,
+    /// It had the CPU for a whole turn and rang for nothing: it waits for something else, and gets no more turns until it has slept.
+    pub is_absent: bool,
+    /// How many bells it had rung when its turn began, if it has one.
+    pub turn: Option<u32>,
+    /// Sockets that it has at hand, by place.
+    pub blanks: [Option<u32>; BLANKS_MAX],
     offers: [Option<Offered>; OFFERS_MAX],
     /// Places for offers that are free, a bit each.
     free: u64,
@@ -34,6 +40,9 @@ impl Served {
             down: region.down(number).ringer(),
             wake,
             dozes: false,
+            is_absent: false,
+            turn: None,
+            blanks: [None; BLANKS_MAX],
             offers: [None; OFFERS_MAX],
             free: u64::MAX >> (u64::BITS as usize - OFFERS_MAX),
             out: [0; LISTENERS_MAX],

@@ -80,22 +80,7 @@ pub(super) fn option(error: OptionError) -> io::Error {
 }
 
 pub(super) fn udp(error: UdpError) -> io::Error {
-    io::Error::from(match error {
-        UdpError::Stale => Errno::BADF,
-        UdpError::AddressInUse => Errno::ADDRINUSE,
-        UdpError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
-        UdpError::TooMany => Errno::NFILE,
-        UdpError::NoDestination => Errno::DESTADDRREQ,
-        UdpError::InvalidAddress => Errno::INVAL,
-        UdpError::WrongFamily => Errno::AFNOSUPPORT,
-        UdpError::BroadcastForbidden => Errno::ACCESS,
-        UdpError::TooLong => Errno::MSGSIZE,
-        UdpError::NetUnreachable => Errno::NETUNREACH,
-        UdpError::HostUnreachable | UdpError::Unreachable => Errno::HOSTUNREACH,
-        UdpError::Refused => Errno::CONNREFUSED,
-        UdpError::NoBuffers => Errno::NOBUFS,
-        UdpError::WouldBlock => Errno::AGAIN,
-    })
+    crate::errno::udp(error).into()
 }
 
 pub(super) fn not_connected() -> io::Error {

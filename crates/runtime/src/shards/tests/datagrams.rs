@@ -8,7 +8,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_devices::memory::Spread;
 use ginnel_stack::handle::{Conn, UdpHandle};
-use ginnel_stack::udp::{Datagram, UdpError, UdpOptions};
+use ginnel_stack::udp::{Datagram, PathMtu, UdpError, UdpOptions};
 use std::collections::BTreeSet;
 
 /// Sends datagrams back.
@@ -37,11 +37,16 @@ fn at(address: &str) -> SocketAddr {
 const SHARED: UdpOptions = UdpOptions {
     reuse_address: false,
     reuse_port: true,
+    user: 0,
     broadcast: false,
     only_v6: false,
     receive_bytes: None,
     hop_limit: None,
     tos: 0,
+    reports_v4: false,
+    reports_v6: false,
+    path_mtu: PathMtu::Want,
+    coalesces: false,
 };
 
 fn world(count: u32, spread: Spread) -> World<Idle, Idle> {

@@ -105,7 +105,7 @@ fn a_sleeper_is_woken_when_the_board_changes() {
     assert!(world.shards[1].mailbox.before_sleep());
     let listener = world.on(0, |_, cx| cx.listen(address(), ListenOptions::default())).unwrap();
     assert_eq!((rings(&world, 1), rings(&world, 2)), (1, 0), "one sleeps and one does not");
-    world.shards[1].mailbox.after_sleep();
+    world.shards[1].mailbox.after_sleep(false);
     world.pass(Duration::from_millis(1));
     for shard in [1, 2] {
         assert!(world.shards[shard].mailbox.before_sleep());
@@ -122,4 +122,33 @@ fn a_chosen_port_is_not_shared() {
     let again = world.shards[1].core.listen_alone(address(), ListenOptions::default());
     assert_eq!(again, Err(ListenError::AddressInUse));
     assert!(world.shards[1].core.listen(address(), ListenOptions::default()).is_ok(), "but by name");
+}
+
+/// Those that share an address listen each for itself, on each shard, and stand in the way of one that does not share.
+#[test]
+fn listeners_that_share_an_address_are_each_shards_own() {
+    let mut world = world(2);
+    let sharing = ListenOptions { reuse_port: true, user: 7, ..ListenOptions::default() };
+    let plain = ListenOptions::default();
+    let in_use =
+        |result: Result<_, Error>| matches!(result, Err(Error::Listen(_, ListenError::AddressInUse)));
+    let first = world.on(0, |_, cx| cx.listen(address(), sharing)).unwrap();
+    assert!(
+        in_use(world.on(1, |_, cx| cx.listen(address(), plain))),
+        "also on the shard that has none of them"
+    );
+    assert!(in_use(world.on(1, |_, cx| cx.listen(address(), ListenOptions { user: 8, ..sharing }))));
+    assert!(refused(&mut world, 80) >= 5, "the other shard listens for itself");
+    let all = [0, 1].map(|shard| world.on(shard, |_, cx| cx.listen(address(), sharing)).unwrap());
+    assert_eq!(refused(&mut world, 80), 0);
+    world.on(0, |_, cx| cx.unlisten(first)).unwrap();
+    assert_eq!(refused(&mut world, 80), 0);
+    assert!(in_use(world.on(0, |_, cx| cx.listen(address(), plain))));
+    for (shard, listener) in all.into_iter().enumerate() {
+        world.on(shard, |_, cx| cx.unlisten(listener)).unwrap();
+        assert!(world.on(shard, |_, cx| cx.unlisten(listener)).is_err());
+    }
+    assert_eq!(refused(&mut world, 20), 20);
+    world.on(1, |_, cx| cx.listen(address(), plain).map(|_| ())).unwrap();
+    assert_eq!(refused(&mut world, 20), 0);
 }

@@ -33,7 +33,7 @@ fn check(buffer: &RecvBuffer, pool: &ChunkPool, capacity: usize) {
     assert!(buffer.ranges.len() <= RANGES_MAX);
     assert!((end - buffer.base) as usize <= capacity);
     let held = buffer.chunks.iter().filter(|&&chunk| chunk != ABSENT).count();
-    assert_eq!(held, pool.in_use());
+    assert_eq!((held, buffer.held().chunks), (pool.in_use(), pool.in_use()));
     assert!(held <= capacity / CHUNK_BYTES + 2);
     let needed = ((end - buffer.origin) as usize).div_ceil(CHUNK_BYTES);
     assert!(buffer.chunks.iter().skip(needed).all(|&chunk| chunk == ABSENT), "a chunk beyond all data");
@@ -360,6 +360,8 @@ proptest! {
             prop_assert_eq!(buffer.peek(&pool).is_empty(), readable.is_empty());
             let (ranges, reported) = (oracle.ranges(), buffer.ranges());
             prop_assert_eq!(buffer.range_count(), ranges.len());
+            let waiting: usize = ranges.iter().map(|(start, end)| end - start).sum();
+            prop_assert_eq!(buffer.held().bytes, (oracle.readable() + waiting) as u64);
             prop_assert_eq!(reported.len(), ranges.len().min(REPORTED_RANGES_MAX));
             prop_assert!(reported.iter().all(|range| ranges.contains(range)));
             if let Some(offset) = changed && offset > buffer.readable() {

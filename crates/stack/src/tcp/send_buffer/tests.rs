@@ -260,7 +260,13 @@ proptest! {
                 Step::Fill { offset, len } => {
                     let offset = offset % (oracle.len() as u64 + 1);
                     let len = len.min(oracle.len() - offset as usize);
-                    prop_assert_eq!(bench.filled(offset, len), &oracle[offset as usize..offset as usize + len]);
+                    let expected = &oracle[offset as usize..offset as usize + len];
+                    prop_assert_eq!(bench.filled(offset, len), expected);
+                    if len > 0 && bench.buffer.lies_in_pieces() {
+                        let pieces: Vec<&[u8]> = bench.buffer.pieces(&bench.pool, offset, len).collect();
+                        prop_assert!(pieces.iter().all(|piece| !piece.is_empty()));
+                        prop_assert_eq!(pieces.concat(), expected);
+                    }
                 }
                 Step::Release { which } => {
                     prop_assert!(bench.sources.release(ids[which]));
@@ -272,6 +278,10 @@ proptest! {
                 }
             }
             prop_assert_eq!(bench.buffer.len(), oracle.len() as u64);
+            let held = bench.buffer.held();
+            prop_assert_eq!(held.chunks, bench.pool.in_use());
+            let slices = bench.buffer.len() - held.bytes;
+            prop_assert_eq!(slices > 0, bench.buffer.slices > 0);
             if oracle.is_empty() {
                 prop_assert_eq!((bench.pool.in_use(), bench.sources.len()), (0, 3));
             }

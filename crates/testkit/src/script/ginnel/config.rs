@@ -42,6 +42,7 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "tw_reuse" => {}
         "frto" => tcp.frto = flag()?,
         "early_retrans" => tcp.tail_loss_probes = flag()?,
+        "min_tso_segs" => tcp.push_segments_min = number()?.try_into().map_err(|_| "too many segments")?,
         "reordering" => tcp.reordering_segments = number()?,
         "mtu_probing" => {
             tcp.mtu_probing = match value {

@@ -1,0 +1,64 @@
+//! CPython's own tests, which talk to themselves over 127.0.0.1: here inside a stack.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Whole modules that pass, as they do on the kernel.
+const MODULES: [&str; 7] = [
+    "test_select",
+    "test_poll",
+    "test_epoll",
+    "test_httplib",
+    "test_httpservers",
+    "test_telnetlib",
+    "test_smtplib",
+];
+/// Of `test_socket` what is about streams and datagrams, and quick.
+const OF_SOCKET: [&str; 6] = [
+    "test.test_socket.BasicTCPTest.*",
+    "test.test_socket.BasicUDPTest.*",
+    "test.test_socket.NonBlockingTCPTests.*",
+    "test.test_socket.NetworkConnectionAttributesTest.*",
+    "test.test_socket.GeneralModuleTests.test_socket_close",
+    "test.test_socket.TestExceptions.*",
+];
+
+fn python(args: &[&str]) -> Output {
+    let program = Path::new(env!("CARGO_BIN_EXE_ginnel"));
+    let mut run = Command::new("timeout");
+    run.arg("120")
+        .arg(program)
+        .args(["run", "--loopback", "stack", "--", "python3", "-m", "test", "-W"])
+        .args(args);
+    run.output().expect("timeout of coreutils runs")
+}
+
+/// Debian has these tests in a package of their own.
+fn there_is(module: &str) -> bool {
+    let import = format!("import test.{module}, test.libregrtest");
+    let asked = Command::new("python3").args(["-c", &import]).output();
+    asked.is_ok_and(|asked| asked.status.success())
+}
+
+fn passes(args: &[&str]) {
+    let output = python(args);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{args:?}: {}: {said}", output.status);
+    assert!(said.contains("Result: SUCCESS"), "{args:?}: {said}");
+}
+
+#[test]
+fn tests_of_cpython_pass() {
+    // Some modules have left the language since.
+    for module in MODULES.iter().filter(|module| there_is(module)) {
+        passes(&[module]);
+    }
+}
+
+#[test]
+fn tests_of_cpythons_sockets_pass() {
+    if there_is("test_socket") {
+        let chosen = OF_SOCKET.iter().flat_map(|name| ["-m", *name]);
+        passes(&[&["test_socket"][..], &chosen.collect::<Vec<_>>()].concat());
+    }
+}

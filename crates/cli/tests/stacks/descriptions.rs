@@ -1,0 +1,102 @@
+//! Open file descriptions that several processes have: what one changes is so for all, as by the kernel.
+
+use crate::rig::{Place, skipped};
+
+/// Runs a script on the kernel and on a stack: both must say the same. Returns it.
+#[track_caller]
+fn same_on_both(place: &Place, script: &str) -> String {
+    let on_kernel = place.says(&["--stack", "kernel"], script);
+    std::fs::write(place.path().join("two.toml"), "[shards]\ncount = 2\n").unwrap();
+    for options in [&["--loopback", "stack"][..], &["--config", "two.toml", "--loopback", "stack"]] {
+        assert_eq!(place.says(options, script), on_kernel, "{options:?}");
+    }
+    on_kernel
+}
+
+/// Two processes that take turns, and what they say of a socket.
+const TURNS: &str = "
+import fcntl
+here, there = socket.socketpair(socket.AF_UNIX)
+def turn(way): way.send(b'.'); way.recv(1)
+def waits(x): return not fcntl.fcntl(x, fcntl.F_GETFL) & os.O_NONBLOCK
+def set_waits(x, on): fcntl.fcntl(x, fcntl.F_SETFL, 0 if on else os.O_NONBLOCK)
+def tries(f):
+    try: return f()
+    except OSError as e: return e.strerror
+L, T = socket.SOL_SOCKET, socket.IPPROTO_TCP
+def options(x):
+    return [x.getsockopt(*o) for o in ((L, socket.SO_KEEPALIVE), (T, socket.TCP_NODELAY), (T, socket.TCP_KEEPIDLE), (L, socket.SO_RCVLOWAT))] + [
+        x.getsockopt(L, socket.SO_RCVTIMEO, 16), x.getsockopt(L, socket.SO_LINGER, 8)]
+def say(*what): print(*what, flush=True)
+s = server('127.0.0.1', 0); at = s.getsockname(); c = socket.create_connection(at); a, _ = s.accept()
+";
+
+#[test]
+fn flags_and_options_that_a_child_sets_are_its_parents_too_and_the_other_way_round() {
+    let test = "flags_and_options_that_a_child_sets_are_its_parents_too_and_the_other_way_round";
+    if skipped(test) {
+        return;
+    }
+    let place = Place::new("descriptions");
+    let script = format!(
+        "{TURNS}
+child = os.fork()
+if not child:
+    there.recv(1)
+    set_waits(a, False); set_waits(s, False)
+    a.setsockopt(L, socket.SO_KEEPALIVE, 1); a.setsockopt(T, socket.TCP_NODELAY, 1); a.setsockopt(T, socket.TCP_KEEPIDLE, 77)
+    a.setsockopt(L, socket.SO_RCVLOWAT, 3); a.setsockopt(L, socket.SO_LINGER, struct.pack('ii', 1, 5))
+    turn(there)
+    say('child', waits(a), waits(s), waits(c), options(a)[:4])
+    begun = time.monotonic(); say(tries(lambda: os.read(a.fileno(), 9)), 0.2 < time.monotonic() - begun < 2)
+    # What it accepts is its own.
+    set_waits(s, True); b, _ = s.accept(); say(waits(b), os.read(b.fileno(), 9))
+    turn(there); os._exit(0)
+turn(here)
+say(waits(a), waits(s), waits(c), options(a), options(c))
+say(tries(lambda: os.read(a.fileno(), 9)), tries(lambda: socket.socket(fileno=os.dup(s.fileno())).accept()[0]))
+set_waits(a, True); a.setsockopt(T, socket.TCP_KEEPIDLE, 78); a.setsockopt(L, socket.SO_RCVTIMEO, struct.pack('ll', 0, 300000))
+d = socket.create_connection(at); d.sendall(b'here')
+turn(here); say(waits(s)); here.send(b'.'); os.waitpid(child, 0); say(waits(a), options(a)[:4])"
+    );
+    let said = same_on_both(&place, &script);
+    assert!(said.contains("Resource temporarily unavailable") && said.contains("b'here'"), "{said}");
+}
+
+#[test]
+fn a_socket_that_was_sent_or_left_to_another_program_is_one_with_the_senders() {
+    if skipped("a_socket_that_was_sent_or_left_to_another_program_is_one_with_the_senders") {
+        return;
+    }
+    let place = Place::new("sent");
+    // The receiver is another program, started before there was a connection.
+    let script = format!(
+        "{TURNS}
+import subprocess
+NEXT = '''
+import os, sys, socket, struct, fcntl
+there = socket.socket(fileno=int(sys.argv[1]))
+if len(sys.argv) > 2: a = socket.socket(fileno=int(sys.argv[2]))
+else: a = socket.socket(fileno=socket.recv_fds(there, 1, 1)[1][0])
+def waits(x): return not fcntl.fcntl(x, fcntl.F_GETFL) & os.O_NONBLOCK
+print(waits(a), a.getsockopt(6, 1), flush=True)
+there.send(b'.'); there.recv(1)
+print(waits(a), a.getsockopt(6, 1), flush=True)
+fcntl.fcntl(a, fcntl.F_SETFL, 0); a.setsockopt(6, 4, 55)
+there.send(b'.'); there.recv(1)
+'''
+for sent in (True, False):
+    keep = [there.fileno()] + ([] if sent else [a.fileno()])
+    other = subprocess.Popen([sys.executable, '-c', NEXT] + [str(fd) for fd in keep], pass_fds=keep)
+    if sent: socket.send_fds(here, [b'.'], [a.fileno()])
+    here.recv(1)
+    set_waits(a, False); a.setsockopt(T, socket.TCP_NODELAY, 1)
+    turn(here)
+    say(waits(a), a.getsockopt(T, socket.TCP_KEEPIDLE))
+    a.setsockopt(T, socket.TCP_NODELAY, 0); a.setsockopt(T, socket.TCP_KEEPIDLE, 66)
+    here.send(b'.'); other.wait()
+c.sendall(b'still here'); say(a.recv(99))"
+    );
+    let said = same_on_both(&place, &script);
+    assert_eq!(said.matches("True 55").count(), 2, "{said}");
+}

@@ -1,0 +1,111 @@
+//! Numbers of descriptors: which ones sockets get, and programs that close or overwrite what they do not know.
+
+use crate::rig::{PRELUDE, Place, finish, python, skipped};
+use std::process::Command;
+
+const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
+
+/// Closes and overwrites all numbers but its own, up to 20 below the limit: so many are the library's where it may have no others.
+const RECKLESS: &str = "
+import resource
+def talks(s):
+    c = socket.create_connection(s.getsockname()); a, _ = s.accept(); c.sendall(b'in'); got = a.recv(9)
+    p = select.poll(); p.register(a, select.POLLIN); quiet = p.poll(30)
+    e = select.epoll(); e.register(c, select.EPOLLIN); idle = e.poll(0.03); a.sendall(b'out'); busy = e.poll(5); e.close()
+    return got == b'in' and (quiet, idle) == ([], []) and busy == [(c.fileno(), select.EPOLLIN)]
+s = server('127.0.0.1', 7410); said = [talks(s)]
+null = os.open('/dev/null', os.O_RDWR)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+def everywhere(end):
+    mine = (0, 1, 2, s.fileno(), null)
+    for n in range(3, end):
+        if n in mine: continue
+        try: os.close(n)
+        except OSError: pass
+    said.append(talks(s))
+    for n in range(3, end):
+        if n not in mine: os.dup2(null, n)
+    said.append(talks(s))
+    for n in range(3, end):
+        if n not in mine: os.close(n)
+    said.append(talks(s))
+everywhere(min(soft, 1024) - 20)
+# Numbers that a program chooses which may have thousands of them.
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard)); everywhere(min(4096, hard) - 20)
+os.closerange(null + 1, 5000); said.append(talks(s))
+child = os.fork(); s = server('127.0.0.1', 7411 + (child == 0)); everywhere(min(4096, hard) - 20)
+if child: said.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0)
+if not child: os._exit(not all(said))
+print(all(said), len(said))";
+
+#[test]
+fn a_program_may_close_and_overwrite_any_number() {
+    if skipped("a_program_may_close_and_overwrite_any_number") {
+        return;
+    }
+    assert_eq!(Place::new("reckless").says(&LOOPBACK, RECKLESS), "True 12\n");
+}
+
+#[test]
+fn a_program_may_do_so_that_can_have_few() {
+    if skipped("a_program_may_do_so_that_can_have_few") {
+        return;
+    }
+    let place = Place::new("few");
+    // Both limits, and the lower alone: the library's stand above that then.
+    for limit in ["ulimit -n 256", "ulimit -Sn 256"] {
+        let script = format!("{limit} && exec \"$0\" -c \"$1\"");
+        let mut command = place
+            .ginnel(&[&["run"], &LOOPBACK[..], &["--", "sh", "-c", &script, python().unwrap()]].concat());
+        command.arg(format!("{PRELUDE}{RECKLESS}"));
+        let output = finish(command);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "True 12\n", "{limit}: {output:?}");
+    }
+}
+
+/// Sockets are made, copied, put over one another and closed in an order that follows from the numbers of the steps.
+#[test]
+fn sockets_have_the_numbers_that_the_kernel_would_give_them() {
+    if skipped("sockets_have_the_numbers_that_the_kernel_would_give_them") {
+        return;
+    }
+    let script = "
+import random
+files, sockets, said = [], [], []
+def new(s): sockets.append(s); said.append(s.fileno())
+for n in range(12):
+    new(socket.socket()); files.append(os.open('/dev/null', os.O_RDONLY))
+for step in range(300):
+    r = random.Random(step); kind = r.choice(['socket', 'socket', 'close', 'close', 'file', 'dup', 'over'])
+    if kind == 'socket': new(socket.socket(type=r.choice([socket.SOCK_STREAM, socket.SOCK_DGRAM])))
+    elif kind == 'close' and sockets: sockets.pop(step * 7 % len(sockets)).close()
+    elif kind == 'file' and files: os.close(files.pop(step * 5 % len(files)))
+    elif kind == 'dup' and sockets: new(socket.socket(fileno=os.dup(sockets[0].fileno())))
+    elif kind == 'over' and sockets: os.dup2(sockets[0].fileno(), sockets[-1].fileno())
+while sockets: sockets.pop().close()
+# What is opened next is its standard input.
+os.close(0); new(socket.socket()); sockets.pop().close(); said.append(os.open('/dev/null', os.O_RDONLY))
+print(said)";
+    let mut kernel = Command::new(python().unwrap());
+    kernel.args(["-c", &format!("{PRELUDE}{script}")]);
+    let kernel = String::from_utf8(finish(kernel).stdout).unwrap();
+    assert!(kernel.len() > 500, "{kernel}");
+    assert_eq!(Place::new("numbers").says(&LOOPBACK, script), kernel);
+}
+
+#[test]
+fn what_was_closed_is_not_open_though_its_number_waits_for_the_next_socket() {
+    if skipped("what_was_closed_is_not_open_though_its_number_waits_for_the_next_socket") {
+        return;
+    }
+    let script = "
+import fcntl
+s = socket.socket(); n = s.fileno(); s.close()
+calls = [lambda: os.read(n, 0), lambda: os.read(n, 5), lambda: os.readv(n, []), lambda: os.write(n, b''), lambda: os.dup(n), lambda: os.dup2(n, 50),
+    lambda: fcntl.fcntl(n, fcntl.F_GETFD), lambda: os.close(n)]
+def failed(call):
+    try: return call()
+    except OSError as e: return e.errno
+print([failed(call) for call in calls])";
+    assert_eq!(Place::new("closed").says(&LOOPBACK, script), "[9, 9, 9, 9, 9, 9, 9, 9]\n");
+}

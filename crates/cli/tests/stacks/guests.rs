@@ -1,0 +1,103 @@
+//! Programs that have no use for the stack that they are on, or not yet: they take no place.
+
+use crate::rig::{Place, Started, finish, skipped, until};
+
+const LOOPBACK: [&str; 2] = ["--loopback", "stack"];
+
+#[test]
+fn what_a_shell_starts_takes_no_places() {
+    let place = Place::new("shell");
+    std::fs::write(place.path().join("few.toml"), "[channel]\nclients_max = 2\n").unwrap();
+    let _up = place.up("lab", &["--config", "few.toml", "--loopback", "stack"]);
+    let script = "for n in 1 2 3 4 5 6 7 8 9 10; do (echo $n >here$n; until test -e go; do sleep 0.05; done) & done; ls >/dev/null; wait; echo done";
+    let shell = Started::new(place.ginnel(&["run", "--stack", "lab", "--", "sh", "-c", script]));
+    until("all are there", || (1..=10).all(|n| place.path().join(format!("here{n}")).exists()));
+    let clients = place.must(&["stat", "lab", "--json"]);
+    assert!(
+        clients.contains("\"channel.clients\":0") || clients.contains("\"channel.clients\": 0"),
+        "{clients}"
+    );
+    // It is used all the same.
+    let refused = place.run(&["down", "lab"]);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains(&format!("({})", shell.pid())), "{refused:?}");
+    std::fs::write(place.path().join("go"), "").unwrap();
+    let output = shell.finish();
+    assert_eq!((&output.stdout[..], &output.stderr[..]), (&b"done\n"[..], &b""[..]), "{output:?}");
+    place.must(&["down", "lab"]);
+}
+
+#[test]
+fn a_program_comes_in_late_from_another_root_and_with_other_rights() {
+    if skipped("a_program_comes_in_late_from_another_root_and_with_other_rights") {
+        return;
+    }
+    let place = Place::new("late");
+    let script = "
+import encodings.idna
+before = os.geteuid()
+if before == 0:
+    os.mkdir('jail'); os.chroot('jail'); os.chdir('/'); os.setgid(65534); os.setuid(65534)
+child = os.fork()
+# Both, over the same connection.
+s = server('127.0.0.1', 7401 + (child == 0))
+c = socket.create_connection(s.getsockname()); a, _ = s.accept(); c.sendall(b'in'); data = a.recv(9)
+if child: os.waitpid(child, 0)
+print(data, before == 0 and os.geteuid() == 65534 or before != 0, any(':1CE9' in line for line in open('/proc/net/tcp')) if before else False, flush=True)";
+    assert_eq!(place.says(&LOOPBACK, script), "b'in' True False\n".repeat(2));
+}
+
+#[test]
+fn a_stack_of_its_own_waits_for_a_daemon_that_has_not_used_it_yet() {
+    if skipped("a_stack_of_its_own_waits_for_a_daemon_that_has_not_used_it_yet") {
+        return;
+    }
+    let place = Place::new("idle-daemon");
+    let script = "
+if os.fork(): os._exit(0)
+os.setsid(); time.sleep(0.7)
+s = server('127.0.0.1', 7402); c = socket.create_connection(s.getsockname()); open('served', 'w').close()";
+    let output = finish(place.script(&LOOPBACK, script));
+    assert!(output.status.success(), "{output:?}");
+    assert!(place.path().join("served").exists(), "it was waited for");
+}
+
+/// The handler is `fork` itself: what it forks goes on where the signal came, also in the middle of a call.
+#[test]
+fn a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_its_connections() {
+    let test = "a_handler_that_forks_in_the_middle_of_a_call_harms_neither_the_program_nor_its_connections";
+    if skipped(test) {
+        return;
+    }
+    let place = Place::new("handler");
+    let script = "
+import ctypes
+libc = ctypes.CDLL(None)
+s = server('127.0.0.1', 7403); c = socket.create_connection(s.getsockname()); a, _ = s.accept()
+r, w = os.pipe(); me = os.getpid(); signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+libc.signal.restype = ctypes.c_void_p
+libc.signal(signal.SIGALRM, ctypes.cast(libc.fork, ctypes.c_void_p))
+data = bytes(range(250)) * 40; c.sendall(data); time.sleep(0.1)
+a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 3, 0))
+room = bytearray(len(data)); end = time.monotonic() + 20; seen = b''
+def ours():
+    if os.getpid() == me: return
+    # One that was forked between calls has the sockets, the others have none.
+    try: c.getpeername(); os.write(w, b'o')
+    except OSError: os.write(w, b'i')
+    os._exit(0)
+signal.setitimer(signal.ITIMER_REAL, 0.001, 0.005)
+while seen.count(b'i') < 5 or b'o' not in seen:
+    assert time.monotonic() < end, seen
+    # Only calls that a child may make, too, and nobody notices; and no memory is taken, which the handler's fork needs.
+    for _ in range(50):
+        try: count = a.recv_into(room, len(data), socket.MSG_PEEK)
+        except OSError: ours(); raise
+        ours(); assert count == len(data) and room == data
+    if select.select([r], [], [], 0)[0]: seen += os.read(r, 99)
+    ours()
+signal.setitimer(signal.ITIMER_REAL, 0); ours()
+d = socket.create_connection(s.getsockname()); b, _ = s.accept(); d.sendall(b'and goes on'); print(exactly(b, 11), exactly(a, len(data)) == data)";
+    let output = finish(place.script(&LOOPBACK, script));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "b'and goes on' True\n", "{output:?}");
+}

@@ -1,0 +1,157 @@
+//! `getsockopt`.
+
+use super::stamps::Stamps;
+use super::values::congestion_name;
+use super::{
+    BINDTOIFINDEX, BUF_LOCK, Flag, HOPS_DEFAULT, IPV6_PATHMTU, RCVTIMEO_NEW, SNDTIMEO_NEW, TCP_INQ, ports,
+    tcp_info, words,
+};
+use crate::Ops;
+use crate::file::Shape;
+use crate::sockaddr::Family;
+use core::ffi::c_int;
+use core::time::Duration;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+/// The value of an option, as `getsockopt` hands it out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OptionValue(pub(super) Vec<u8>);
+
+impl OptionValue {
+    /// Its bytes. A program that has less room gets the first of them.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    pub(super) fn int(value: c_int) -> Self {
+        Self(value.to_ne_bytes().to_vec())
+    }
+
+    fn ints(values: &[i64]) -> Self {
+        Self(values.iter().flat_map(|v| v.to_ne_bytes()).collect())
+    }
+}
+
+impl Ops {
+    /// `getsockopt`.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT`.
+    pub fn getsockopt(&self, fd: RawFd, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
+        let mut lane = self.lock()?;
+        let file = self.file(&mut lane, fd)?;
+        lane.status(file);
+        let socket = lane.files.socket(file)?;
+        let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
+        if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
+            return Err(words::foreign(family));
+        }
+        let options = socket.options.clone();
+        let flag = |flag| OptionValue::int(options.flag(flag).into());
+        let time = |time: Option<Duration>| {
+            let time = time.unwrap_or_default();
+            OptionValue::ints(&[time.as_secs().cast_signed(), time.subsec_micros().into()])
+        };
+        let number = |value: u32| OptionValue::int(value.cast_signed());
+        Ok(match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(Flag::ReuseAddress),
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => flag(Flag::ReusePort),
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(Flag::Broadcast),
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(Flag::KeepAlive),
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(Flag::OobInline),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay),
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork),
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => flag(Flag::V6Only),
+            (libc::SOL_SOCKET, libc::SO_TYPE) if datagrams => OptionValue::int(libc::SOCK_DGRAM),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) if datagrams => OptionValue::int(libc::IPPROTO_UDP),
+            (libc::SOL_SOCKET, libc::SO_TYPE) => OptionValue::int(libc::SOCK_STREAM),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => OptionValue::int(libc::IPPROTO_TCP),
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => OptionValue::int(family.number().into()),
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+                OptionValue::int(matches!(shape, Shape::Listening(_)).into())
+            }
+            (libc::SOL_SOCKET, libc::SO_ERROR) => {
+                let error = lane.take_udp_error(file).or_else(|| lane.take_error(file));
+                OptionValue::int(error.map_or(0, Errno::raw_os_error))
+            }
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = options.linger.map_or(0, |time| time.as_secs() as c_int);
+                let on = c_int::from(options.linger.is_some());
+                OptionValue([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(options.recv_timeout),
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(options.send_timeout),
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => number(options.recv_low_water),
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => number(options.recv_buffer),
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => number(options.send_buffer),
+            (libc::SOL_SOCKET, name) if Stamps::is_one(name) => {
+                OptionValue::int(options.stamps.get(name).into())
+            }
+            (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => OptionValue(options.stamps.flags(name)),
+            (libc::SOL_SOCKET, BUF_LOCK) => number(options.buf_lock.into()),
+            (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => number(options.port_range),
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number(match (options.window_clamp, shape) {
+                (0, Shape::Stream(_)) => options.window_bytes(),
+                (clamp, _) => clamp,
+            }),
+            (libc::IPPROTO_TCP, TCP_INQ) => flag(Flag::Inq),
+            // Neither `cubic` nor `reno` says anything of itself.
+            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue(Vec::new()),
+            (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
+                // `struct ip6_mtuinfo`: an address that is not filled in, and what it is about.
+                let mtu = lane.path_mtu(file)?;
+                OptionValue([&[0; 28][..], &mtu.to_ne_bytes()].concat())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(options.keep_idle_s.into()),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => number(options.keep_interval_s.into()),
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => number(options.keep_count.into()),
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number(options.user_timeout_ms),
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => OptionValue::int(options.linger2_s),
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => number(options.syn_count.into()),
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => number(options.defer_accept_s),
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                congestion_name(options.congestion.unwrap_or_default())
+            }
+            (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue(Vec::new()),
+            (libc::IPPROTO_IP, libc::IP_TOS) => number(options.class.into()),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
+                number(options.class_v6.into())
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) => number(hops(options.hops)),
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
+                number(hops(options.hops_v6))
+            }
+            (libc::IPPROTO_IP, libc::IP_MTU) => number(lane.path_mtu(file)?),
+            (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(lane.path_mtu(file)?),
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue(Vec::new()),
+            (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
+            // `struct ucred` of nobody.
+            (libc::SOL_SOCKET, libc::SO_PEERCRED) => OptionValue([0, -1, -1].map(i32::to_ne_bytes).concat()),
+            (libc::SOL_SOCKET, libc::SO_PEERNAME) => {
+                drop(lane);
+                return self.getpeername(fd).map(|name| OptionValue(name.bytes().to_vec()));
+            }
+            (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue(options.memory()),
+            (libc::SOL_SOCKET, libc::SO_COOKIE) => OptionValue(lane.cookie(file).to_ne_bytes().to_vec()),
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match lane.info(file) {
+                Some(info) => number(info.snd_mss),
+                None if options.max_segment > 0 => number(options.max_segment.into()),
+                None => number(MSS_DEFAULT),
+            },
+            (libc::IPPROTO_TCP, libc::TCP_INFO) => {
+                let listens = matches!(shape, Shape::Listening(_));
+                OptionValue(tcp_info::bytes(lane.info(file).as_deref(), listens))
+            }
+            _ => options.get_word(family, level, name)?,
+        })
+    }
+}
+
+/// What `TCP_MAXSEG` is before there is a connection (`TCP_MSS_DEFAULT`).
+const MSS_DEFAULT: u32 = 536;
+
+fn hops(hops: i16) -> u32 {
+    u32::try_from(hops).unwrap_or(HOPS_DEFAULT)
+}

@@ -1,0 +1,72 @@
+//! Which ports are chosen for a socket that names none: `IP_LOCAL_PORT_RANGE`.
+
+use super::Options;
+use rustix::io::Errno;
+use std::hash::{BuildHasher, RandomState};
+
+/// The option's number, for which libc has no name.
+pub(super) const LOCAL_PORT_RANGE: core::ffi::c_int = 51;
+
+/// The option as it is set: the lowest port in the lower half, the highest in the upper; 0 is as low, or as high, as the stack's.
+///
+/// # Errors
+/// `EINVAL`.
+pub(super) fn read(value: &[u8]) -> Result<u32, Errno> {
+    let range = u32::from_ne_bytes(value.try_into().map_err(|_| Errno::INVAL)?);
+    let (low, high) = halves(range);
+    if low != 0 && high != 0 && low > high { Err(Errno::INVAL) } else { Ok(range) }
+}
+
+fn halves(range: u32) -> (u16, u16) {
+    (range as u16, (range >> 16) as u16)
+}
+
+/// Ports from which one is chosen where nobody says otherwise (`net.ipv4.ip_local_port_range`), which none goes beyond.
+const LOW: u16 = 32_768;
+const HIGH: u16 = 60_999;
+
+impl Options {
+    /// Ports to be tried, from a random one on; `None` leaves the choice to the stack.
+    pub fn local_ports(&self) -> Option<impl Iterator<Item = u16> + use<>> {
+        let (low, high) = halves(self.port_range);
+        let within = |port: u16| (LOW..=HIGH).contains(&port);
+        if self.port_range == 0 || !within(low) && !within(high) {
+            return None;
+        }
+        let low = if within(low) { low } else { LOW };
+        let high = if within(high) { high } else { HIGH };
+        let count = u32::from(high - low) + 1;
+        // Of each hasher's keys.
+        let start = (RandomState::new().hash_one(()) % u64::from(count)) as u32;
+        // Cannot truncate: the remainder is below the number of ports.
+        Some((0..count).map(move |step| low + ((start + step) % count) as u16))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sockaddr::Family;
+
+    #[test]
+    fn all_ports_of_a_range_are_tried_and_no_others() {
+        let mut options = Options::new(Family::V4, false);
+        let ports = |options: &Options| {
+            let mut ports: Vec<u16> = options.local_ports()?.collect();
+            ports.sort_unstable();
+            Some((ports[0], *ports.last()?, ports.len()))
+        };
+        for (low, high, tried) in [
+            (0, 0, None),
+            (40_000, 40_003, Some((40_000, 40_003, 4))),
+            (0, 32_770, Some((32_768, 32_770, 3))),
+            (60_990, 65_000, Some((60_990, 60_999, 10))),
+            (1, 2, None),
+        ] {
+            options.port_range = low | high << 16;
+            assert_eq!(ports(&options), tried, "{low} {high}");
+        }
+        assert_eq!(read(&[2, 0, 1, 0]), Err(Errno::INVAL));
+        assert_eq!((read(&[1, 0]), read(&[1, 0, 2, 0])), (Err(Errno::INVAL), Ok(0x2_0001)));
+    }
+}

@@ -1,0 +1,300 @@
+//! `setsockopt`.
+
+use super::stamps::Stamps;
+use super::values::{congestion, defer};
+use super::{
+    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, FORCED_MAX, Flag, LINGER2_DEFAULT, LINGER2_MAX, RCVBUF_LOCK,
+    RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, TCP_INQ, TIMEOUT_MAX_S, Told, int,
+    ports, within,
+};
+use crate::Ops;
+use crate::fd_table::FileId;
+use crate::file::Shape;
+use crate::held::Locked;
+use crate::sleep::Patience;
+use crate::sockaddr::Family;
+use crate::{kernel, raw};
+use core::ffi::c_int;
+use core::time::Duration;
+use ginnel::TcpOption;
+use rustix::fd::RawFd;
+use rustix::io::Errno;
+
+impl Ops {
+    /// `setsockopt`.
+    ///
+    /// # Errors
+    /// `ENOPROTOOPT` for what is not honoured, `EINVAL`, `EDOM`.
+    pub fn setsockopt(&self, fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        let mut lane = self.lock()?;
+        let file = self.file(&mut lane, fd)?;
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+            // What came before is judged by the mark of then.
+            lane.pump();
+        }
+        let socket = lane.files.socket(file)?;
+        let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
+        let options = &mut socket.options;
+        if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
+            return Err(Errno::NOPROTOOPT);
+        }
+        let mut flag = |flag: Flag, told: Option<Told>| {
+            let on = int(value)? != 0;
+            options.set_flag(flag, on);
+            if let Some(told) = told {
+                options.note(told);
+            }
+            Ok::<_, Errno>(())
+        };
+        match (level, name) {
+            (libc::SOL_SOCKET, libc::SO_REUSEADDR) => flag(Flag::ReuseAddress, None)?,
+            (libc::SOL_SOCKET, libc::SO_REUSEPORT) => {
+                flag(Flag::ReusePort, None)?;
+                // Linux remembers who made the socket; only who shares a port needs it, so only that one pays for the question.
+                options.user = rustix::process::geteuid().as_raw();
+            }
+            (libc::SOL_SOCKET, libc::SO_BROADCAST) => flag(Flag::Broadcast, None)?,
+            (libc::SOL_SOCKET, libc::SO_KEEPALIVE) => flag(Flag::KeepAlive, Some(Told::KeepAlive))?,
+            (libc::SOL_SOCKET, libc::SO_OOBINLINE) => flag(Flag::OobInline, Some(Told::OobInline))?,
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => flag(Flag::NoDelay, Some(Told::NoDelay))?,
+            (libc::IPPROTO_TCP, libc::TCP_CORK) => flag(Flag::Cork, Some(Told::Cork))?,
+            (libc::SOL_SOCKET, libc::SO_LINGER) => {
+                let seconds = int(value.get(4..8).ok_or(Errno::INVAL)?)?;
+                let on = int(value)? != 0;
+                options.linger = on.then(|| Duration::from_secs(u64::from(seconds.max(0).unsigned_abs())));
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => options.recv_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => options.send_timeout = timeout(value)?,
+            (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => {
+                let bytes = int(value)?;
+                // A negative one is as much as there can be, and none is one.
+                let bytes = u32::try_from(bytes).unwrap_or(c_int::MAX.unsigned_abs());
+                options.recv_low_water = bytes.clamp(1, options.recv_buffer / 2);
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUF) => {
+                options.recv_buffer = doubled(int(value)?, RCVBUF_MIN, BUFFER_MAX);
+                options.buf_lock |= RCVBUF_LOCK;
+                options.note(Told::RecvBuffer);
+            }
+            (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE) => {
+                options.recv_buffer = doubled(int(value)?.max(0), RCVBUF_MIN, FORCED_MAX);
+                options.buf_lock |= RCVBUF_LOCK;
+                options.note(Told::RecvBuffer);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
+                options.send_buffer = doubled(int(value)?, SNDBUF_MIN, BUFFER_MAX);
+                options.buf_lock |= SNDBUF_LOCK;
+                options.note(Told::SendBuffer);
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => {
+                options.send_buffer = doubled(int(value)?.max(0), SNDBUF_MIN, FORCED_MAX);
+                options.buf_lock |= SNDBUF_LOCK;
+                options.note(Told::SendBuffer);
+            }
+            (libc::SOL_SOCKET, name) if Stamps::is_one(name) => options.stamps.set(name, int(value)? != 0),
+            (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => {
+                let can_count = datagrams || matches!(shape, Shape::Stream(_));
+                options.stamps.set_flags(name, value, can_count)?;
+            }
+            (libc::SOL_SOCKET, BUF_LOCK) => {
+                let locks = int(value)?;
+                options.buf_lock =
+                    u8::try_from(locks).ok().filter(|locks| *locks <= 3).ok_or(Errno::INVAL)?;
+                // What is fixed stays as large as it is now.
+                for (lock, told) in [(RCVBUF_LOCK, Told::RecvBuffer), (SNDBUF_LOCK, Told::SendBuffer)] {
+                    if options.buf_lock & lock != 0 {
+                        options.note(told);
+                    }
+                }
+            }
+            (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => options.port_range = ports::read(value)?,
+            (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => {
+                options.window_clamp = match int(value)? {
+                    0 if matches!(shape, Shape::Fresh { .. }) => 0,
+                    0 => return Err(Errno::INVAL),
+                    bytes => u32::try_from(bytes).unwrap_or(0).max(RCVBUF_MIN / 2),
+                };
+                options.note(Told::RecvBuffer);
+            }
+            (libc::IPPROTO_TCP, TCP_INQ) => {
+                let on = within(value, 0..=1)? != 0;
+                options.set_flag(Flag::Inq, on);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => {
+                options.keep_idle_s = within(value, 1..=32_767)? as u16;
+                options.note(Told::KeepIdle);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => {
+                options.keep_interval_s = within(value, 1..=32_767)? as u16;
+                options.note(Told::KeepInterval);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_KEEPCNT) => {
+                options.keep_count = within(value, 1..=127)? as u8;
+                options.note(Told::KeepCount);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => {
+                options.user_timeout_ms = within(value, 0..=c_int::MAX)?.unsigned_abs();
+                options.note(Told::UserTimeout);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_LINGER2) => {
+                options.linger2_s = match int(value)? {
+                    0 => LINGER2_DEFAULT,
+                    seconds if seconds < 0 => -1,
+                    seconds => seconds.min(LINGER2_MAX),
+                };
+                options.note(Told::Linger2);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => {
+                options.max_segment = match int(value)? {
+                    0 => 0,
+                    _ => within(value, 88..=32_767)? as u16,
+                };
+                if options.max_segment > 0 {
+                    options.note(Told::MaxSegment);
+                }
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => {
+                options.syn_count = within(value, 1..=127)? as u8;
+                options.note(Told::SynCount);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
+                options.defer_accept_s = defer::seconds(int(value)?);
+                let time = Duration::from_secs(options.defer_accept_s.into());
+                if let Shape::Listening(listening) = shape {
+                    // Connections that come from now on; a listener that is gone needs no time.
+                    let _ = lane.client.defer(listening.number, time);
+                    lane.tell_sharers(file);
+                    return Ok(());
+                }
+            }
+            (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
+                options.congestion = Some(congestion(value)?);
+                options.note(Told::Congestion);
+            }
+            (libc::IPPROTO_TCP, libc::TCP_ULP) => {
+                // Each would be a module of the kernel's.
+                return Err(if value.is_empty() { Errno::INVAL } else { Errno::NOENT });
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_class(level, value)?,
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
+                options.set_class(level, value)?;
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) => options.set_hops(level, value)?,
+            (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {
+                options.set_hops(level, value)?;
+            }
+            (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => {
+                let on = int(value)? != 0;
+                options.quick_ack = on;
+                if let Shape::Stream(stream) = shape {
+                    let result = lane.tell(stream.conn, TcpOption::QuickAck(on));
+                    lane.client.flush();
+                    lane.tell_sharers(file);
+                    return result;
+                }
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) if family == Family::V6 => {
+                if !matches!(shape, Shape::Fresh { bound: None }) {
+                    return Err(Errno::INVAL);
+                }
+                flag(Flag::V6Only, None)?;
+            }
+            (libc::IPPROTO_TCP, libc::TCP_FASTOPEN) if matches!(shape, Shape::Stream(_)) => {
+                return Err(Errno::INVAL);
+            }
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE | BINDTOIFINDEX) => {
+                return self.bind_to_device(lane, (fd, file), name, value);
+            }
+            _ => options.set_word(family, level, name, value)?,
+        }
+        if matches!(shape, Shape::Fresh { .. }) {
+            let as_set = &mut lane.files.socket(file)?.options.as_set;
+            as_set.retain(|(l, n, _)| (*l, *n) != (level, name));
+            as_set.push((level, name, value.into()));
+        }
+        if level == libc::IPPROTO_UDP {
+            let socket = lane.files.socket(file)?;
+            let outbox = socket.outbox.get_or_insert_default();
+            socket.options.for_outbox(family, outbox);
+            if name == libc::UDP_CORK && !outbox.corks && outbox.corked.is_some() {
+                // What became of it is not told.
+                lane.tell_sharers(file);
+                let _ = self.send_corked(lane, file, Patience::None);
+                return Ok(());
+            }
+        }
+        if let Shape::Datagrams(dgram) = shape {
+            if let Some(half) = dgram.kernel {
+                // What the kernel does not take it has no use for.
+                let _ = raw::setsockopt(half, level, name, value);
+            }
+            let applied = lane.apply_datagram_options(file);
+            lane.tell_sharers(file);
+            return applied;
+        }
+        if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
+            // As much may be there already (`tcp_set_rcvlowat`).
+            if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.peer_closed) {
+                lane.data_ready(file);
+            }
+        }
+        let applied = lane.apply_options(file);
+        lane.tell_sharers(file);
+        applied
+    }
+}
+
+impl Ops {
+    /// `SO_BINDTODEVICE` and `SO_BINDTOIFINDEX`. Devices that a program can name are the kernel's, and so is a socket that is bound to one.
+    fn bind_to_device(
+        &self,
+        mut lane: Locked<'_>,
+        (fd, file): (RawFd, FileId),
+        name: c_int,
+        value: &[u8],
+    ) -> Result<(), Errno> {
+        let none = match name {
+            BINDTOIFINDEX => match int(value)? {
+                index if index < 0 => return Err(Errno::INVAL),
+                index => index == 0,
+            },
+            _ => value.first().is_none_or(|byte| *byte == 0),
+        };
+        if none {
+            return Ok(());
+        }
+        let fresh = matches!(lane.files.socket(file)?.shape, Shape::Fresh { bound: None });
+        if !fresh || !self.config.kernel_listen {
+            return Err(Errno::NODEV);
+        }
+        kernel::try_option(lane.files.socket(file)?.family, libc::SOL_SOCKET, name, value)?;
+        self.hand_to_kernel(&mut lane, fd, file)?;
+        drop(lane);
+        raw::setsockopt(fd, libc::SOL_SOCKET, name, value)
+    }
+}
+
+/// `struct timeval`: `None` is endless (`sock_set_timeout`).
+fn timeout(value: &[u8]) -> Result<Option<Duration>, Errno> {
+    let bytes = value.get(..16).ok_or(Errno::INVAL)?;
+    let word = |at: usize| i64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let (seconds, micros) = (word(0), word(8));
+    if !(0..1_000_000).contains(&micros) {
+        return Err(Errno::DOM);
+    }
+    if seconds < 0 {
+        // Nothing is waited for at all.
+        return Ok(Some(Duration::ZERO));
+    }
+    if seconds == 0 && micros == 0 || seconds >= TIMEOUT_MAX_S {
+        return Ok(None);
+    }
+    Ok(Some(Duration::new(seconds.unsigned_abs(), micros as u32 * 1000)))
+}
+
+/// Buffers are as large as asked for, and as much again for what the kernel needs itself: programs rely on reading back twice the value.
+fn doubled(asked: c_int, least: u32, most: u32) -> u32 {
+    // Negative values are compared without their sign, so they are as large as possible.
+    let asked = u32::try_from(asked).unwrap_or(u32::MAX).min(most);
+    (asked * 2).max(least)
+}

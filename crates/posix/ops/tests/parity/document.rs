@@ -1,0 +1,172 @@
+//! `docs/posix.md` as far as tests write it: the calls that cases make, and the options.
+//!
+//! Each case compares what it asked of the stack with its line of `calls.txt`, so that a case that runs alone is looked at, too. The table of the document
+//! follows from all lines. With `GINNEL_BLESS=1` cases write their lines, and the table, instead.
+
+use crate::record::Calls;
+use crate::{Cases, MODULES, options};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs::File;
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/posix.md");
+const LIST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parity/calls.txt");
+const HEAD: &str = "# What each case asks of the stack, by the cases: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity\n";
+/// Behind the names of cases whose hosts are one.
+const OVER_LOOPBACK: &str = " over loopback";
+
+/// A part of the document that tests write.
+struct Part {
+    begin: &'static str,
+    end: &'static str,
+}
+
+const CALLS: Part = Part {
+    begin: "<!-- calls, by the cases: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity -->\n",
+    end: "<!-- end of calls -->\n",
+};
+const OPTIONS: Part = Part {
+    begin: "<!-- options, by the table: GINNEL_BLESS=1 cargo test -p ginnel-posix-ops --test parity document -->\n",
+    end: "<!-- end of options -->\n",
+};
+
+fn blesses() -> bool {
+    std::env::var_os("GINNEL_BLESS").is_some()
+}
+
+/// Lets one test at a time write: cases run beside each other, in threads or processes.
+fn alone(write: impl FnOnce()) {
+    let lock = File::open(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")).unwrap();
+    lock.lock().unwrap();
+    write();
+    lock.unlock().unwrap();
+}
+
+/// The document, and how it would be with this text in one part.
+fn with(part: &Part, text: &str) -> (String, String) {
+    let found = std::fs::read_to_string(DOCUMENT).unwrap();
+    let (before, rest) = found.split_once(part.begin).expect("where the part begins");
+    let (_, after) = rest.split_once(part.end).expect("where it ends");
+    let expected = [before, part.begin, text, part.end, after].concat();
+    (found, expected)
+}
+
+fn write(part: &Part, text: &str) {
+    std::fs::write(DOCUMENT, with(part, text).1).unwrap();
+}
+
+fn assert_part(part: &Part, text: &str) {
+    let (found, expected) = with(part, text);
+    for (number, (found, expected)) in found.lines().zip(expected.lines()).enumerate() {
+        assert_eq!(found, expected, "docs/posix.md:{} (GINNEL_BLESS=1 writes it anew)", number + 1);
+    }
+    assert_eq!(found, expected, "docs/posix.md (GINNEL_BLESS=1 writes it anew)");
+}
+
+/// Lines of the list, by the names of cases.
+fn list() -> BTreeMap<String, String> {
+    let text = std::fs::read_to_string(LIST).unwrap_or_default();
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let parts = lines.map(|line| line.split_once(": ").expect("a case, and what it asks"));
+    parts.map(|(case, calls)| (case.to_owned(), calls.to_owned())).collect()
+}
+
+/// Writes the list, and the table that follows from it.
+fn write_list(list: &BTreeMap<String, String>) {
+    let mut text = HEAD.to_owned();
+    for (case, calls) in list {
+        writeln!(text, "{case}: {calls}").unwrap();
+    }
+    std::fs::write(LIST, text).unwrap();
+    write(&CALLS, &table(list));
+}
+
+/// `recv TCP MSG_PEEK MSG_DONTWAIT; send TCP`
+fn line(calls: &Calls) -> String {
+    let words = calls.iter().map(|((call, on), flags)| {
+        let words = [call, on].into_iter().chain(flags).map(String::as_str);
+        words.collect::<Vec<_>>().join(" ")
+    });
+    words.collect::<Vec<_>>().join("; ")
+}
+
+/// A case came to its end, and has made these calls.
+pub fn compare(module: &str, case: &str, is_alone: bool, calls: &Calls) {
+    let (case, line) = (name(module, case, is_alone), line(calls));
+    if blesses() {
+        return alone(|| {
+            let mut list = list();
+            list.insert(case, line);
+            write_list(&list);
+        });
+    }
+    let found = list().remove(&case).unwrap_or_default();
+    assert_eq!(
+        found, line,
+        "{case}: the list's on the left, its own on the right (GINNEL_BLESS=1 writes it)"
+    );
+}
+
+/// What a case is called in the list.
+fn name(module: &str, case: &str, is_alone: bool) -> String {
+    let module = module.split("::").nth(1).expect("cases are in modules");
+    format!("{module}::{case}{}", if is_alone { OVER_LOOPBACK } else { "" })
+}
+
+/// All that there are.
+fn names() -> BTreeSet<String> {
+    let of = |cases: &Cases| {
+        let module = cases.module;
+        let between = cases.between_hosts.iter().map(move |case| name(module, case, false));
+        between.chain(cases.over_loopback.iter().map(move |case| name(module, case, true)))
+    };
+    MODULES.iter().flat_map(of).collect()
+}
+
+/// Calls, what they are made on, which flags are seen and in how many cases. A case that runs in two ways is one.
+fn table(list: &BTreeMap<String, String>) -> String {
+    let mut rows: BTreeMap<(&str, &str), [BTreeSet<&str>; 2]> = BTreeMap::new();
+    for (case, calls) in list {
+        let case = case.strip_suffix(OVER_LOOPBACK).unwrap_or(case);
+        for call in calls.split("; ") {
+            let mut words = call.split(' ');
+            let (call, on) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            let [flags, cases] = rows.entry((call, on)).or_default();
+            flags.extend(words);
+            cases.insert(case);
+        }
+    }
+    let mut text = String::from("| Call | On | Flags and kinds | Cases |\n|---|---|---|---|\n");
+    for ((call, on), [flags, cases]) in rows {
+        let flags: Vec<String> = flags.iter().map(|flag| format!("`{flag}`")).collect();
+        let flags = if flags.is_empty() { "—".to_owned() } else { flags.join(", ") };
+        let on = on.replace('→', " → ");
+        writeln!(text, "| `{call}` | {on} | {flags} | {} |", cases.len()).unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_document_says_what_cases_ask() {
+    if blesses() {
+        return alone(|| {
+            let (mut list, names) = (list(), names());
+            list.retain(|case, _| names.contains(case));
+            write_list(&list);
+        });
+    }
+    let list = list();
+    let (listed, names) = (list.keys().cloned().collect::<BTreeSet<_>>(), names());
+    let differ: Vec<&String> = listed.symmetric_difference(&names).collect();
+    assert!(differ.is_empty(), "in the list alone, or missing there (GINNEL_BLESS=1 writes it): {differ:?}");
+    assert_part(&CALLS, &table(&list));
+}
+
+#[test]
+fn the_document_says_what_the_table_says() {
+    let text = options::document();
+    if blesses() {
+        return alone(|| write(&OPTIONS, &text));
+    }
+    assert_part(&OPTIONS, &text);
+}

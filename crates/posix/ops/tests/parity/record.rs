@@ -1,0 +1,377 @@
+//! Which calls a case makes on the stack, with which flags, and on what.
+
+use crate::sys::{Fd, Message, SIOCATMARK, SIOCOUTQNSD, Sys};
+use core::ffi::{c_int, c_uint, c_ulong};
+use core::time::Duration;
+use ginnel_posix_ops::table;
+use rustix::io::Errno;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Mutex;
+
+/// Calls, and what they were made on: the flags and the like that were seen. Sorted, so that it is the same each time.
+pub type Calls = BTreeMap<(String, String), BTreeSet<String>>;
+
+/// What is known of a case so far. Both hosts write to it, as both have numbers of one process.
+#[derive(Default)]
+pub struct Record {
+    calls: Mutex<Calls>,
+    kinds: Mutex<HashMap<Fd, &'static str>>,
+}
+
+impl Record {
+    pub fn into_calls(self) -> Calls {
+        self.calls.into_inner().unwrap()
+    }
+
+    /// Closes what a case has left open.
+    pub fn close_all(self, host: &dyn Sys) {
+        for fd in self.kinds.into_inner().unwrap().into_keys() {
+            host.close(fd).unwrap();
+        }
+    }
+
+    /// What a descriptor is, by the call that made it.
+    fn kind(&self, fd: Fd) -> &'static str {
+        self.kinds.lock().unwrap().get(&fd).copied().unwrap_or("others")
+    }
+
+    /// What a new descriptor is.
+    fn made(&self, fd: Result<Fd, Errno>, kind: &'static str) -> Result<Fd, Errno> {
+        if let Ok(fd) = fd {
+            self.kinds.lock().unwrap().insert(fd, kind);
+        }
+        fd
+    }
+
+    fn saw(&self, call: &str, on: &str, flags: impl IntoIterator<Item = String>) {
+        let mut calls = self.calls.lock().unwrap();
+        calls.entry((call.into(), on.into())).or_default().extend(flags);
+    }
+}
+
+/// A host that writes down what is asked of it. Calls are called what the kernel's side of a case calls.
+pub struct Recorded<'a> {
+    pub host: &'a dyn Sys,
+    pub record: &'a Record,
+}
+
+impl Recorded<'_> {
+    fn saw(&self, call: &str, fd: Fd, flags: impl IntoIterator<Item = String>) {
+        self.record.saw(call, self.record.kind(fd), flags);
+    }
+
+    fn saw_sets(&self, call: &str, sets: &[Vec<Fd>; 3]) {
+        for (name, set) in ["readfds", "writefds", "exceptfds"].into_iter().zip(sets) {
+            for fd in set {
+                self.saw(call, *fd, [name.to_owned()]);
+            }
+        }
+    }
+}
+
+/// Pairs of constants and what they are called.
+macro_rules! named {
+    ($($name:ident)*) => { &[$((libc::$name as i64, stringify!($name))),*] };
+}
+
+type Names = &'static [(i64, &'static str)];
+
+const MESSAGES: Names = named!(MSG_OOB MSG_PEEK MSG_DONTROUTE MSG_CTRUNC MSG_TRUNC MSG_DONTWAIT MSG_EOR
+    MSG_WAITALL MSG_CONFIRM MSG_ERRQUEUE MSG_NOSIGNAL MSG_MORE MSG_WAITFORONE MSG_FASTOPEN MSG_CMSG_CLOEXEC);
+const SOCKETS: Names = named!(SOCK_NONBLOCK SOCK_CLOEXEC);
+const FAMILIES: Names = named!(AF_UNSPEC AF_UNIX AF_INET AF_INET6);
+const HOWS: Names = named!(SHUT_RD SHUT_WR SHUT_RDWR);
+const POLLS: Names = named!(POLLIN POLLPRI POLLOUT POLLERR POLLHUP POLLNVAL POLLRDNORM POLLRDBAND POLLWRNORM POLLWRBAND POLLRDHUP);
+const EPOLLS: Names = named!(EPOLLIN EPOLLPRI EPOLLOUT EPOLLERR EPOLLHUP EPOLLRDNORM EPOLLRDBAND EPOLLWRNORM
+    EPOLLWRBAND EPOLLRDHUP EPOLLEXCLUSIVE EPOLLWAKEUP EPOLLONESHOT EPOLLET);
+const EPOLL_OPS: Names = named!(EPOLL_CTL_ADD EPOLL_CTL_MOD EPOLL_CTL_DEL);
+const SPLICES: Names = named!(SPLICE_F_MOVE SPLICE_F_NONBLOCK SPLICE_F_MORE SPLICE_F_GIFT);
+
+/// Names of the bits that are set; of those without one, the number.
+fn bits(value: u32, names: Names) -> Vec<String> {
+    let mut rest = value;
+    let mut set = Vec::new();
+    for (bits, name) in names {
+        // Constants of `i32` have their highest bit as a sign.
+        let bits = *bits as u32;
+        if rest & bits == bits {
+            rest &= !bits;
+            set.push((*name).to_owned());
+        }
+    }
+    if rest != 0 {
+        set.push(format!("{rest:#x}"));
+    }
+    set
+}
+
+fn messages(flags: c_int) -> Vec<String> {
+    bits(flags.cast_unsigned(), MESSAGES)
+}
+
+/// The name of a number.
+fn one(value: c_int, names: Names) -> String {
+    let known = names.iter().find(|(number, _)| *number == i64::from(value));
+    known.map_or_else(|| value.to_string(), |(_, name)| (*name).to_owned())
+}
+
+/// The name of an option, or of the control message that has its number.
+fn option(level: c_int, name: c_int) -> String {
+    let row = table::OPTIONS.iter().find(|row| row.level == level && row.name == name);
+    row.map_or_else(|| format!("{level}:{name}"), |row| row.text.to_owned())
+}
+
+fn family(address: &[u8]) -> Option<String> {
+    let family = address.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))?;
+    Some(one(family.into(), FAMILIES))
+}
+
+/// Names of control messages, as far as they are whole.
+fn controls(mut bytes: &[u8]) -> Vec<String> {
+    let mut names = Vec::new();
+    while let Some((header, _)) = bytes.split_first_chunk::<16>() {
+        let word =
+            |at: usize| i32::from_ne_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+        let length = word(0) as usize;
+        if length < header.len() || length > bytes.len() {
+            break;
+        }
+        names.push(option(word(8), word(12)));
+        bytes = bytes.get(length.next_multiple_of(8)..).unwrap_or_default();
+    }
+    names
+}
+
+impl Sys for Recorded<'_> {
+    fn socket(&self, domain: c_int, kind: c_int) -> Result<Fd, Errno> {
+        let extra = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let on = match kind & !extra {
+            libc::SOCK_STREAM => "TCP",
+            libc::SOCK_DGRAM => "UDP",
+            _ => "others",
+        };
+        let flags = bits((kind & extra).cast_unsigned(), SOCKETS);
+        self.record.saw("socket", on, flags.into_iter().chain([one(domain, FAMILIES)]));
+        self.record.made(self.host.socket(domain, kind), on)
+    }
+
+    fn bind(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
+        self.saw("bind", fd, family(address));
+        self.host.bind(fd, address)
+    }
+
+    fn listen(&self, fd: Fd, backlog: c_int) -> Result<(), Errno> {
+        self.saw("listen", fd, []);
+        self.host.listen(fd, backlog)
+    }
+
+    fn accept4(&self, fd: Fd, flags: c_int) -> Result<Fd, Errno> {
+        self.saw("accept4", fd, bits(flags.cast_unsigned(), SOCKETS));
+        self.record.made(self.host.accept4(fd, flags), "TCP")
+    }
+
+    fn connect(&self, fd: Fd, address: &[u8]) -> Result<(), Errno> {
+        self.saw("connect", fd, family(address));
+        self.host.connect(fd, address)
+    }
+
+    fn send(&self, fd: Fd, bytes: &[u8], flags: c_int) -> Result<usize, Errno> {
+        self.saw("send", fd, messages(flags));
+        self.host.send(fd, bytes, flags)
+    }
+
+    fn recv(&self, fd: Fd, most: usize, flags: c_int) -> Result<Vec<u8>, Errno> {
+        self.saw("recv", fd, messages(flags));
+        self.host.recv(fd, most, flags)
+    }
+
+    fn sendv(&self, fd: Fd, parts: &[&[u8]], flags: c_int) -> Result<usize, Errno> {
+        self.saw("sendmsg", fd, messages(flags));
+        self.host.sendv(fd, parts, flags)
+    }
+
+    fn recvv(&self, fd: Fd, lengths: &[usize], flags: c_int) -> Result<Vec<u8>, Errno> {
+        self.saw("recvmsg", fd, messages(flags));
+        self.host.recvv(fd, lengths, flags)
+    }
+
+    fn send_to(
+        &self,
+        fd: Fd,
+        bytes: &[u8],
+        to: Option<&[u8]>,
+        control: &[u8],
+        flags: c_int,
+    ) -> Result<usize, Errno> {
+        let address = to.and_then(family);
+        self.saw("sendmsg", fd, messages(flags).into_iter().chain(address).chain(controls(control)));
+        self.host.send_to(fd, bytes, to, control, flags)
+    }
+
+    fn recv_from(&self, fd: Fd, most: usize, control_room: usize, flags: c_int) -> Result<Message, Errno> {
+        self.saw("recvmsg", fd, messages(flags));
+        let message = self.host.recv_from(fd, most, control_room, flags)?;
+        self.saw("recvmsg", fd, controls(&message.control));
+        Ok(message)
+    }
+
+    fn send_many(&self, fd: Fd, list: &[(&[u8], Option<&[u8]>)], flags: c_int) -> Result<Vec<usize>, Errno> {
+        let addresses = list.iter().filter_map(|(_, to)| to.and_then(family));
+        self.saw("sendmmsg", fd, messages(flags).into_iter().chain(addresses));
+        self.host.send_many(fd, list, flags)
+    }
+
+    fn recv_many(
+        &self,
+        fd: Fd,
+        count: usize,
+        most: usize,
+        flags: c_int,
+        timeout: Option<Duration>,
+    ) -> Result<Vec<Vec<u8>>, Errno> {
+        let limit = timeout.map(|_| "timeout".to_owned());
+        self.saw("recvmmsg", fd, messages(flags).into_iter().chain(limit));
+        self.host.recv_many(fd, count, most, flags, timeout)
+    }
+
+    fn shutdown(&self, fd: Fd, how: c_int) -> Result<(), Errno> {
+        self.saw("shutdown", fd, [one(how, HOWS)]);
+        self.host.shutdown(fd, how)
+    }
+
+    fn close(&self, fd: Fd) -> Result<(), Errno> {
+        self.saw("close", fd, []);
+        // Before the number may be another's.
+        self.record.kinds.lock().unwrap().remove(&fd);
+        self.host.close(fd)
+    }
+
+    fn dup(&self, fd: Fd) -> Result<Fd, Errno> {
+        self.saw("dup", fd, []);
+        self.record.made(self.host.dup(fd), self.record.kind(fd))
+    }
+
+    fn dup_above(&self, fd: Fd, least: Fd) -> Result<Fd, Errno> {
+        self.saw("fcntl", fd, ["F_DUPFD".to_owned()]);
+        self.record.made(self.host.dup_above(fd, least), self.record.kind(fd))
+    }
+
+    fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno> {
+        self.saw("ioctl", fd, ["FIONBIO".to_owned()]);
+        self.host.fionbio(fd, on)
+    }
+
+    fn ppoll(
+        &self,
+        fds: &mut [libc::pollfd],
+        timeout: Option<Duration>,
+        mask: &[c_int],
+    ) -> Result<usize, Errno> {
+        for entry in fds.iter() {
+            self.saw("ppoll", entry.fd, bits(entry.events.cast_unsigned().into(), POLLS));
+        }
+        self.host.ppoll(fds, timeout, mask)
+    }
+
+    fn pselect(&self, sets: &[Vec<Fd>; 3], mask: &[c_int]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        self.saw_sets("pselect", sets);
+        self.host.pselect(sets, mask)
+    }
+
+    fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno> {
+        let ends = format!("{}→{}", self.record.kind(from), self.record.kind(to));
+        self.record.saw("sendfile", &ends, offset.is_some().then(|| "offset".to_owned()));
+        self.host.sendfile(to, from, offset, count)
+    }
+
+    fn set_nonblocking(&self, fd: Fd, on: bool) -> Result<(), Errno> {
+        let flags = ["F_SETFL", "O_NONBLOCK"].into_iter().take(1 + usize::from(on));
+        self.saw("fcntl", fd, flags.map(str::to_owned));
+        self.host.set_nonblocking(fd, on)
+    }
+
+    fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+        self.saw("setsockopt", fd, [option(level, name)]);
+        self.host.setsockopt(fd, level, name, value)
+    }
+
+    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+        self.saw("getsockopt", fd, [option(level, name)]);
+        self.host.getsockopt(fd, level, name)
+    }
+
+    fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
+        self.saw("getsockname", fd, []);
+        self.host.getsockname(fd)
+    }
+
+    fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno> {
+        self.saw("getpeername", fd, []);
+        self.host.getpeername(fd)
+    }
+
+    fn query(&self, fd: Fd, request: c_ulong) -> Result<c_int, Errno> {
+        let name = match request {
+            libc::FIONREAD => "FIONREAD",
+            libc::TIOCOUTQ => "SIOCOUTQ",
+            SIOCATMARK => "SIOCATMARK",
+            SIOCOUTQNSD => "SIOCOUTQNSD",
+            _ => "another request",
+        };
+        self.saw("ioctl", fd, [name.to_owned()]);
+        self.host.query(fd, request)
+    }
+
+    fn owner(&self, fd: Fd) -> Result<c_int, Errno> {
+        self.saw("fcntl", fd, ["F_GETOWN".to_owned()]);
+        self.host.owner(fd)
+    }
+
+    fn set_owner(&self, fd: Fd, owner: c_int) -> Result<(), Errno> {
+        self.saw("fcntl", fd, ["F_SETOWN".to_owned()]);
+        self.host.set_owner(fd, owner)
+    }
+
+    fn poll(&self, fds: &mut [libc::pollfd], timeout_ms: c_int) -> Result<usize, Errno> {
+        for entry in fds.iter() {
+            self.saw("poll", entry.fd, bits(entry.events.cast_unsigned().into(), POLLS));
+        }
+        self.host.poll(fds, timeout_ms)
+    }
+
+    fn select(&self, sets: &[Vec<Fd>; 3]) -> Result<(usize, [Vec<Fd>; 3]), Errno> {
+        self.saw_sets("select", sets);
+        self.host.select(sets)
+    }
+
+    fn epoll_create(&self) -> Result<Fd, Errno> {
+        self.record.saw("epoll_create1", "epoll", []);
+        self.record.made(self.host.epoll_create(), "epoll")
+    }
+
+    fn epoll_ctl(&self, set: Fd, op: c_int, fd: Fd, events: u32, data: u64) -> Result<(), Errno> {
+        // What is removed has no events, whatever the call says.
+        let events_told = if op == libc::EPOLL_CTL_DEL { 0 } else { events };
+        self.saw("epoll_ctl", fd, bits(events_told, EPOLLS).into_iter().chain([one(op, EPOLL_OPS)]));
+        self.host.epoll_ctl(set, op, fd, events, data)
+    }
+
+    fn epoll_wait(&self, set: Fd, most: usize, timeout_ms: c_int) -> Result<Vec<(u32, u64)>, Errno> {
+        self.saw("epoll_wait", set, []);
+        self.host.epoll_wait(set, most, timeout_ms)
+    }
+
+    fn handlers_changed(&self) {
+        self.host.handlers_changed();
+    }
+
+    fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno> {
+        let ends = format!("{}→{}", self.record.kind(from), self.record.kind(to));
+        self.record.saw("splice", &ends, bits(flags, SPLICES));
+        self.host.splice(from, to, len, flags)
+    }
+
+    fn settle(&self) {
+        self.host.settle();
+    }
+}

@@ -1,0 +1,91 @@
+//! Those that move much. Large buffers: a direction that fills its own gets one of a common stock, until the connection ends.
+//!
+//! So a connection that moves much wakes the other side once for many bytes, while the memory of one that does not stays what it was. The stock is bounded, and lies in the region,
+//! where nothing that a client writes can make it larger.
+//!
+//! What was written is taken in portions, one in a turn.
+
+use super::super::region::Direction;
+use super::domain::{Domain, Socket};
+use crate::context::Context;
+use ginnel_stack::handle::Conn;
+
+/// Numbers of the buffers that nobody has, the one that was used last on top: its pages are there.
+pub(super) type Stock = Vec<u32>;
+
+fn place(direction: Direction) -> usize {
+    match direction {
+        Direction::Incoming => 0,
+        Direction::Outgoing => 1,
+    }
+}
+
+impl Socket {
+    /// It has a large buffer in this direction.
+    fn has_large(&self, direction: Direction) -> bool {
+        self.large[place(direction)].is_some()
+    }
+}
+
+impl Domain {
+    /// A direction was full: it may go on with more as soon as it is empty.
+    #[inline]
+    pub(super) fn enlarge(&mut self, cx: &Context<'_>, socket: u32, conn: Conn, direction: Direction) {
+        if !self.sockets[socket as usize].has_large(direction) {
+            self.give_large(cx, socket, conn, direction);
+        }
+    }
+
+    #[cold]
+    fn give_large(&mut self, cx: &Context<'_>, socket: u32, conn: Conn, direction: Direction) {
+        let (count, bytes) = self.region.large();
+        let Some([recv, send]) = cx.buffer_limits(conn) else { return };
+        let limit = match direction {
+            Direction::Incoming => recv,
+            Direction::Outgoing => send,
+        };
+        // A program that has fixed the size of its buffers does not want more to wait (`SOCK_RCVBUF_LOCK`).
+        if count == 0 || (limit as usize) < bytes {
+            return;
+        }
+        match self.stock.pop() {
+            Some(number) => {
+                self.sockets[socket as usize].large[place(direction)] = Some(number);
+                self.region.socket(socket).positions(direction).grant(number);
+            }
+            None => self.stats.large_buffers_refused += 1,
+        }
+    }
+
+    /// More was written than is taken in a turn.
+    #[cold]
+    pub(super) fn go_on_later(&mut self, socket: u32) {
+        if !core::mem::replace(&mut self.sockets[socket as usize].unfinished, true) {
+            self.unfinished.push(socket);
+        }
+    }
+
+    /// Goes on with what the turn before left. Returns how many sockets.
+    #[inline]
+    pub(super) fn continue_portions(&mut self, cx: &mut Context<'_>) -> usize {
+        core::mem::swap(&mut self.unfinished, &mut self.portions);
+        let count = self.portions.len();
+        while let Some(socket) = self.portions.pop() {
+            // It may be another connection's by now, which does no harm.
+            self.sockets[socket as usize].unfinished = false;
+            self.go_on(cx, socket);
+        }
+        count
+    }
+
+    /// Large buffers that sockets have.
+    pub(super) fn large_in_use(&self) -> usize {
+        self.region.large().0 as usize - self.stock.len()
+    }
+
+    /// The socket is nobody's any more.
+    pub(super) fn take_large_back(&mut self, socket: u32) {
+        let large = core::mem::take(&mut self.sockets[socket as usize].large);
+        self.stock.extend(large.into_iter().flatten());
+    }
+}

@@ -1,0 +1,26 @@
+//! The engine's errors as the numbers that Linux would give.
+
+use ginnel_stack::udp::UdpError;
+use rustix::io::Errno;
+
+/// What a call on a UDP socket that failed says on Linux.
+pub fn udp(error: UdpError) -> Errno {
+    match error {
+        UdpError::Stale => Errno::BADF,
+        UdpError::AddressInUse => Errno::ADDRINUSE,
+        UdpError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
+        UdpError::TooMany => Errno::NFILE,
+        UdpError::NoDestination => Errno::DESTADDRREQ,
+        UdpError::InvalidAddress => Errno::INVAL,
+        UdpError::WrongFamily => Errno::AFNOSUPPORT,
+        UdpError::BroadcastForbidden | UdpError::Prohibited => Errno::ACCESS,
+        UdpError::TooLong => Errno::MSGSIZE,
+        UdpError::NetUnreachable => Errno::NETUNREACH,
+        UdpError::HostUnreachable | UdpError::Unreachable => Errno::HOSTUNREACH,
+        UdpError::ProtocolUnreachable => Errno::NOPROTOOPT,
+        UdpError::Malformed => Errno::PROTO,
+        UdpError::Refused => Errno::CONNREFUSED,
+        UdpError::NoBuffers => Errno::NOBUFS,
+        UdpError::WouldBlock => Errno::AGAIN,
+    }
+}

@@ -1,0 +1,89 @@
+//! Acknowledgements that wait a moment for an answer to ride on.
+//!
+//! In quick acknowledgement mode data are acknowledged at once (Linux's defence against senders that are slow to start). An application in the
+//! shard's own turn has answered by then, and the acknowledgement rides on what it sends. One beside the shard answers a little later: so
+//! that its answers carry acknowledgements, too, they wait as long as the owner says ([`Tcp::hold_quick_acks`]). Every second segment is acknowledged
+//! at once nevertheless (RFC 9293 §3.8.6.3).
+
+use super::Tcp;
+use super::conn::Flags;
+use crate::time::Instant;
+use crate::wire::tcp::SeqNumber;
+use core::time::Duration;
+use std::collections::VecDeque;
+
+/// One that waits.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    idx: u32,
+    /// What it is to acknowledge. By this it is known again: a slot may have another connection meanwhile.
+    rcv_nxt: SeqNumber,
+    until: Instant,
+}
+
+/// All of them, in order of time.
+#[derive(Debug, Default)]
+pub(crate) struct HeldAcks {
+    /// How long they wait. Zero: not at all.
+    time: Duration,
+    queue: VecDeque<Held>,
+}
+
+impl HeldAcks {
+    /// When the first has waited long enough.
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.queue.front().map(|held| held.until)
+    }
+}
+
+impl Tcp {
+    /// How long quick acknowledgements wait from now on.
+    pub fn hold_quick_acks(&mut self, time: Duration) {
+        self.held_acks.time = time;
+    }
+
+    /// Data came that are to be acknowledged at once, for no other reason than that acknowledgements are quick.
+    #[inline]
+    pub fn quick_ack_or_hold(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        if self.held_acks.time.is_zero() || c.has(Flags::ACK_DELAYED) {
+            self.ack_now(idx);
+            return;
+        }
+        // If it is forgotten here it is a delayed one like any other.
+        c.flags.set(Flags::ACK_DELAYED);
+        c.ack_deadline = self.now_ms.wrapping_add(self.config.delayed_ack_ms) as u16;
+        let until = self.now + self.held_acks.time;
+        self.held_acks.queue.push_back(Held { idx, rcv_nxt: c.rcv_nxt, until });
+    }
+
+    /// Those that have waited long enough leave with this batch.
+    #[inline]
+    pub fn release_held_acks(&mut self) {
+        while let Some(&held) = self.held_acks.queue.front() {
+            if self.still_waits(&held) {
+                if held.until > self.now {
+                    break;
+                }
+                self.ack_now(held.idx);
+            }
+            self.held_acks.queue.pop_front();
+        }
+    }
+
+    /// Forgets those that have left: nobody has to wake for them.
+    #[inline]
+    pub fn forget_sent_acks(&mut self) {
+        while let Some(held) = self.held_acks.queue.front()
+            && !self.still_waits(held)
+        {
+            self.held_acks.queue.pop_front();
+        }
+    }
+
+    fn still_waits(&self, held: &Held) -> bool {
+        // What is left in a slot without a connection has no flags.
+        let c = &self.conns[held.idx];
+        c.has(Flags::ACK_DELAYED) && c.rcv_nxt == held.rcv_nxt
+    }
+}
