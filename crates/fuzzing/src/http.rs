@@ -19,6 +19,8 @@ use std::path::PathBuf;
 const INPUT_BYTES_MAX: usize = 20 << 10;
 /// Time of day: Sun, 06 Nov 1994 08:49:37 GMT.
 const UNIX: u64 = 784_111_777;
+/// What a client is told that waits before it sends a body.
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 /// A server that lives as long as the process: reading its site takes longer than an input.
 struct Rig {
@@ -161,7 +163,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// The output without 100 (Continue), which is left out if the body has begun to come by then (RFC 9110 §10.1.1).
 fn final_responses(output: &[u8]) -> String {
-    text(output).replace(&text(b"HTTP/1.1 100 Continue\r\n\r\n"), "")
+    text(output).replace(&text(CONTINUE), "")
 }
 
 /// Every status line in the output, as far as it can be told from content: no file of the site contains one.
@@ -199,8 +201,11 @@ fn check_framing(net: &Recorder, data: &[u8]) {
             Err(_) => panic!("an unreadable response to {}: {}", text(data), text(rest)),
         }
     }
+    // A client that ends in the middle of a request with Expect has nothing coming, and may see the 100 (Continue) cut short.
+    let asked_to_go_on = data.to_ascii_lowercase().windows(12).any(|w| w == b"100-continue");
+    let cut_short = asked_to_go_on && CONTINUE.starts_with(rest);
     assert!(
-        parser.is_at_start() || parser.end().is_some() || rest.is_empty() && statuses == [100],
+        parser.is_at_start() || parser.end().is_some() || rest.is_empty() && statuses == [100] || cut_short,
         "a response without end to {}: {}",
         text(data),
         text(&net.output)
