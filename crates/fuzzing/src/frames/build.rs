@@ -281,8 +281,9 @@ fn advertisement(value: u32, source: Option<MacAddr>) -> ndp::RouterAdvertisemen
 }
 
 /// Cuts a packet into fragments of about `size` payload bytes. `order`: 0 forwards, 1 backwards, 2 without the last, 3 the first twice, 4 overlapping,
-/// 5 only the last.
-pub fn fragments(packet: &[u8], size: usize, order: u8) -> Vec<Vec<u8>> {
+/// 5 only the last. `ident` tells them from those of other packets: pieces of two that are taken for one make a third, which the checksum of a datagram
+/// need not notice.
+pub fn fragments(packet: &[u8], size: usize, order: u8, ident: u16) -> Vec<Vec<u8>> {
     let v6 = packet.first().is_some_and(|b| b >> 4 == 6);
     let header_len = if v6 { 40 } else { 20 };
     let Some(payload) = packet.get(header_len..) else { return vec![packet.to_vec()] };
@@ -302,15 +303,26 @@ pub fn fragments(packet: &[u8], size: usize, order: u8) -> Vec<Vec<u8>> {
     }
     let total = payload.len();
     cuts.into_iter()
-        .map(|(at, end)| fragment(packet, header_len, at, &payload[at..end], end < total))
+        .map(|(at, end)| fragment(packet, header_len, ident, at, &payload[at..end], end < total))
         .collect()
 }
 
-fn fragment(packet: &[u8], header_len: usize, offset: usize, payload: &[u8], more: bool) -> Vec<u8> {
+fn fragment(
+    packet: &[u8],
+    header_len: usize,
+    ident: u16,
+    offset: usize,
+    payload: &[u8],
+    more: bool,
+) -> Vec<u8> {
     let mut out = packet[..header_len].to_vec();
     if header_len == 40 {
-        let header =
-            ipv6::FragmentHeader { next_header: out[6], offset: offset as u16, more, ident: 0x1234_5678 };
+        let header = ipv6::FragmentHeader {
+            next_header: out[6],
+            offset: offset as u16,
+            more,
+            ident: 0x1234_0000 | u32::from(ident),
+        };
         out[6] = protocol::FRAGMENT;
         out[4..6].copy_from_slice(&((payload.len() + 8) as u16).to_be_bytes());
         let mut extension = [0; 8];
@@ -318,6 +330,7 @@ fn fragment(packet: &[u8], header_len: usize, offset: usize, payload: &[u8], mor
         out.extend_from_slice(&extension);
     } else {
         out[2..4].copy_from_slice(&((20 + payload.len()) as u16).to_be_bytes());
+        out[4..6].copy_from_slice(&ident.to_be_bytes());
         let field = (offset / 8) as u16 | u16::from(more) << 13;
         out[6..8].copy_from_slice(&field.to_be_bytes());
         fix_ipv4_checksum(&mut out);

@@ -40,6 +40,8 @@ pub struct World {
     held: Option<Vec<Vec<u8>>>,
     /// Packets that are still to be cut: (count, size, order).
     cutting: (u8, usize, u8),
+    /// Packets that were cut: the identification of the last.
+    cut: u16,
     /// Frames the device takes per turn.
     room: Option<usize>,
     spins: u32,
@@ -58,6 +60,7 @@ impl World {
             history: VecDeque::new(),
             held: None,
             cutting: (0, 0, 0),
+            cut: 0,
             room: None,
             spins: 0,
             trace,
@@ -345,7 +348,8 @@ impl World {
         let (count, size, order) = self.cutting;
         let packets = if count > 0 {
             self.cutting.0 -= 1;
-            build::fragments(&packet, size, order)
+            self.cut = self.cut.wrapping_add(1);
+            build::fragments(&packet, size, order, self.cut)
         } else {
             vec![packet]
         };
