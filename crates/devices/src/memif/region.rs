@@ -7,6 +7,7 @@
 //! shrinking cannot; any other file is refused. Holes that the peer punches into it read as zeros.
 #![allow(unsafe_code)] // maps memory, and copies from and to it
 
+use ginnel_stack::prefetch::prefetch;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate, memfd_create,
@@ -14,7 +15,7 @@ use rustix::fs::{
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64};
 
 /// `f_type` of the file system that memfds of ordinary pages are on. (Those of huge pages can fail to find a page when one is touched, and that
 /// is a SIGBUS too.)
@@ -97,6 +98,14 @@ impl Region {
     /// Whether `len` bytes from `offset` on are inside.
     pub(super) fn contains(&self, offset: usize, len: usize) -> bool {
         offset.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// Asks for the cache line of an offset, which will be read soon. Outside of the mapping it asks for nothing.
+    pub(super) fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            // SAFETY: inside the mapping; atomics may be changed by others at any time.
+            prefetch(unsafe { self.base.add(offset).cast::<AtomicU8>().as_ref() });
+        }
     }
 
     /// Copies bytes out, once. What the peer writes meanwhile may be in the copy or not; the copy itself does not change any more. False, and

@@ -22,6 +22,10 @@ const SLOT_BYTES_MAX: usize = FRAME_AT + FRAME_BYTES_MAX;
 /// in the cache; a burst that ends for lack of room goes on with the next call.
 const ARENA_BYTES: usize = 8 * SLOT_BYTES_MAX.next_multiple_of(64);
 
+/// Pieces whose beginnings are asked for before they are needed: so many cache lines can be under way at once.
+const AHEAD: u16 = 8;
+const CACHE_LINE_BYTES: usize = 64;
+
 /// The peer broke the rules of the ring: nothing it says can be relied on any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Violation;
@@ -125,6 +129,21 @@ impl RxRing {
         region.copy_out(piece.offset as usize + skip, to).then_some(()).ok_or(Violation)
     }
 
+    /// Asks for the beginning of a piece, which lies in the cache of the peer's core.
+    fn prefetch(&self, index: u16) {
+        let (region, offset) = match self.buffers {
+            Buffers::Own { at, bytes } => (0, Buffers::own_offset(at, bytes, &self.ring, index)),
+            Buffers::Peers => {
+                let piece = self.ring.descriptor(index);
+                (piece.region, piece.offset)
+            }
+        };
+        if let Some(region) = self.regions.get(usize::from(region)) {
+            region.prefetch(offset as usize);
+            region.prefetch(offset as usize + CACHE_LINE_BYTES);
+        }
+    }
+
     /// Copies the next frame to `at` in the arena, where there is room for the largest. `available` descriptors are ready, one at least.
     fn take(&mut self, mut available: u16, arena: &mut [u8], at: usize) -> Result<Taken, Violation> {
         let start = at + FRAME_AT;
@@ -185,10 +204,16 @@ impl RxRing {
         let first = self.position;
         let mut at = 0;
         let available = self.available()?;
+        let mut asked = 0;
         while filled.len() < room && at + SLOT_BYTES_MAX <= arena.len() {
             let left = available - self.position.wrapping_sub(first);
             if left == 0 {
                 break;
+            }
+            let until = (available - left).saturating_add(AHEAD).min(available);
+            while asked < until {
+                self.prefetch(first.wrapping_add(asked));
+                asked += 1;
             }
             match self.take(left, arena, at)? {
                 Taken::Frame(frame) => {
