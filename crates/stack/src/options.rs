@@ -1,7 +1,7 @@
 //! Per-socket options and what can be asked about a connection.
 
 use crate::tcp::config::CongestionControl;
-use crate::tcp::profile::{checked_buffer, checked_mss};
+use crate::tcp::profile::{SHORT_TIMES, TIMEOUTS_MAX, checked_buffer, checked_mss};
 use crate::tcp::state::State;
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -71,6 +71,28 @@ pub struct SocketOptions {
     pub tos: u8,
     /// Hop limit from the SYN on (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
+    /// Segments that arrive with a smaller hop limit are dropped, SYNs too (`IP_MINTTL`, `IPV6_MINHOPCOUNT`); 0 for none.
+    pub min_hops: u8,
+    /// Shortest retransmission time-out: see [`TcpOption::RtoMin`].
+    pub rto_min: Option<Duration>,
+    /// Longest retransmission time-out: see [`TcpOption::RtoMax`].
+    pub rto_max: Option<Duration>,
+    /// Longest delay of an acknowledgement: see [`TcpOption::DelayedAckMax`].
+    pub delayed_ack_max: Option<Duration>,
+    /// Of a listener: what is kept of the SYNs that begin its connections (`TCP_SAVE_SYN`).
+    pub save_syn: SaveSyn,
+}
+
+/// What is kept of a SYN for who accepts its connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SaveSyn {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Its headers of IP and TCP.
+    Packet,
+    /// The same behind the link's header.
+    Frame,
 }
 
 /// One option of a connection.
@@ -114,6 +136,15 @@ pub enum TcpOption {
     HopLimit(Option<u8>),
     /// How often a SYN is sent again (`TCP_SYNCNT`): 1 … 127.
     SynRetries(u8),
+    /// Segments that arrive with a smaller hop limit are dropped (`IP_MINTTL`, `IPV6_MINHOPCOUNT`, RFC 5082); 0 for none.
+    MinHops(u8),
+    /// What the retransmission time-out has beyond the round trip time at the least (`TCP_RTO_MIN_US`): 1 … 200 ms.
+    RtoMin(Duration),
+    /// The longest retransmission time-out (`TCP_RTO_MAX_MS`): 1 … 120 s.
+    RtoMax(Duration),
+    /// The longest delay of an acknowledgement (`TCP_DELACK_MAX_US`): 1 … 200 ms. It never is longer than the configuration's, nor than
+    /// [`TcpOption::RtoMin`] less a millisecond.
+    DelayedAckMax(Duration),
 }
 
 impl TcpOption {
@@ -129,6 +160,8 @@ impl TcpOption {
             Self::Tos(tos) => tos & 3 == 0,
             Self::SynRetries(count) => (1..=127).contains(&count),
             Self::HopLimit(hops) => hops != Some(0),
+            Self::RtoMin(time) | Self::DelayedAckMax(time) => SHORT_TIMES.contains(&time),
+            Self::RtoMax(time) => TIMEOUTS_MAX.contains(&time),
             _ => true,
         }
     }

@@ -25,7 +25,7 @@ use crate::icmp::error::TransportError;
 use crate::ip::usual::{self, Usual};
 use crate::ip::{Input, L4, Network, NetworkConfig, Parsed, Reassembled, RouteConfig};
 use crate::link::LinkConfig;
-use crate::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption, UrgentMark};
+use crate::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption, UrgentMark};
 use crate::steering::{Home, News, Steering, Stray};
 use crate::tcp::config::TcpConfig;
 use crate::tcp::demux;
@@ -91,7 +91,7 @@ fn arrived<'b>(
     index: usize,
     frame: &RxFrame<'b>,
 ) -> Arrived<'b> {
-    let Usual { key, ecn, header, options, payload, payload_at } = *usual;
+    let Usual { key, ecn, hops, header, options, payload, payload_at } = *usual;
     Arrived {
         key,
         hash,
@@ -102,6 +102,7 @@ fn arrived<'b>(
         frame: Some((index as u16, payload_at)),
         ce: ecn == CONGESTION_EXPERIENCED,
         segments: wire_segments(frame.gso, payload),
+        hops,
     }
 }
 
@@ -255,6 +256,7 @@ impl Stack {
             frame,
             ce: l4.ecn == CONGESTION_EXPERIENCED,
             segments: wire_segments(l4.gso, segment.payload),
+            hops: l4.hop_limit,
         })
     }
 
@@ -381,6 +383,29 @@ impl Stack {
             return Err(ListenError::AddressNotAvailable);
         }
         self.tcp.listen(addr, options)
+    }
+
+    /// Connections that come to a listener from now on begin with these options. What waits to be accepted keeps what it has.
+    ///
+    /// # Errors
+    /// The listener was closed, or an option is out of range.
+    pub fn set_listener_options(
+        &mut self,
+        listener: Listener,
+        options: &SocketOptions,
+    ) -> Result<(), OptionError> {
+        self.tcp.set_listener_options(listener, options)
+    }
+
+    /// The headers of the SYN that began a connection, if its listener was to keep them
+    /// ([`SaveSyn`](crate::options::SaveSyn)).
+    pub fn saved_syn(&self, conn: Conn) -> Option<&[u8]> {
+        self.tcp.saved_syn(conn)
+    }
+
+    /// Lets go of them.
+    pub fn drop_saved_syn(&mut self, conn: Conn) {
+        self.tcp.drop_saved_syn(conn);
     }
 
     /// How many connections may wait at a listener from now on. `kept` are those that were accepted here and still wait for somebody to take them: they count, so

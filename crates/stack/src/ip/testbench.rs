@@ -153,7 +153,7 @@ impl Bench {
         let ends = usual::ends(frame.bytes);
         let Some(usual) = self.network.usual(self.port, frame) else { return };
         let Parsed::Tcp(l4) = parsed else { panic!("no segment for those who look closely: {parsed:?}") };
-        let Usual { key, ecn, header, options, payload, payload_at } = usual;
+        let Usual { key, ecn, header, options, payload, payload_at, hops: _ } = usual;
         let segment = TcpSegment { header: TcpHeader::parse(header), options, payload };
         assert_eq!((key.remote.ip(), key.local.ip(), ecn), (l4.src, l4.dst, l4.ecn));
         assert_eq!((key.remote_port, key.local_port), (segment.header.src_port, segment.header.dst_port));

@@ -24,6 +24,8 @@ pub(crate) struct Usual<'b> {
     pub key: FlowKey,
     /// Explicit congestion notification field (RFC 3168): 0 … 3.
     pub ecn: u8,
+    /// Hop limit, or time to live, that was left.
+    pub hops: u8,
     /// The fixed part of the header, to be read where its fields are stored.
     pub header: &'b [u8; TcpHeader::LEN],
     pub options: &'b [u8],
@@ -36,12 +38,12 @@ pub(crate) struct Usual<'b> {
 impl<'b> Usual<'b> {
     /// The segment that begins at `l4` in a packet, if its header is all there.
     #[inline(always)]
-    fn new(packet: &'b [u8], l4: usize, key: FlowKey, ecn: u8) -> Option<Self> {
+    fn new(packet: &'b [u8], l4: usize, key: FlowKey, (ecn, hops): (u8, u8)) -> Option<Self> {
         let header = packet.get(l4..)?.first_chunk()?;
         let payload_at = l4 + TcpHeader::len_said(header);
         let (headers, payload) = packet.split_at_checked(payload_at)?;
         let options = headers.get(l4 + TcpHeader::LEN..)?;
-        Some(Self { key, ecn, header, options, payload, payload_at: payload_at as u32 })
+        Some(Self { key, ecn, hops, header, options, payload, payload_at: payload_at as u32 })
     }
 }
 
@@ -132,7 +134,7 @@ impl Network {
             remote_port: be16(head, L4_V4),
             local_port: be16(head, L4_V4 + 2),
         };
-        Usual::new(packet, L4_V4, key, head[15] & 3)
+        Usual::new(packet, L4_V4, key, (head[15] & 3, head[22]))
     }
 
     /// The same of IPv6.
@@ -170,7 +172,7 @@ impl Network {
             remote_port: be16(head, L4_V6),
             local_port: be16(head, L4_V6 + 2),
         };
-        Usual::new(packet, L4_V6, key, head[15] >> 4 & 3)
+        Usual::new(packet, L4_V6, key, (head[15] >> 4 & 3, head[21]))
     }
 }
 

@@ -4,6 +4,7 @@ use super::busy::{Busy, RetransmitTimer};
 use super::congestion::AckEvent;
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Arrived;
+use super::profile::Profile;
 use super::recovery::{self, AckSummary};
 use super::sent_queue::Delivery;
 use super::state::State;
@@ -118,7 +119,7 @@ impl Tcp {
         }
         // An acknowledgement that reports a duplicate echoes what arrived before it: its timestamp says nothing about now.
         let fresh = timestamps.filter(|_| advanced && blocks.dsack.is_none());
-        if take_rtt(c, &self.config, now, &delivery, fresh) {
+        if take_rtt(c, self.profiles.get(c.profile), now, &delivery, fresh) {
             // Karn: a lengthened time-out lasts until something new was measured (RFC 6298 §5, note behind §5.7).
             b.backoff = 0;
         }
@@ -294,11 +295,12 @@ impl Tcp {
             return;
         }
         let rto_at = if restart || !running {
-            now.after_micros(rtt::rto_us(c, &self.config, b.backoff))
+            now.after_micros(rtt::rto_us(c, self.profiles.get(c.profile), b.backoff))
         } else {
             b.timer_at
         };
-        let (kind, at) = probe_or_timeout(c, b, &self.config, now, rto_at);
+        let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
+        let (kind, at) = probe_or_timeout(c, b, times, now, rto_at);
         if kind == RetransmitTimer::Probe || restart || !running {
             b.set_timer(kind, at);
         }
@@ -310,11 +312,11 @@ impl Tcp {
 pub(super) fn probe_or_timeout(
     c: &Tcb,
     b: &Busy,
-    config: &super::config::TcpConfig,
+    (probes, profile): (bool, &Profile),
     now: crate::time::Instant,
     rto_at: crate::time::Instant,
 ) -> (RetransmitTimer, crate::time::Instant) {
-    let probe_allowed = config.tail_loss_probes
+    let probe_allowed = probes
         && c.has(Flags::SACK)
         && b.sent.sacked_out == 0
         && b.sent.lost_out == 0
@@ -324,7 +326,7 @@ pub(super) fn probe_or_timeout(
         return (RetransmitTimer::Rto, rto_at);
     }
     // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
-    (RetransmitTimer::Probe, rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, config))))
+    (RetransmitTimer::Probe, rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, profile))))
 }
 
 /// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was
@@ -345,11 +347,11 @@ pub(super) fn grow(
 }
 
 /// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.
-fn tail_probe_timeout_us(c: &Tcb, b: &Busy, config: &super::config::TcpConfig) -> u64 {
+fn tail_probe_timeout_us(c: &Tcb, b: &Busy, profile: &Profile) -> u64 {
     if c.srtt == 0 {
-        return u64::from(config.rto_initial_ms) * 1000;
+        return profile.rto_initial_us();
     }
-    let allowance = if b.sent.packets_out == 1 { u64::from(config.rto_min_ms) * 1000 } else { 2000 };
+    let allowance = if b.sent.packets_out == 1 { profile.rto_min_us().into() } else { 2000 };
     u64::from(c.srtt >> 2) + allowance
 }
 
@@ -445,14 +447,14 @@ fn detect_by_duplicates(c: &Tcb, b: &mut Busy, threshold: u32, advanced: bool) {
 /// `timestamps` only of a segment that moved `snd_una`: others echo an older one (RFC 7323 §4.1). Whether there was a measurement.
 pub(super) fn take_rtt(
     c: &mut Tcb,
-    config: &super::config::TcpConfig,
+    profile: &Profile,
     now: crate::time::Instant,
     delivery: &Delivery,
     timestamps: Option<Timestamps>,
 ) -> bool {
     let cumulative = delivery.first_at.filter(|_| !delivery.retransmitted_acked);
     if let Some(at) = cumulative.or(delivery.sacked_at) {
-        rtt::on_sample(c, config, now.micros_since(at) as u32);
+        rtt::on_sample(c, profile, now.micros_since(at) as u32);
         return true;
     }
     if delivery.delivered > 0
@@ -462,7 +464,7 @@ pub(super) fn take_rtt(
         let now_ts = (now.as_millis() as u32).wrapping_add(c.ts_offset);
         let ms = now_ts.wrapping_sub(ts.echo);
         if ms < 1 << 20 {
-            rtt::on_sample(c, config, ms.max(1) * 1000);
+            rtt::on_sample(c, profile, ms.max(1) * 1000);
             return true;
         }
     }

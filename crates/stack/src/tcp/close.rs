@@ -7,6 +7,7 @@ use super::demux::TIME_WAIT_BIT;
 use super::input::Arrived;
 use super::state::State;
 use super::time_wait::TimeWait;
+use crate::device::RxBurst;
 use crate::events::CloseReason;
 use crate::ip::Network;
 use crate::prefetch::prefetch;
@@ -117,7 +118,7 @@ impl Tcp {
     }
 
     /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).
-    pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Arrived<'_>) {
+    pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         let entry = *self.time_wait.get(index);
         let timestamps = if entry.timestamps { seg.timestamps() } else { None };
         let old_timestamp = timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) < 0);
@@ -143,7 +144,7 @@ impl Tcp {
             && reusable
             && let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash)
         {
-            self.reuse_time_wait(net, index, &entry, seg, listener);
+            self.reuse_time_wait(net, index, &entry, (seg, burst), listener);
             return;
         }
         if rst {
@@ -179,12 +180,15 @@ impl Tcp {
         net: &mut Network,
         index: u32,
         entry: &TimeWait,
-        seg: &Arrived<'_>,
+        (seg, burst): (&Arrived<'_>, &RxBurst<'_>),
         listener: u32,
     ) {
+        if self.min_hops_used && self.is_from_afar(self.listeners.get(listener).profile, seg) {
+            return;
+        }
         // Beyond anything the old connection could have sent.
         let sequence = entry.snd_nxt + (65_535 + 2);
-        if self.on_syn(net, listener, seg, Some(sequence)) {
+        if self.on_syn(net, listener, (seg, burst), Some(sequence)) {
             self.end_time_wait(index);
             self.stats.time_wait_reused += 1;
         }

@@ -36,8 +36,9 @@ impl Tcp {
             RouteError::NeighboursExhausted => ConnectError::TooMany,
             RouteError::NetUnreachable | RouteError::OwnAddress => ConnectError::NetUnreachable,
         })?;
-        let profile = self.profiles.get(ProfileId::DEFAULT).with(&options.socket);
+        let profile = self.profiles.get(ProfileId::DEFAULT).with(&self.config, &options.socket);
         let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
+        self.note_min_hops(profile);
         let port = options.local.map_or(0, |l| l.port());
         let opened =
             self.choose_key(net.steering(), remote, route.src, port).and_then(|(key, hash, reused)| {

@@ -45,6 +45,7 @@ impl Tcp {
     /// Data came that are to be acknowledged at once, for no other reason than that acknowledgements are quick.
     #[inline]
     pub fn quick_ack_or_hold(&mut self, idx: u32) {
+        let delay = self.profile(idx).delayed_ack_ms;
         let c = &mut self.conns[idx];
         if self.held_acks.time.is_zero() || c.has(Flags::ACK_DELAYED) {
             self.ack_now(idx);
@@ -52,7 +53,7 @@ impl Tcp {
         }
         // If it is forgotten here it is a delayed one like any other.
         c.flags.set(Flags::ACK_DELAYED);
-        c.ack_deadline = self.now_ms.wrapping_add(self.config.delayed_ack_ms) as u16;
+        c.ack_deadline = self.now_ms.wrapping_add(delay) as u16;
         let until = self.now + self.held_acks.time;
         self.held_acks.queue.push_back(Held { idx, rcv_nxt: c.rcv_nxt, until });
     }

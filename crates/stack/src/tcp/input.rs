@@ -4,6 +4,7 @@ use super::Tcp;
 use super::ack::AckOutcome;
 use super::conn::{Flags, Life, Tcb};
 use super::demux::{FlowKey, Found};
+use super::profile::ProfileId;
 use super::state::State;
 use super::{listen, prediction};
 use crate::device::RxBurst;
@@ -47,6 +48,8 @@ pub(crate) struct Arrived<'a> {
     pub ce: bool,
     /// Wire segments in it (more than one after receive coalescing).
     pub segments: u16,
+    /// Hop limit, or time to live, that was left.
+    pub hops: u8,
 }
 
 impl Arrived<'_> {
@@ -79,9 +82,12 @@ impl Tcp {
         self.stats.segments_in += u64::from(seg.segments);
         let found = self.find(seg);
         match found {
-            None => self.input_listen(net, seg),
-            Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg),
+            None => self.input_listen(net, seg, burst),
+            Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
             Some(Found::Connection(idx)) => {
+                if self.min_hops_used && self.is_from_afar(self.conns[idx].profile, seg) {
+                    return;
+                }
                 if self.conns[idx].has(Flags::INLINE) && !seg.payload.is_empty() && !self.may_lend(idx, seg) {
                     // What cannot follow in place must not overtake.
                     self.stash_pending(idx, burst);
@@ -110,6 +116,19 @@ impl Tcp {
                 }
             }
         }
+    }
+
+    /// Whether a segment took more hops than its socket allows (RFC 5082): it is dropped, and nobody is told.
+    #[inline(never)]
+    pub fn is_from_afar(&mut self, profile: ProfileId, seg: &Arrived<'_>) -> bool {
+        let is_far = seg.hops < self.profiles.get(profile).min_hops;
+        self.stats.min_hops_drops += u64::from(is_far);
+        is_far
+    }
+
+    /// A socket has this profile now.
+    pub fn note_min_hops(&mut self, profile: ProfileId) {
+        self.min_hops_used |= self.profiles.get(profile).min_hops > 0;
     }
 
     /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.
@@ -286,7 +305,7 @@ impl Tcp {
         }
         if c.has(Flags::ACTIVE) {
             let c = &mut self.conns[idx];
-            listen::take_handshake_rtt(c, &self.config, now_us);
+            listen::take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
             c.snd_una += 1;
             self.establish_active(idx);
         } else {
@@ -304,7 +323,7 @@ impl Tcp {
             self.half_open -= 1;
             self.listeners.on_half_open_end(listener);
             let c = &mut self.conns[idx];
-            listen::take_handshake_rtt(c, &self.config, now_us);
+            listen::take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
             c.snd_una += 1;
         }
         let c = &mut self.conns[idx];

@@ -8,11 +8,12 @@ use super::profile::{Profile, ProfileId};
 use super::reply::Offer;
 use super::state::State;
 use super::{Tcp, rtt};
-use crate::error::ListenError;
+use crate::device::RxBurst;
+use crate::error::{ListenError, OptionError};
 use crate::events::Event;
 use crate::handle::{Conn, Listener};
 use crate::ip::{Network, TxError};
-use crate::options::ListenOptions;
+use crate::options::{ListenOptions, SaveSyn, SocketOptions};
 use crate::stack::{Listed, Memory, Protocol, nobody};
 use crate::tcp::config::{EcnMode, SynCookies};
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
@@ -225,10 +226,29 @@ impl Tcp {
         let profile = self
             .profiles
             .get(ProfileId::DEFAULT)
-            .with(&options.socket)
+            .with(&self.config, &options.socket)
             .and_then(|p| self.profiles.intern(p))
             .ok_or(ListenError::InvalidOption)?;
+        self.note_min_hops(profile);
         self.listeners.add(addr, options, profile).inspect_err(|_| self.profiles.release(profile))
+    }
+
+    /// Connections that come from now on begin with these options.
+    pub fn set_listener_options(
+        &mut self,
+        listener: Listener,
+        options: &SocketOptions,
+    ) -> Result<(), OptionError> {
+        let index = self.listeners.index(listener).ok_or(OptionError::Stale)?;
+        let profile = self.profiles.get(ProfileId::DEFAULT).with(&self.config, options);
+        let profile =
+            self.profiles.intern(profile.ok_or(OptionError::Invalid)?).ok_or(OptionError::TooMany)?;
+        self.note_min_hops(profile);
+        let entry = &mut self.listeners.entries[index as usize];
+        (entry.options.socket, entry.flags) = (*options, Flags::of(options));
+        let old = core::mem::replace(&mut entry.profile, profile);
+        self.profiles.release(old);
+        Ok(())
     }
 
     /// How many connections may wait from now on, and how many whoever accepts them keeps for others: these wait still.
@@ -303,12 +323,15 @@ impl Tcp {
     }
 
     /// A segment for which there is no connection (RFC 9293 §3.10.7.1 and §3.10.7.2).
-    pub fn input_listen(&mut self, net: &mut Network, seg: &Arrived<'_>) {
+    pub fn input_listen(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         let Some(listener) = self.listeners.find(seg.key.local.ip(), seg.key.local_port, seg.hash) else {
             self.stats.no_listener += 1;
             self.reset_segment(net, seg);
             return;
         };
+        if self.min_hops_used && self.is_from_afar(self.listeners.get(listener).profile, seg) {
+            return;
+        }
         let flags = seg.header.flags;
         // First check for RST, then ACK, then SYN.
         if flags.contains(TcpFlags::RST) {
@@ -322,7 +345,7 @@ impl Tcp {
             return;
         }
         if flags.contains(TcpFlags::SYN) && !flags.contains(TcpFlags::FIN) {
-            self.on_syn(net, listener, seg, None);
+            self.on_syn(net, listener, (seg, burst), None);
         }
     }
 
@@ -332,7 +355,7 @@ impl Tcp {
         &mut self,
         net: &mut Network,
         listener: u32,
-        seg: &Arrived<'_>,
+        (seg, burst): (&Arrived<'_>, &RxBurst<'_>),
         sequence: Option<SeqNumber>,
     ) -> bool {
         let entry = &self.listeners.entries[listener as usize];
@@ -357,6 +380,10 @@ impl Tcp {
         let iss = sequence.unwrap_or_else(|| SeqNumber(self.secrets.initial_sequence(&seg.key, self.now)));
         let options = TcpOptions::parse(seg.options);
         let Some(idx) = self.new_passive(net, listener, seg, &options, iss) else { return false };
+        let save = self.listeners.get(listener).options.socket.save_syn;
+        if save != SaveSyn::Off {
+            self.save_syn(idx, save, seg, burst);
+        }
         self.half_open += 1;
         self.half_open_most = self.half_open_most.max(self.half_open);
         self.listeners.entries[listener as usize].half_open += 1;
@@ -620,11 +647,11 @@ pub(crate) const AMBIGUOUS: u32 = 1;
 
 /// The first round trip time, of SYN or SYN+ACK, if it was sent only once (Karn).
 #[inline(always)]
-pub(crate) fn take_handshake_rtt(c: &mut Tcb, config: &crate::tcp::config::TcpConfig, now_us: u32) {
+pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
     let sent = core::mem::replace(&mut c.min_rtt, u32::MAX);
     let ambiguous = core::mem::take(&mut c.rttvar) == AMBIGUOUS;
     if c.retries == 0 && !ambiguous {
-        rtt::on_sample(c, config, now_us.wrapping_sub(sent));
+        rtt::on_sample(c, profile, now_us.wrapping_sub(sent));
     }
     if c.retries > 1 {
         // RFC 5681 §3.1 and RFC 6928 §2: the network is in trouble. A single repetition may be due to the short first time-out.

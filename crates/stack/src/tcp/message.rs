@@ -73,11 +73,12 @@ impl Tcp {
         if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < self.config.delayed_ack_ms {
             c.flags.set(Flags::PINGPONG);
         }
+        let times = (self.config.tail_loss_probes, self.profiles.get(c.profile));
         // Nothing was in flight, so a round begins.
         b.cwnd_limited = c.cwnd <= 1;
         b.flight_max = 1;
         b.usage_end = end;
-        let (kind, at) = ack::probe_or_timeout(c, b, &self.config, now, now.after_micros(rto_us));
+        let (kind, at) = ack::probe_or_timeout(c, b, times, now, now.after_micros(rto_us));
         b.set_timer(kind, at);
         if c.has(Flags::KEEPALIVE) {
             self.rearm(idx);
@@ -98,7 +99,7 @@ impl Tcp {
         let len = u32::try_from(b.send.len()).ok()?;
         let mss = c.mss();
         let idle_us = self.now.micros_since(b.last_sent);
-        let rto_us = rtt::rto_us(c, &self.config, 0);
+        let rto_us = rtt::rto_us(c, self.profiles.get(c.profile), 0);
         let window_max = b.window_max.max(c.snd_wnd);
         let usual = len > 0
             && len <= mss

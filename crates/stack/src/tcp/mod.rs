@@ -31,6 +31,7 @@ mod recovery;
 pub mod recv_buffer;
 mod reply;
 mod rtt;
+mod saved_syn;
 mod secrets;
 pub mod send_buffer;
 mod sent_queue;
@@ -64,6 +65,7 @@ use held_acks::HeldAcks;
 use listen::ListenTable;
 use pending::PendingQueue;
 use profile::{Profile, ProfileId, ProfileTable};
+use saved_syn::SavedSyns;
 use secrets::Secrets;
 use source::SourceTable;
 use starved::Starved;
@@ -89,6 +91,7 @@ pub(crate) struct Tcp {
     pub profiles: ProfileTable,
     pub chunks: ChunkPool,
     pub sources: SourceTable,
+    pub saved_syns: SavedSyns,
     pub secrets: Secrets,
     pub events: VecDeque<Event>,
     /// Data of the current burst whose events were not taken, or not dealt with, yet.
@@ -103,6 +106,8 @@ pub(crate) struct Tcp {
     pub half_open: u32,
     /// Most that there ever were at a time.
     pub half_open_most: u32,
+    /// Whether a socket ever asked for a smallest hop limit: segments are not compared with it before.
+    pub min_hops_used: bool,
     challenge_second: u64,
     challenges_left: u32,
     /// Counts up with each chosen local port.
@@ -135,6 +140,7 @@ impl Tcp {
             profiles: ProfileTable::new(Profile::from_config(&config)),
             chunks: ChunkPool::new(usize::try_from(config.buffer_pool_bytes).unwrap_or(usize::MAX)),
             sources: SourceTable::default(),
+            saved_syns: SavedSyns::default(),
             secrets: Secrets::new(seed),
             events: VecDeque::new(),
             pending: PendingQueue::default(),
@@ -144,6 +150,7 @@ impl Tcp {
             reap: None,
             half_open: 0,
             half_open_most: 0,
+            min_hops_used: false,
             challenge_second: 0,
             challenges_left: 0,
             next_port: 0,
@@ -452,6 +459,7 @@ impl Tcp {
         self.release_busy(idx);
         let c = &self.conns[idx];
         self.addresses.release(c.has(Flags::V6), c.remote_ip);
+        self.saved_syns.forget(idx);
         self.conns.free(idx);
     }
 

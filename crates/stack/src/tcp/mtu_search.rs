@@ -237,7 +237,7 @@ impl Tcp {
             return;
         }
         let base = Duration::from_millis(config.rto_min_ms.into());
-        let patience = rtt::give_up_after(config, config.mtu_black_hole_retries, base);
+        let patience = rtt::give_up_after(self.profile(idx), config.mtu_black_hole_retries, base);
         let (base, floor) =
             (u32::from(config.mtu_base_segment_bytes), u32::from(config.mtu_floor_segment_bytes));
         let now = self.now;

@@ -73,7 +73,7 @@ impl Tcp {
         let b = &mut self.busy[c.busy];
         let fin_waits = c.owes_fin() && !b.fin_sent;
         if b.timer_kind == RetransmitTimer::Off && (!b.send.is_empty() || fin_waits) {
-            let rto = rtt::rto(c, &self.config, b.backoff);
+            let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
             let kind = if b.sent.is_empty() { RetransmitTimer::Persist } else { RetransmitTimer::Rto };
             b.set_timer(kind, now + rto);
         }
@@ -165,7 +165,7 @@ impl Tcp {
         if !self.config.slow_start_after_idle {
             return;
         }
-        let rto = rtt::rto_us(c, &self.config, 0);
+        let rto = rtt::rto_us(c, self.profiles.get(c.profile), 0);
         let mut idle = now.micros_since(b.last_sent);
         if idle <= rto {
             return;
@@ -225,7 +225,7 @@ impl Tcp {
             let c = &self.conns[idx];
             let b = &self.busy[c.busy];
             if first && b.timer_kind != RetransmitTimer::Reorder {
-                let rto = rtt::rto(c, &self.config, b.backoff);
+                let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
                 let at = self.no_later_than_user_timeout(idx, rto);
                 self.busy[busy].set_timer(RetransmitTimer::Rto, at);
             }
@@ -301,7 +301,7 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
-        let rto = rtt::rto(c, &self.config, b.backoff);
+        let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
         b.set_timer(RetransmitTimer::Rto, self.now + rto);
         Ok(())
     }
@@ -410,7 +410,7 @@ impl Tcp {
         }
         if b.sent.is_empty() && b.timer_kind == RetransmitTimer::Off {
             // RFC 9293 §3.8.6.1: without a timer a lost window update would stop both ends for ever.
-            let rto = rtt::rto(c, &self.config, b.backoff);
+            let rto = rtt::rto(c, self.profiles.get(c.profile), b.backoff);
             b.set_timer(RetransmitTimer::Persist, now + rto);
         }
     }

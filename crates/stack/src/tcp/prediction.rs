@@ -174,7 +174,7 @@ impl Tcp {
         {
             // Request and response: one transmission, and it is through.
             let rtt_us = now.micros_since(first.at);
-            rtt::on_sample(c, &self.config, rtt_us as u32);
+            rtt::on_sample(c, self.profiles.get(c.profile), rtt_us as u32);
             b.backoff = 0;
             if sack {
                 b.rack.on_in_order(first.at, first.end, rtt_us);
@@ -186,7 +186,7 @@ impl Tcp {
             let mut delivery = Delivery::default();
             let outstanding = b.sent.packets_out;
             b.sent.acknowledge(c.snd_una, c.mss(), sack, highest, &mut delivery);
-            if ack::take_rtt(c, &self.config, now, &delivery, timestamps) {
+            if ack::take_rtt(c, self.profiles.get(c.profile), now, &delivery, timestamps) {
                 b.backoff = 0;
             }
             if outstanding > 0 {

@@ -3,6 +3,8 @@
 
 use super::config::{CongestionControl, TcpConfig};
 use crate::options::SocketOptions;
+use core::ops::RangeInclusive;
+use core::time::Duration;
 use std::collections::BTreeMap;
 
 /// Names a profile.
@@ -33,7 +35,24 @@ pub(crate) struct Profile {
     pub hop_limit: u8,
     /// Of SYNs that open a connection.
     pub syn_retries: u8,
+    /// Smallest hop limit of segments that are taken.
+    pub min_hops: u8,
+    /// Retransmission time-out before there is a measurement.
+    rto_initial_ms: u32,
+    rto_min_us: u32,
+    rto_max_ms: u32,
+    /// Longest delay of an acknowledgement that was asked for.
+    delayed_ack_max_us: u32,
+    /// The delay that there is.
+    pub delayed_ack_ms: u32,
 }
+
+/// What may be asked for as shortest time-out and as longest delay of an acknowledgement (`TCP_RTO_MIN`, `TCP_DELACK_MAX`).
+pub(crate) const SHORT_TIMES: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_millis(200);
+
+/// What may be asked for as longest time-out (`TCP_RTO_MAX_SEC`).
+pub(crate) const TIMEOUTS_MAX: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(120);
 
 impl Profile {
     pub fn from_config(config: &TcpConfig) -> Self {
@@ -50,11 +69,58 @@ impl Profile {
             tos: 0,
             hop_limit: config.hop_limit,
             syn_retries: config.syn_retries,
+            min_hops: 0,
+            rto_initial_ms: config.rto_initial_ms,
+            rto_min_us: config.rto_min_ms * 1000,
+            rto_max_ms: config.rto_max_seconds * 1000,
+            delayed_ack_max_us: config.delayed_ack_ms * 1000,
+            delayed_ack_ms: config.delayed_ack_ms,
         }
     }
 
+    /// The time-out of what was never measured, in µs.
+    #[inline]
+    pub fn rto_initial_us(&self) -> u64 {
+        u64::from(self.rto_initial_ms) * 1000
+    }
+
+    /// What the time-out has beyond the round trip time at the least, in µs.
+    #[inline]
+    pub fn rto_min_us(&self) -> u32 {
+        self.rto_min_us
+    }
+
+    /// The longest time-out, in µs.
+    #[inline]
+    pub fn rto_max_us(&self) -> u64 {
+        u64::from(self.rto_max_ms) * 1000
+    }
+
+    /// [`SHORT_TIMES`] has been looked at.
+    pub fn set_rto_min(&mut self, time: Duration) {
+        self.rto_min_us = time.as_micros() as u32;
+        self.settle_delay();
+    }
+
+    /// [`TIMEOUTS_MAX`] has been looked at.
+    pub fn set_rto_max(&mut self, time: Duration) {
+        self.rto_max_ms = time.as_millis() as u32;
+    }
+
+    /// [`SHORT_TIMES`] has been looked at. A delay that is longer than the configuration's changes nothing.
+    pub fn set_delayed_ack_max(&mut self, config: &TcpConfig, time: Duration) {
+        self.delayed_ack_max_us = (time.as_micros() as u32).min(config.delayed_ack_ms * 1000);
+        self.settle_delay();
+    }
+
+    /// A peer with the same options must not take a delay for a loss (`tcp_delack_max`).
+    fn settle_delay(&mut self) {
+        let ms = self.delayed_ack_max_us.min(self.rto_min_us.max(2000) - 1000) / 1000;
+        self.delayed_ack_ms = ms.max(1);
+    }
+
     /// With what a socket asks for; `None` if a value is out of range.
-    pub fn with(mut self, options: &SocketOptions) -> Option<Self> {
+    pub fn with(mut self, config: &TcpConfig, options: &SocketOptions) -> Option<Self> {
         if let Some(bytes) = options.recv_buffer_bytes {
             self.recv_buffer_bytes = checked_buffer(bytes)?;
         }
@@ -69,8 +135,22 @@ impl Profile {
         }
         self.tos = options.tos;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
+        self.min_hops = options.min_hops;
+        if let Some(time) = options.rto_min {
+            self.set_rto_min(within(SHORT_TIMES, time)?);
+        }
+        if let Some(time) = options.rto_max {
+            self.set_rto_max(within(TIMEOUTS_MAX, time)?);
+        }
+        if let Some(time) = options.delayed_ack_max {
+            self.set_delayed_ack_max(config, within(SHORT_TIMES, time)?);
+        }
         Some(self)
     }
+}
+
+fn within(range: RangeInclusive<Duration>, time: Duration) -> Option<Duration> {
+    range.contains(&time).then_some(time)
 }
 
 /// A buffer size within the range of the configuration keys.

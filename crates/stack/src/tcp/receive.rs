@@ -190,8 +190,8 @@ impl Tcp {
     #[inline(always)]
     pub fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) {
         self.stats.bytes_in += count as u64;
-        let limit = self.profile(idx).recv_buffer_bytes;
-        let delay = self.config.delayed_ack_ms;
+        let profile = self.profile(idx);
+        let (limit, delay) = (profile.recv_buffer_bytes, profile.delayed_ack_ms);
         let now_ms = self.now_ms();
         let wire =
             if seg.segments > 1 { seg.payload.len() / usize::from(seg.segments) } else { seg.payload.len() };

@@ -1,15 +1,15 @@
 //! Round trip time and retransmission time-out (RFC 6298, with Linux's smaller minimum).
 
-use super::config::TcpConfig;
 use super::conn::Tcb;
+use super::profile::Profile;
 use core::time::Duration;
 
 /// Takes one measurement, in µs. By Karn's rule the caller never passes one of a retransmitted segment, unless
 /// timestamps tell the two apart (RFC 7323 §4).
 #[inline(always)]
-pub(crate) fn on_sample(c: &mut Tcb, config: &TcpConfig, rtt_us: u32) {
+pub(crate) fn on_sample(c: &mut Tcb, profile: &Profile, rtt_us: u32) {
     let r = rtt_us.clamp(1, 1 << 27);
-    let floor = config.rto_min_ms * 1000;
+    let floor = profile.rto_min_us();
     if c.srtt == 0 {
         // RFC 6298 §2.2: SRTT = R, RTTVAR = R/2, K = 4.
         c.srtt = r << 3;
@@ -31,43 +31,47 @@ const RTO_UNMEASURED_US: u64 = 3_000_000;
 
 /// The retransmission time-out in µs, doubled `backoff` times and bounded (RFC 6298 §5.5 and §2.5).
 #[inline]
-pub(crate) fn rto_us(c: &Tcb, config: &TcpConfig, backoff: u8) -> u64 {
-    let max = u64::from(config.rto_max_seconds) * 1_000_000;
+pub(crate) fn rto_us(c: &Tcb, profile: &Profile, backoff: u8) -> u64 {
     let base = if c.srtt == 0 {
-        let initial = u64::from(config.rto_initial_ms) * 1000;
+        let initial = profile.rto_initial_us();
         if c.state.is_synchronized() { initial.max(RTO_UNMEASURED_US) } else { initial }
     } else {
         u64::from(c.srtt >> 3) + u64::from(c.rttvar)
     };
     // Cannot overflow: 2^33 µs at the most, shifted by 20.
-    (base << backoff.min(20)).min(max)
+    (base << backoff.min(20)).min(profile.rto_max_us())
 }
 
 /// The same as a duration.
-pub(crate) fn rto(c: &Tcb, config: &TcpConfig, backoff: u8) -> Duration {
-    Duration::from_micros(rto_us(c, config, backoff))
+pub(crate) fn rto(c: &Tcb, profile: &Profile, backoff: u8) -> Duration {
+    Duration::from_micros(rto_us(c, profile, backoff))
 }
 
 /// The upper bound of any retransmission time-out.
-pub(crate) fn rto_max(config: &TcpConfig) -> Duration {
-    Duration::from_secs(config.rto_max_seconds.into())
+pub(crate) fn rto_max(profile: &Profile) -> Duration {
+    Duration::from_micros(profile.rto_max_us())
 }
 
 /// How long `retries` time-outs last in all, with the time-out doubling from the minimum: Linux bounds attempts by this time, so that a
 /// connection with a short round trip does not give up within seconds (RFC 1122 §4.2.3.5 asks for at least 100 s).
-pub(crate) fn give_up_after(config: &TcpConfig, retries: u8, base: Duration) -> Duration {
+pub(crate) fn give_up_after(profile: &Profile, retries: u8, base: Duration) -> Duration {
     let mut total = Duration::ZERO;
     let mut step = base;
     for _ in 0..=retries {
         total += step;
-        step = (step * 2).min(rto_max(config));
+        step = (step * 2).min(rto_max(profile));
     }
     total
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::config::TcpConfig;
     use super::*;
+
+    fn usual() -> Profile {
+        Profile::from_config(&TcpConfig::default())
+    }
 
     fn fresh() -> Tcb {
         Tcb { min_rtt: u32::MAX, ..Tcb::vacant() }
@@ -75,12 +79,12 @@ mod tests {
 
     #[test]
     fn without_a_sample_the_initial_timeout_counts() {
-        assert_eq!(rto(&fresh(), &TcpConfig::default(), 0), Duration::from_secs(1));
+        assert_eq!(rto(&fresh(), &usual(), 0), Duration::from_secs(1));
     }
 
     #[test]
     fn a_steady_path_has_rtt_plus_the_minimum() {
-        let config = TcpConfig::default();
+        let config = usual();
         let mut c = fresh();
         for _ in 0..200 {
             on_sample(&mut c, &config, 50_000);
@@ -92,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_jump_raises_the_timeout_above_the_new_round_trip() {
-        let config = TcpConfig::default();
+        let config = usual();
         let mut c = fresh();
         for _ in 0..50 {
             on_sample(&mut c, &config, 10_000);
@@ -103,7 +107,7 @@ mod tests {
 
     #[test]
     fn back_off_doubles_and_stops_at_the_maximum() {
-        let config = TcpConfig::default();
+        let config = usual();
         let c = fresh();
         assert_eq!(rto(&c, &config, 3), Duration::from_secs(8));
         assert_eq!(rto(&c, &config, 7), Duration::from_secs(120));
@@ -112,13 +116,28 @@ mod tests {
 
     #[test]
     fn fifteen_retries_take_linux_924_seconds() {
-        let total = give_up_after(&TcpConfig::default(), 15, Duration::from_millis(200));
+        let total = give_up_after(&usual(), 15, Duration::from_millis(200));
         assert_eq!(total, Duration::from_millis(924_600));
     }
 
     #[test]
+    fn a_socket_has_bounds_of_its_own() {
+        let mut profile = usual();
+        profile.set_rto_min(Duration::from_millis(5));
+        profile.set_rto_max(Duration::from_secs(2));
+        let mut c = fresh();
+        for _ in 0..200 {
+            on_sample(&mut c, &profile, 1000);
+        }
+        assert_eq!(rto(&c, &profile, 0), Duration::from_millis(6));
+        assert_eq!(rto(&c, &profile, 255), Duration::from_secs(2));
+        assert_eq!(rto(&fresh(), &profile, 4), Duration::from_secs(2));
+        assert_eq!(give_up_after(&profile, 3, Duration::from_secs(1)), Duration::from_secs(7));
+    }
+
+    #[test]
     fn samples_of_any_size_do_not_overflow() {
-        let config = TcpConfig::default();
+        let config = usual();
         let mut c = fresh();
         for r in [u32::MAX, 0, 1, u32::MAX, 1 << 30] {
             on_sample(&mut c, &config, r);

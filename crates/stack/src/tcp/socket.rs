@@ -371,10 +371,15 @@ impl Tcp {
             TcpOption::Congestion(kind) => p.congestion = kind,
             TcpOption::SynRetries(count) => p.syn_retries = count,
             TcpOption::Tos(tos) => p.tos = tos,
+            TcpOption::MinHops(hops) => p.min_hops = hops,
+            TcpOption::RtoMin(time) => p.set_rto_min(time),
+            TcpOption::RtoMax(time) => p.set_rto_max(time),
+            TcpOption::DelayedAckMax(time) => p.set_delayed_ack_max(&self.config, time),
             TcpOption::HopLimit(hops) => p.hop_limit = hops.unwrap_or(self.config.hop_limit),
             _ => return Err(OptionError::Invalid),
         }
         let id = self.profiles.intern(p).ok_or(OptionError::TooMany)?;
+        self.note_min_hops(id);
         let c = &mut self.conns[idx];
         let old = core::mem::replace(&mut c.profile, id);
         if p.mss != 0 {
@@ -429,8 +434,8 @@ impl Tcp {
             retransmits: b.map_or(c.retries, |b| b.retransmits),
             probes: b.map_or(0, |b| b.probes),
             backoff: b.map_or(0, |b| b.backoff),
-            rto: rtt::rto(c, &self.config, b.map_or(0, |b| b.backoff)),
-            ato: Duration::from_millis(self.config.delayed_ack_ms.into()),
+            rto: rtt::rto(c, self.profiles.get(c.profile), b.map_or(0, |b| b.backoff)),
+            ato: Duration::from_millis(self.profile(idx).delayed_ack_ms.into()),
             snd_mss: c.mss(),
             rcv_mss: c.rcv_mss.into(),
             advmss: self.announced_mss(idx).into(),

@@ -35,7 +35,7 @@ impl Tcp {
         if ack {
             let now_us = self.now.as_micros() as u32;
             let c = &mut self.conns[idx];
-            take_handshake_rtt(c, &self.config, now_us);
+            take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
             c.snd_una = seg.header.ack;
             self.establish_active(idx);
             self.ack_now(idx);
@@ -103,7 +103,7 @@ impl Tcp {
     pub fn finish_simultaneous_open(&mut self, idx: u32, seg: &Arrived<'_>) {
         let now_us = self.now.as_micros() as u32;
         let c = &mut self.conns[idx];
-        take_handshake_rtt(c, &self.config, now_us);
+        take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
         c.snd_una = seg.header.ack;
         c.snd_wnd = seg.header.window.into();
         self.establish_active(idx);

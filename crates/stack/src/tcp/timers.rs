@@ -193,7 +193,7 @@ impl Tcp {
     fn release_at(&self, idx: u32) -> Option<Instant> {
         let c = &self.conns[idx];
         let b = &self.busy[c.busy];
-        let at = b.idle_since?.after_micros(rtt::rto_us(c, &self.config, 0));
+        let at = b.idle_since?.after_micros(rtt::rto_us(c, self.profiles.get(c.profile), 0));
         let interval = self.config.invalid_ack_interval_ms;
         Some(b.last_invalid_ms.map_or(at, |answered| at.max(self.instant(answered.wrapping_add(interval)))))
     }
@@ -205,7 +205,7 @@ impl Tcp {
         if c.has(Flags::SYN_PENDING) && c.has(Flags::TX_LISTED) {
             return None;
         }
-        let rto_ms = rtt::rto_us(c, &self.config, c.retries) / 1000;
+        let rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
         Some(self.instant(c.last_rx.wrapping_add(rto_ms as u32)))
     }
 
@@ -395,7 +395,7 @@ impl Tcp {
         if c.busy == NONE {
             return true;
         }
-        let rto = rtt::rto(c, &self.config, 0);
+        let rto = rtt::rto(c, self.profiles.get(c.profile), 0);
         let release = self.release_at(idx);
         let b = &mut self.busy[c.busy];
         if b.cork_at.is_some_and(|at| at <= now) {
@@ -461,7 +461,7 @@ impl Tcp {
         b.retransmits = b.retransmits.saturating_add(1);
         b.backoff = b.backoff.saturating_add(1);
         let (c, backoff) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
-        let rto = rtt::rto(c, &self.config, backoff);
+        let rto = rtt::rto(c, self.profiles.get(c.profile), backoff);
         let busy = c.busy;
         self.busy[busy].set_timer(RetransmitTimer::Rto, now + rto);
         self.want_transmit(idx);
@@ -477,7 +477,7 @@ impl Tcp {
             return elapsed >= Duration::from_millis(user.into());
         }
         let base = Duration::from_millis(self.config.rto_min_ms.into());
-        elapsed >= rtt::give_up_after(&self.config, self.retry_limit(idx), base)
+        elapsed >= rtt::give_up_after(self.profile(idx), self.retry_limit(idx), base)
     }
 
     /// Retransmissions or probes without an answer before a connection is given up.
@@ -494,7 +494,7 @@ impl Tcp {
         let backoff = self.busy[c.busy].backoff;
         c.has(Flags::ORPHAN)
             && backoff >= self.config.orphan_retries
-            && rtt::rto(c, &self.config, backoff) >= rtt::rto_max(&self.config)
+            && rtt::rto(c, self.profiles.get(c.profile), backoff) >= rtt::rto_max(self.profile(idx))
     }
 
     /// A time-out that does not overshoot the user timeout: `after` from now, or less.
@@ -563,7 +563,7 @@ impl Tcp {
             b.force = true;
         }
         let (c, probes) = (&self.conns[idx], self.busy[self.conns[idx].busy].backoff);
-        let rto = rtt::rto(c, &self.config, probes);
+        let rto = rtt::rto(c, self.profiles.get(c.profile), probes);
         let busy = c.busy;
         let at = self.no_later_than_user_timeout(idx, rto);
         self.busy[busy].set_timer(RetransmitTimer::Persist, at);

@@ -48,10 +48,19 @@ pub struct SockOpt {
     pub number: i32,
 }
 
+/// libc's, and those that it does not know.
+mod numbers {
+    pub use libc::*;
+    pub const TCP_RTO_MAX_MS: i32 = 44;
+    pub const TCP_RTO_MIN_US: i32 = 45;
+    pub const TCP_DELACK_MAX_US: i32 = 46;
+    pub const IPV6_MINHOPCOUNT: i32 = 73;
+}
+
 macro_rules! options {
     ($($level:ident $number:ident: $($name:ident)*;)*) => {
         const OPTIONS: &[SockOpt] = &[$($(SockOpt {
-            level: stringify!($level), name: stringify!($name), level_number: libc::$number, number: libc::$name,
+            level: stringify!($level), name: stringify!($name), level_number: libc::$number, number: numbers::$name,
         }),*),*];
     };
 }
@@ -60,9 +69,10 @@ options! {
     SOL_SOCKET SOL_SOCKET: SO_REUSEADDR SO_KEEPALIVE SO_LINGER SO_RCVBUF SO_SNDBUF SO_OOBINLINE SO_ERROR SO_RCVLOWAT SO_RCVTIMEO
         SO_SNDTIMEO SO_ACCEPTCONN SO_TYPE SO_BROADCAST SO_REUSEPORT;
     SOL_TCP IPPROTO_TCP: TCP_NODELAY TCP_MAXSEG TCP_CORK TCP_KEEPIDLE TCP_KEEPINTVL TCP_KEEPCNT TCP_SYNCNT TCP_LINGER2
-        TCP_DEFER_ACCEPT TCP_WINDOW_CLAMP TCP_QUICKACK TCP_CONGESTION TCP_USER_TIMEOUT TCP_NOTSENT_LOWAT;
-    IPPROTO_IP IPPROTO_IP: IP_TOS IP_TTL IP_MTU_DISCOVER IP_MTU IP_RECVERR;
-    IPPROTO_IPV6 IPPROTO_IPV6: IPV6_TCLASS IPV6_UNICAST_HOPS IPV6_MTU_DISCOVER IPV6_MTU IPV6_RECVERR;
+        TCP_DEFER_ACCEPT TCP_WINDOW_CLAMP TCP_QUICKACK TCP_CONGESTION TCP_USER_TIMEOUT TCP_NOTSENT_LOWAT
+        TCP_RTO_MAX_MS TCP_RTO_MIN_US TCP_DELACK_MAX_US;
+    IPPROTO_IP IPPROTO_IP: IP_TOS IP_TTL IP_MTU_DISCOVER IP_MTU IP_RECVERR IP_MINTTL;
+    IPPROTO_IPV6 IPPROTO_IPV6: IPV6_TCLASS IPV6_UNICAST_HOPS IPV6_MTU_DISCOVER IPV6_MTU IPV6_RECVERR IPV6_MINHOPCOUNT;
 }
 
 impl SockOpt {

@@ -519,10 +519,31 @@ impl Socket {
             "TCP_KEEPCNT" => TcpOption::KeepCount(u8::try_from(number).unwrap_or(0)),
             "TCP_USER_TIMEOUT" => TcpOption::UserTimeout(Duration::from_millis(number.into())),
             "TCP_LINGER2" => TcpOption::Linger2(seconds),
+            "TCP_RTO_MAX_MS" => TcpOption::RtoMax(Duration::from_millis(number.into())),
+            "TCP_RTO_MIN_US" => TcpOption::RtoMin(Duration::from_micros(number.into())),
+            "TCP_DELACK_MAX_US" => TcpOption::DelayedAckMax(Duration::from_micros(number.into())),
+            "IP_MINTTL" | "IPV6_MINHOPCOUNT" => match u8::try_from(number) {
+                Ok(hops) => TcpOption::MinHops(hops),
+                Err(_) => return fail(libc::EINVAL),
+            },
             _ => return fail(libc::ENOPROTOOPT),
         };
+        if !option.is_valid() {
+            return fail(libc::EINVAL);
+        }
+        match option {
+            TcpOption::RtoMax(time) => self.options.rto_max = Some(time),
+            TcpOption::RtoMin(time) => self.options.rto_min = Some(time),
+            TcpOption::DelayedAckMax(time) => self.options.delayed_ack_max = Some(time),
+            TcpOption::MinHops(hops) => self.options.min_hops = hops,
+            _ => {}
+        }
         match self.kind {
             Kind::Connected(conn) => match stack.set_option(conn, option) {
+                Ok(()) => Returned::value(0),
+                Err(_) => fail(libc::EINVAL),
+            },
+            Kind::Listening(listener) => match stack.set_listener_options(listener, &self.options) {
                 Ok(()) => Returned::value(0),
                 Err(_) => fail(libc::EINVAL),
             },

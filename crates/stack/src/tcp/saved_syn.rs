@@ -1,0 +1,69 @@
+//! SYNs that are kept for who accepts their connections (`TCP_SAVE_SYN`): rare, so they lie beside the connections, and none has room for one.
+
+use super::Tcp;
+use super::input::Arrived;
+use crate::device::{RxBurst, RxFrame};
+use crate::handle::Conn;
+use crate::options::SaveSyn;
+use crate::wire::be16;
+use crate::wire::tcp::TcpHeader;
+use std::collections::BTreeMap;
+
+/// Bytes of an Ethernet header without tag, and of a tag.
+const ETHERNET: usize = 14;
+const TAG: usize = 4;
+
+/// Headers of SYNs by the index of their connection: one for each connection at the most.
+#[derive(Default)]
+pub(crate) struct SavedSyns(BTreeMap<u32, Box<[u8]>>);
+
+impl SavedSyns {
+    /// A connection is gone.
+    #[inline]
+    pub fn forget(&mut self, idx: u32) {
+        if !self.0.is_empty() {
+            self.0.remove(&idx);
+        }
+    }
+}
+
+impl Tcp {
+    /// Keeps the headers of a SYN that has begun a connection. One that came in fragments is not kept.
+    pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+        let frame = seg.frame.and_then(|(index, payload_at)| {
+            Some((burst.get(usize::from(index))?, usize::try_from(payload_at).ok()?))
+        });
+        let headers = frame.and_then(|(frame, end)| headers(frame, end, how));
+        if let Some(headers) = headers {
+            self.saved_syns.0.insert(idx, headers.into());
+        }
+    }
+
+    /// The headers of the SYN that began a connection, if they were kept.
+    pub fn saved_syn(&self, conn: Conn) -> Option<&[u8]> {
+        self.saved_syns.0.get(&self.index(conn)?).map(Box::as_ref)
+    }
+
+    /// They have been read: that is done once.
+    pub fn drop_saved_syn(&mut self, conn: Conn) {
+        if let Some(idx) = self.index(conn) {
+            self.saved_syns.forget(idx);
+        }
+    }
+}
+
+/// From the IP header, or the link's, to the end of the TCP header.
+fn headers<'b>(frame: &RxFrame<'b>, end: usize, how: SaveSyn) -> Option<&'b [u8]> {
+    let start = match how {
+        SaveSyn::Off => return None,
+        SaveSyn::Frame => 0,
+        SaveSyn::Packet => {
+            let mut start = ETHERNET;
+            while matches!(be16(frame.bytes.get(start - 2..start)?.first_chunk::<2>()?, 0), 0x8100 | 0x88a8) {
+                start += TAG;
+            }
+            start
+        }
+    };
+    frame.bytes.get(start..end).filter(|headers| headers.len() > TcpHeader::LEN)
+}
