@@ -14,7 +14,7 @@ use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
 use ginnel_stack::ip::{DropStats, NetworkStats};
-use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::tcp::source::{Source, SourceId};
@@ -210,6 +210,26 @@ impl<'a> Context<'a> {
         if let Some(stack) = self.core.stack.here_mut() {
             stack.set_backlog(listener, backlog, kept);
         }
+    }
+
+    /// What connections of a listener begin with from now on. Only where the engine is in this thread.
+    pub(crate) fn set_listener_options(
+        &mut self,
+        listener: Listener,
+        options: &SocketOptions,
+    ) -> Result<(), OptionError> {
+        let stack = self.core.stack.here_mut().ok_or(OptionError::Stale)?;
+        stack.set_listener_options(listener, options)
+    }
+
+    /// The headers of the SYN that began a connection. They go if there is `room` for them.
+    pub(crate) fn saved_syn(&mut self, conn: Conn, room: usize) -> Vec<u8> {
+        let Some(stack) = self.core.stack.here_mut() else { return Vec::new() };
+        let bytes = stack.saved_syn(conn).unwrap_or_default().to_vec();
+        if bytes.len() <= room {
+            stack.drop_saved_syn(conn);
+        }
+        bytes
     }
 
     /// Stops listening, on all shards. Connections already accepted go on, those still in the queue are reset.

@@ -50,7 +50,9 @@ pub use ginnel_devices::random::Random;
 pub use ginnel_stack::error::{ConnectError, ListenError, OptionError, RecvError, SendError, Stale};
 pub use ginnel_stack::events::CloseReason;
 pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
-pub use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
+pub use ginnel_stack::options::{
+    CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo, TcpOption,
+};
 pub use ginnel_stack::tcp::config::CongestionControl;
 pub use ginnel_stack::tcp::source::{PreloadedSource, Source, SourceId};
 pub use ginnel_stack::tcp::state::State;

@@ -71,8 +71,10 @@ pub struct SocketOptions {
     pub tos: u8,
     /// Hop limit from the SYN on (`IP_TTL`, `IPV6_UNICAST_HOPS`).
     pub hop_limit: Option<u8>,
-    /// Segments that arrive with a smaller hop limit are dropped, SYNs too (`IP_MINTTL`, `IPV6_MINHOPCOUNT`); 0 for none.
-    pub min_hops: u8,
+    /// Segments that arrive over IPv4 with a smaller time to live are dropped, SYNs too (`IP_MINTTL`); 0 for none.
+    pub min_hops_v4: u8,
+    /// Segments that arrive over IPv6 with a smaller hop limit, likewise (`IPV6_MINHOPCOUNT`).
+    pub min_hops_v6: u8,
     /// Shortest retransmission time-out: see [`TcpOption::RtoMin`].
     pub rto_min: Option<Duration>,
     /// Longest retransmission time-out: see [`TcpOption::RtoMax`].

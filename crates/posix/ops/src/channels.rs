@@ -7,8 +7,8 @@ use ginnel::channel::control::ReserveError;
 use ginnel::channel::{Arrived, Client, ClientEvent, CommonOf, Mark, Reserved, Sharing, Status};
 use ginnel::door::Held;
 use ginnel::{
-    Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError, Stale,
-    TcpInfo, TcpOption, UdpError, UdpOptions, UdpReport, UdpSending,
+    Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError,
+    SocketOptions, Stale, TcpInfo, TcpOption, UdpError, UdpOptions, UdpReport, UdpSending,
 };
 use rustix::fd::{AsRawFd, BorrowedFd, RawFd};
 use rustix::thread::{CpuSet, sched_getaffinity};
@@ -297,6 +297,15 @@ impl Channels {
 
     pub fn defer(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
         self.on_all(listener, |client, number| client.defer(number, time))
+    }
+
+    pub fn amend(&mut self, listener: u32, options: SocketOptions) -> Result<(), Error> {
+        self.on_all(listener, |client, number| client.amend(number, options))
+    }
+
+    pub fn saved_syn(&mut self, conn: Conn, room: usize) -> Result<Vec<u8>, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.saved_syn(conn, room)
     }
 
     pub fn set_credits(&mut self, listener: u32, credits: u32) {

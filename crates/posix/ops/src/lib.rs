@@ -60,7 +60,7 @@ pub use descriptor::Execing;
 pub use epoll::EpollEvent;
 pub use exec::Heir;
 pub use fork::Forking;
-pub use options::table;
+pub use options::{OptionValue, table};
 pub use sleep::Patience;
 pub use sockaddr::{Family, Written};
 pub use travel::Traveller;

@@ -52,11 +52,7 @@ impl Ops {
         }
         let socket = lane.files.socket(file)?;
         let Shape::Fresh { bound: Some(bound) } = socket.shape else { return Err(Errno::INVAL) };
-        let v4 = match socket.family {
-            Family::V4 => Some(true),
-            Family::V6 if socket.options.is_v6_only() => Some(false),
-            Family::V6 => None,
-        };
+        let v4 = socket.will_be_v4();
         let options = ListenOptions {
             backlog,
             v6_only: socket.options.is_v6_only(),
@@ -160,6 +156,15 @@ enum Accepted {
 }
 
 impl Socket {
+    /// Whether connections of a listener will be of IPv4, if that is known.
+    pub fn will_be_v4(&self) -> Option<bool> {
+        match self.family {
+            Family::V4 => Some(true),
+            Family::V6 if self.options.is_v6_only() => Some(false),
+            Family::V6 => None,
+        }
+    }
+
     fn conn(&self) -> Option<ginnel::Conn> {
         match self.shape {
             Shape::Stream(stream) => Some(stream.conn),

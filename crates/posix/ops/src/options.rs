@@ -6,6 +6,7 @@ mod set;
 mod stamps;
 pub mod table;
 mod tcp_info;
+mod times;
 mod values;
 mod words;
 
@@ -56,16 +57,24 @@ enum Told {
     Class,
     HopLimit,
     SynCount,
+    MinHops,
+    RtoMin,
+    RtoMax,
+    DelayedAckMax,
 }
 
 /// Those that connections of a listener, and connections that are opened, begin with.
-const AT_BIRTH: u16 = bit(Told::NoDelay)
+const AT_BIRTH: u32 = bit(Told::NoDelay)
     | bit(Told::KeepAlive)
     | bit(Told::MaxSegment)
     | bit(Told::RecvBuffer)
-    | bit(Told::SendBuffer);
+    | bit(Told::SendBuffer)
+    | bit(Told::MinHops)
+    | bit(Told::RtoMin)
+    | bit(Told::RtoMax)
+    | bit(Told::DelayedAckMax);
 
-const fn bit(told: Told) -> u16 {
+const fn bit(told: Told) -> u32 {
     1 << told as u16
 }
 
@@ -94,6 +103,7 @@ const BINDTOIFINDEX: c_int = 62;
 const BUF_LOCK: c_int = 72;
 pub(crate) const TCP_INQ: c_int = 36;
 const IPV6_PATHMTU: c_int = 61;
+const MINHOPCOUNT: c_int = 73;
 const RCVTIMEO_NEW: c_int = 66;
 const SNDTIMEO_NEW: c_int = 67;
 /// Longest time of `SO_RCVTIMEO` that is not endless, in seconds (`MAX_SCHEDULE_TIMEOUT / HZ`).
@@ -104,8 +114,8 @@ const TIMEOUT_MAX_S: i64 = i64::MAX / 1000;
 pub(crate) struct Options {
     flags: u16,
     /// What the program set, and what the connection has been told already.
-    set: u16,
-    told: u16,
+    set: u32,
+    told: u32,
     linger: Option<Duration>,
     recv_timeout: Option<Duration>,
     send_timeout: Option<Duration>,
@@ -295,6 +305,12 @@ impl Options {
             // Bits of ECN are TCP's own.
             tos: tos & 0xfc,
             hop_limit: u8::try_from(hops).ok().filter(|hops| *hops > 0),
+            min_hops_v4: self.min_hops(true),
+            min_hops_v6: self.min_hops(false),
+            rto_min: set(Told::RtoMin, 0).map(|_| self.time(times::RTO_MIN)),
+            rto_max: set(Told::RtoMax, 0).map(|_| self.time(times::RTO_MAX)),
+            delayed_ack_max: set(Told::DelayedAckMax, 0).map(|_| self.time(times::DELACK_MAX)),
+            save_syn: self.save_syn(),
         }
     }
 
@@ -375,6 +391,10 @@ impl Options {
             (Told::Class, TcpOption::Tos(class)),
             (Told::HopLimit, TcpOption::HopLimit(u8::try_from(hops).ok().filter(|hops| *hops > 0))),
             (Told::SynCount, TcpOption::SynRetries(self.syn_count)),
+            (Told::MinHops, TcpOption::MinHops(self.min_hops(v4))),
+            (Told::RtoMin, TcpOption::RtoMin(self.time(times::RTO_MIN))),
+            (Told::RtoMax, TcpOption::RtoMax(self.time(times::RTO_MAX))),
+            (Told::DelayedAckMax, TcpOption::DelayedAckMax(self.time(times::DELACK_MAX))),
         ];
         all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
     }
@@ -458,6 +478,27 @@ impl Lane {
             self.client.flush();
         }
         Ok(())
+    }
+
+    /// Tells the stack what connections of a listener begin with from now on, if that is something else than `before`.
+    fn amend(&mut self, file: FileId, number: u32, before: &SocketOptions) -> Result<(), Errno> {
+        let socket = self.files.socket(file)?;
+        let v4 = socket.will_be_v4();
+        let now = socket.options.at_birth(v4);
+        if now != *before {
+            // A listener that is gone has no connections.
+            let _ = self.client.amend(number, now);
+        }
+        Ok(())
+    }
+
+    /// `TCP_SAVED_SYN`.
+    fn saved_syn(&mut self, file: FileId, room: usize) -> Result<OptionValue, Errno> {
+        let bytes = match self.files.socket(file)?.shape {
+            Shape::Stream(stream) => self.client.saved_syn(stream.conn, room).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        Ok(OptionValue::whole(bytes))
     }
 
     fn tell(&mut self, conn: ginnel::Conn, option: TcpOption) -> Result<(), Errno> {

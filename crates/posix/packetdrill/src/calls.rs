@@ -254,9 +254,8 @@ pub unsafe extern "C" fn getsockopt(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let result = unsafe { instance(userdata) }.and_then(|instance| {
-        let option = instance.ops.getsockopt(fd, level, name)?;
         // SAFETY: there is as much room as told.
-        unsafe { memory::put_option(option.bytes(), value, len) }
+        unsafe { memory::give_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }
     });
     result.to_c()
 }

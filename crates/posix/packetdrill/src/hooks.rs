@@ -88,9 +88,8 @@ unsafe extern "C" fn getsockopt(
             core::mem::transmute::<*mut c_void, Function>(libcs(c"getsockopt"))(fd, level, name, value, len)
         };
     };
-    let option = instance.ops.getsockopt(fd, level, name);
     // SAFETY: there is as much room as told.
-    option.and_then(|option| unsafe { memory::put_option(option.bytes(), value, len) }).to_c()
+    unsafe { memory::give_option(value, len, |room| instance.ops.getsockopt(fd, level, name, room)) }.to_c()
 }
 
 unsafe extern "C" fn sendfile(to: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t {

@@ -11,7 +11,7 @@ use core::time::Duration;
 use ginnel_stack::error::{SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
 use ginnel_stack::ip::{DropStats, NetworkStats};
-use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
 use rustix::fd::OwnedFd;
@@ -36,6 +36,8 @@ pub enum Request {
     Backlog(u32, u32),
     /// Connections at the listener of this number are offered when they have brought something, or so much time is over; 0 for at once.
     Defer(u32, Duration),
+    /// Connections that come to the listener of this number from now on begin with these options.
+    Amend(u32, SocketOptions),
     /// Hold the listener of this number too.
     Join(u32),
     /// Hold the listener of this number no more. The last to do so closes it.
@@ -44,6 +46,8 @@ pub enum Request {
     Connect(SocketAddr, ConnectOptions),
     /// What is known of a socket.
     Info(u32),
+    /// The headers of the SYN that began a socket's connection, if they were kept. The stack lets go of them if there is room for so many bytes.
+    SavedSyn(u32, u32),
     /// Send bytes of which the last is urgent, on a socket.
     SendUrgent(u32, Vec<u8>),
     /// About UDP sockets.
@@ -172,6 +176,8 @@ pub enum Reply {
     Connect(Result<(u32, u32), Error>),
     /// To [`Request::Info`].
     Info(Result<Box<TcpInfo>, Stale>),
+    /// To [`Request::SavedSyn`]: nothing if there are none.
+    SavedSyn(Vec<u8>),
     /// To [`Request::SendUrgent`].
     SendUrgent(Result<usize, SendError>),
     /// To [`UdpRequest::Bind`]: the socket's number and generation.

@@ -10,7 +10,7 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Kinds of options, a bit each.
-pub(super) const KINDS: usize = 19;
+pub(super) const KINDS: usize = 23;
 
 /// No hop limit of its own.
 const NO_LIMIT: u32 = u32::MAX;
@@ -18,6 +18,7 @@ const NO_LIMIT: u32 = u32::MAX;
 /// The kind of an option, and its value as a word. Times beyond a word are as long as a word can say.
 fn word(option: TcpOption) -> (usize, u32) {
     let seconds = |time: Duration| u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
+    let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     let millis = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     match option {
         TcpOption::NoDelay(on) => (0, on.into()),
@@ -38,6 +39,10 @@ fn word(option: TcpOption) -> (usize, u32) {
         TcpOption::Congestion(kind) => (15, (kind == CongestionControl::NewReno).into()),
         TcpOption::Tos(tos) => (16, tos.into()),
         TcpOption::SynRetries(count) => (18, count.into()),
+        TcpOption::MinHops(hops) => (19, hops.into()),
+        TcpOption::RtoMin(time) => (20, micros(time)),
+        TcpOption::RtoMax(time) => (21, millis(time)),
+        TcpOption::DelayedAckMax(time) => (22, micros(time)),
         TcpOption::HopLimit(hops) => (17, hops.map_or(NO_LIMIT, u32::from)),
     }
 }
@@ -66,6 +71,10 @@ fn option(kind: usize, word: u32) -> Option<TcpOption> {
         16 => TcpOption::Tos(u8::try_from(word).unwrap_or(u8::MAX)),
         18 => TcpOption::SynRetries(u8::try_from(word).unwrap_or(u8::MAX)),
         17 => TcpOption::HopLimit(u8::try_from(word).ok()),
+        19 => TcpOption::MinHops(u8::try_from(word).unwrap_or(u8::MAX)),
+        20 => TcpOption::RtoMin(Duration::from_micros(word.into())),
+        21 => TcpOption::RtoMax(Duration::from_millis(word.into())),
+        22 => TcpOption::DelayedAckMax(Duration::from_micros(word.into())),
         _ => return None,
     })
 }
@@ -138,6 +147,10 @@ mod tests {
         TcpOption::Tos(0x20),
         TcpOption::HopLimit(Some(7)),
         TcpOption::SynRetries(3),
+        TcpOption::MinHops(255),
+        TcpOption::RtoMin(Duration::from_millis(8)),
+        TcpOption::RtoMax(SECOND),
+        TcpOption::DelayedAckMax(Duration::from_millis(40)),
     ];
 
     #[test]

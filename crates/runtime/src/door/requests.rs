@@ -6,7 +6,7 @@ use crate::channel::control::{Reply, Request, ReserveError, Reserved, Sharing, U
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
-use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
+use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{Datagram, PathMtu, UdpError, UdpOptions, UdpReport, UdpSending};
 
@@ -40,7 +40,14 @@ record!(SocketOptions {
     ack_events,
     tos,
     hop_limit,
+    min_hops_v4,
+    min_hops_v6,
+    rto_min,
+    rto_max,
+    delayed_ack_max,
+    save_syn,
 });
+choice!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
 record!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
 record!(ConnectOptions { local, socket });
 choice!(PathMtu { 0 => Want, 1 => Ignore, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
@@ -137,6 +144,8 @@ impl Code for Request {
             Self::ListenAlone(at, options) => (9u8, (*at, *options)).put(out),
             Self::Reserve(at, sharing) => (12u8, (*at, *sharing)).put(out),
             Self::Unreserve(number) => (10u8, *number).put(out),
+            Self::Amend(listener, options) => (14u8, (*listener, *options)).put(out),
+            Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).put(out),
             Self::Defer(listener, time) => (13u8, (*listener, *time)).put(out),
             Self::Backlog(listener, backlog) => (11u8, (*listener, *backlog)).put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),
@@ -155,6 +164,8 @@ impl Code for Request {
             9 => Self::ListenAlone(Code::get(from)?, Code::get(from)?),
             12 => Self::Reserve(Code::get(from)?, Code::get(from)?),
             10 => Self::Unreserve(Code::get(from)?),
+            14 => Self::Amend(Code::get(from)?, Code::get(from)?),
+            15 => Self::SavedSyn(Code::get(from)?, Code::get(from)?),
             13 => Self::Defer(Code::get(from)?, Code::get(from)?),
             11 => Self::Backlog(Code::get(from)?, Code::get(from)?),
             _ => return None,
@@ -196,6 +207,7 @@ impl Code for Reply {
             Self::Reserve(result) => tagged(out, 12, result),
             Self::UdpReport(result) => tagged(out, 13, result),
             Self::UdpPathMtu(result) => tagged(out, 14, result),
+            Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             // Counters are not asked for over the door.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -216,6 +228,7 @@ impl Code for Reply {
             12 => Self::Reserve(Code::get(from)?),
             13 => Self::UdpReport(Code::get(from)?),
             14 => Self::UdpPathMtu(Code::get(from)?),
+            15 => Self::SavedSyn(Code::get(from)?),
             _ => return None,
         })
     }

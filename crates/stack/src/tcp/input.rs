@@ -121,14 +121,15 @@ impl Tcp {
     /// Whether a segment took more hops than its socket allows (RFC 5082): it is dropped, and nobody is told.
     #[inline(never)]
     pub fn is_from_afar(&mut self, profile: ProfileId, seg: &Arrived<'_>) -> bool {
-        let is_far = seg.hops < self.profiles.get(profile).min_hops;
+        let [v4, v6] = self.profiles.get(profile).min_hops;
+        let is_far = seg.hops < if seg.key.remote.is_v4() { v4 } else { v6 };
         self.stats.min_hops_drops += u64::from(is_far);
         is_far
     }
 
     /// A socket has this profile now.
     pub fn note_min_hops(&mut self, profile: ProfileId) {
-        self.min_hops_used |= self.profiles.get(profile).min_hops > 0;
+        self.min_hops_used |= self.profiles.get(profile).min_hops != [0; 2];
     }
 
     /// RFC 9293 §3.10.7.4: all states but CLOSED, LISTEN and SYN_SENT.

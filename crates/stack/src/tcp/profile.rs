@@ -35,8 +35,8 @@ pub(crate) struct Profile {
     pub hop_limit: u8,
     /// Of SYNs that open a connection.
     pub syn_retries: u8,
-    /// Smallest hop limit of segments that are taken.
-    pub min_hops: u8,
+    /// Smallest hop limit of segments that are taken, over IPv4 and over IPv6.
+    pub min_hops: [u8; 2],
     /// Retransmission time-out before there is a measurement.
     rto_initial_ms: u32,
     rto_min_us: u32,
@@ -69,7 +69,7 @@ impl Profile {
             tos: 0,
             hop_limit: config.hop_limit,
             syn_retries: config.syn_retries,
-            min_hops: 0,
+            min_hops: [0; 2],
             rto_initial_ms: config.rto_initial_ms,
             rto_min_us: config.rto_min_ms * 1000,
             rto_max_ms: config.rto_max_seconds * 1000,
@@ -135,7 +135,7 @@ impl Profile {
         }
         self.tos = options.tos;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
-        self.min_hops = options.min_hops;
+        self.min_hops = [options.min_hops_v4, options.min_hops_v6];
         if let Some(time) = options.rto_min {
             self.set_rto_min(within(SHORT_TIMES, time)?);
         }

@@ -371,7 +371,7 @@ impl Tcp {
             TcpOption::Congestion(kind) => p.congestion = kind,
             TcpOption::SynRetries(count) => p.syn_retries = count,
             TcpOption::Tos(tos) => p.tos = tos,
-            TcpOption::MinHops(hops) => p.min_hops = hops,
+            TcpOption::MinHops(hops) => p.min_hops = [hops; 2],
             TcpOption::RtoMin(time) => p.set_rto_min(time),
             TcpOption::RtoMax(time) => p.set_rto_max(time),
             TcpOption::DelayedAckMax(time) => p.set_delayed_ack_max(&self.config, time),

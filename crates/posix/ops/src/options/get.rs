@@ -3,8 +3,8 @@
 use super::stamps::Stamps;
 use super::values::congestion_name;
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, Flag, HOPS_DEFAULT, IPV6_PATHMTU, RCVTIMEO_NEW, SNDTIMEO_NEW, TCP_INQ, ports,
-    tcp_info, words,
+    BINDTOIFINDEX, BUF_LOCK, Flag, HOPS_DEFAULT, IPV6_PATHMTU, MINHOPCOUNT, RCVTIMEO_NEW, SNDTIMEO_NEW,
+    TCP_INQ, ports, tcp_info, times, words,
 };
 use crate::Ops;
 use crate::file::Shape;
@@ -16,29 +16,52 @@ use rustix::io::Errno;
 
 /// The value of an option, as `getsockopt` hands it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OptionValue(pub(super) Vec<u8>);
+pub struct OptionValue(Vec<u8>, bool);
 
 impl OptionValue {
-    /// Its bytes. A program that has less room gets the first of them.
+    /// Its bytes. A program that has less room gets the first of them, or none ([`fits`](Self::fits)).
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 
+    /// Whether it may be handed out into so much room. If not, how much it needs is told all the same.
+    ///
+    /// # Errors
+    /// `EINVAL`.
+    pub fn fits(&self, room: usize) -> Result<(), Errno> {
+        if self.1 && room < self.0.len() { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    /// One of which a part is of no use.
+    pub(super) fn whole(bytes: Vec<u8>) -> Self {
+        Self(bytes, true)
+    }
+
+    pub(super) fn cut(bytes: Vec<u8>) -> Self {
+        Self(bytes, false)
+    }
+
     pub(super) fn int(value: c_int) -> Self {
-        Self(value.to_ne_bytes().to_vec())
+        Self::cut(value.to_ne_bytes().to_vec())
     }
 
     fn ints(values: &[i64]) -> Self {
-        Self(values.iter().flat_map(|v| v.to_ne_bytes()).collect())
+        Self::cut(values.iter().flat_map(|v| v.to_ne_bytes()).collect())
     }
 }
 
 impl Ops {
-    /// `getsockopt`.
+    /// `getsockopt`, into so much room.
     ///
     /// # Errors
     /// `ENOPROTOOPT`.
-    pub fn getsockopt(&self, fd: RawFd, level: c_int, name: c_int) -> Result<OptionValue, Errno> {
+    pub fn getsockopt(
+        &self,
+        fd: RawFd,
+        level: c_int,
+        name: c_int,
+        room: usize,
+    ) -> Result<OptionValue, Errno> {
         let mut lane = self.lock()?;
         let file = self.file(&mut lane, fd)?;
         lane.status(file);
@@ -78,7 +101,7 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let seconds = options.linger.map_or(0, |time| time.as_secs() as c_int);
                 let on = c_int::from(options.linger.is_some());
-                OptionValue([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
+                OptionValue::cut([on.to_ne_bytes(), seconds.to_ne_bytes()].concat())
             }
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => time(options.recv_timeout),
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => time(options.send_timeout),
@@ -88,7 +111,9 @@ impl Ops {
             (libc::SOL_SOCKET, name) if Stamps::is_one(name) => {
                 OptionValue::int(options.stamps.get(name).into())
             }
-            (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => OptionValue(options.stamps.flags(name)),
+            (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => {
+                OptionValue::cut(options.stamps.flags(name))
+            }
             (libc::SOL_SOCKET, BUF_LOCK) => number(options.buf_lock.into()),
             (libc::IPPROTO_IP, ports::LOCAL_PORT_RANGE) => number(options.port_range),
             (libc::IPPROTO_TCP, libc::TCP_WINDOW_CLAMP) => number(match (options.window_clamp, shape) {
@@ -97,11 +122,11 @@ impl Ops {
             }),
             (libc::IPPROTO_TCP, TCP_INQ) => flag(Flag::Inq),
             // Neither `cubic` nor `reno` says anything of itself.
-            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue(Vec::new()),
+            (libc::IPPROTO_TCP, libc::TCP_CC_INFO) => OptionValue::cut(Vec::new()),
             (libc::IPPROTO_IPV6, IPV6_PATHMTU) if family == Family::V6 => {
                 // `struct ip6_mtuinfo`: an address that is not filled in, and what it is about.
                 let mtu = lane.path_mtu(file)?;
-                OptionValue([&[0; 28][..], &mtu.to_ne_bytes()].concat())
+                OptionValue::cut([&[0; 28][..], &mtu.to_ne_bytes()].concat())
             }
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) => number(options.keep_idle_s.into()),
             (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL) => number(options.keep_interval_s.into()),
@@ -109,12 +134,19 @@ impl Ops {
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT) => number(options.user_timeout_ms),
             (libc::IPPROTO_TCP, libc::TCP_LINGER2) => OptionValue::int(options.linger2_s),
             (libc::IPPROTO_TCP, libc::TCP_SYNCNT) => number(options.syn_count.into()),
+            (libc::IPPROTO_TCP, name) if let Some(time) = times::find(name) => options.time_value(time),
+            (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN) => OptionValue::int(options.save_syn() as c_int),
+            (libc::IPPROTO_TCP, libc::TCP_SAVED_SYN) => lane.saved_syn(file, room)?,
+            (libc::IPPROTO_IP, libc::IP_MINTTL) => number(options.min_hops(true).into()),
+            (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
+                number(options.min_hops(false).into())
+            }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => number(options.defer_accept_s),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK) => OptionValue::int(options.quick_ack.into()),
             (libc::IPPROTO_TCP, libc::TCP_CONGESTION) => {
                 congestion_name(options.congestion.unwrap_or_default())
             }
-            (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue(Vec::new()),
+            (libc::IPPROTO_TCP, libc::TCP_ULP) => OptionValue::cut(Vec::new()),
             (libc::IPPROTO_IP, libc::IP_TOS) => number(options.class.into()),
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
                 number(options.class_v6.into())
@@ -125,16 +157,18 @@ impl Ops {
             }
             (libc::IPPROTO_IP, libc::IP_MTU) => number(lane.path_mtu(file)?),
             (libc::IPPROTO_IPV6, libc::IPV6_MTU) if family == Family::V6 => number(lane.path_mtu(file)?),
-            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue(Vec::new()),
+            (libc::SOL_SOCKET, libc::SO_BINDTODEVICE) => OptionValue::cut(Vec::new()),
             (libc::SOL_SOCKET, BINDTOIFINDEX) => OptionValue::int(0),
             // `struct ucred` of nobody.
-            (libc::SOL_SOCKET, libc::SO_PEERCRED) => OptionValue([0, -1, -1].map(i32::to_ne_bytes).concat()),
+            (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
+                OptionValue::cut([0, -1, -1].map(i32::to_ne_bytes).concat())
+            }
             (libc::SOL_SOCKET, libc::SO_PEERNAME) => {
                 drop(lane);
-                return self.getpeername(fd).map(|name| OptionValue(name.bytes().to_vec()));
+                return self.getpeername(fd).map(|name| OptionValue::cut(name.bytes().to_vec()));
             }
-            (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue(options.memory()),
-            (libc::SOL_SOCKET, libc::SO_COOKIE) => OptionValue(lane.cookie(file).to_ne_bytes().to_vec()),
+            (libc::SOL_SOCKET, libc::SO_MEMINFO) => OptionValue::cut(options.memory()),
+            (libc::SOL_SOCKET, libc::SO_COOKIE) => OptionValue::cut(lane.cookie(file).to_ne_bytes().to_vec()),
             (libc::IPPROTO_TCP, libc::TCP_MAXSEG) => match lane.info(file) {
                 Some(info) => number(info.snd_mss),
                 None if options.max_segment > 0 => number(options.max_segment.into()),
@@ -142,7 +176,7 @@ impl Ops {
             },
             (libc::IPPROTO_TCP, libc::TCP_INFO) => {
                 let listens = matches!(shape, Shape::Listening(_));
-                OptionValue(tcp_info::bytes(lane.info(file).as_deref(), listens))
+                OptionValue::cut(tcp_info::bytes(lane.info(file).as_deref(), listens))
             }
             _ => options.get_word(family, level, name)?,
         })

@@ -3,9 +3,9 @@
 use super::stamps::Stamps;
 use super::values::{congestion, defer};
 use super::{
-    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, FORCED_MAX, Flag, LINGER2_DEFAULT, LINGER2_MAX, RCVBUF_LOCK,
-    RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, TCP_INQ, TIMEOUT_MAX_S, Told, int,
-    ports, within,
+    BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, FORCED_MAX, Flag, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
+    RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, TCP_INQ, TIMEOUT_MAX_S,
+    Told, int, ports, times, within,
 };
 use crate::Ops;
 use crate::fd_table::FileId;
@@ -34,7 +34,9 @@ impl Ops {
         }
         let socket = lane.files.socket(file)?;
         let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
+        let v4 = socket.will_be_v4();
         let options = &mut socket.options;
+        let before = matches!(shape, Shape::Listening(_)).then(|| options.at_birth(v4));
         if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {
             return Err(Errno::NOPROTOOPT);
         }
@@ -157,6 +159,14 @@ impl Ops {
                 options.syn_count = within(value, 1..=127)? as u8;
                 options.note(Told::SynCount);
             }
+            (libc::IPPROTO_TCP, name) if let Some(time) = times::find(name) => {
+                options.set_time(time, value)?
+            }
+            (libc::IPPROTO_TCP, libc::TCP_SAVE_SYN) => options.set_save_syn(value)?,
+            (libc::IPPROTO_IP, libc::IP_MINTTL) => options.set_min_hops(true, value)?,
+            (libc::IPPROTO_IPV6, MINHOPCOUNT) if family == Family::V6 => {
+                options.set_min_hops(false, value)?;
+            }
             (libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT) => {
                 options.defer_accept_s = defer::seconds(int(value)?);
                 let time = Duration::from_secs(options.defer_accept_s.into());
@@ -238,7 +248,10 @@ impl Ops {
                 lane.data_ready(file);
             }
         }
-        let applied = lane.apply_options(file);
+        let applied = match (shape, before) {
+            (Shape::Listening(listening), Some(before)) => lane.amend(file, listening.number, &before),
+            _ => lane.apply_options(file),
+        };
         lane.tell_sharers(file);
         applied
     }

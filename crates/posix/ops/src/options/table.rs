@@ -192,6 +192,8 @@ const NO_EFFECT_ON_TCP: &str = "";
 const NO_FILTERS: &str = "programs of BPF do not run in the stack";
 const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with cookies";
 const NOT_WITH_COOKIES_V6: &str = "not on SYN+ACKs with cookies, nor of listeners that take IPv4, too";
+const NOT_QUOTED: &str = "not of packets of its own that ICMP messages quote";
+const TICKS: &str = "in steps of 4 ms, as on a kernel with 250 ticks a second";
 const NOT_YET: &str = "not built yet";
 const KERNELS_TABLES: &str = "kept, without effect: what it selects are the kernel's tables";
 const SOL: c_int = SOL_SOCKET;
@@ -347,7 +349,7 @@ pub const OPTIONS: &[Row] = &[
     kept(IP, 18, "IP_PASSSEC", IP_FLAG, NO_EFFECT_ON_TCP),
     refused(IP, 19, "IP_TRANSPARENT", "addresses are the stack's, or nobody's"),
     kept(IP, 20, "IP_RECVORIGDSTADDR", IP_FLAG, NO_EFFECT_ON_TCP),
-    refused(IP, 21, "IP_MINTTL", NOT_YET),
+    own_but(IP, 21, "IP_MINTTL", NOT_QUOTED),
     fixed(IP, 22, "IP_NODEFRAG", Reads::Nothing, Ok(0), NONE),
     kept(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
     kept(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` of a UDP socket chooses a port all the same"),
@@ -465,7 +467,7 @@ pub const OPTIONS: &[Row] = &[
         "kept, without effect: the stack chooses flow labels",
     ),
     refused(V6, 72, "IPV6_ADDR_PREFERENCES", NOT_YET),
-    refused(V6, 73, "IPV6_MINHOPCOUNT", NOT_YET),
+    own_but(V6, 73, "IPV6_MINHOPCOUNT", NOT_QUOTED),
     kept(V6, 74, "IPV6_ORIGDSTADDR", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 75, "IPV6_TRANSPARENT", "addresses are the stack's, or nobody's"),
     refused(V6, 76, "IPV6_UNICAST_IF", "devices of the stack have no numbers here"),
@@ -515,8 +517,8 @@ pub const OPTIONS: &[Row] = &[
     number(TCP, 25, "TCP_NOTSENT_LOWAT", Reads::Four, Takes::Any, 0)
         .but("what waits between program and stack counts"),
     own_but(TCP, 26, "TCP_CC_INFO", "nothing, as of `cubic` and `reno` on Linux"),
-    refused(TCP, 27, "TCP_SAVE_SYN", NOT_YET),
-    refused(TCP, 28, "TCP_SAVED_SYN", NOT_YET),
+    own(TCP, 27, "TCP_SAVE_SYN"),
+    own_but(TCP, 28, "TCP_SAVED_SYN", "nothing of a SYN that came in fragments"),
     refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
     refused(TCP, 30, "TCP_FASTOPEN_CONNECT", "SYNs carry no data"),
     own_but(TCP, 31, "TCP_ULP", "as on Linux without modules for it"),
@@ -527,9 +529,9 @@ pub const OPTIONS: &[Row] = &[
     own(TCP, 36, "TCP_INQ"),
     refused(TCP, 37, "TCP_TX_DELAY", NOT_YET),
     fixed(TCP, 43, "TCP_IS_MPTCP", Reads::Four, Ok(0), NONE),
-    refused(TCP, 44, "TCP_RTO_MAX_MS", NOT_YET),
-    refused(TCP, 45, "TCP_RTO_MIN_US", NOT_YET),
-    refused(TCP, 46, "TCP_DELACK_MAX_US", NOT_YET),
+    own_but(TCP, 44, "TCP_RTO_MAX_MS", TICKS),
+    own_but(TCP, 45, "TCP_RTO_MIN_US", TICKS),
+    own_but(TCP, 46, "TCP_DELACK_MAX_US", TICKS),
     number(UDP, 1, "UDP_CORK", Reads::Four, Takes::Flag, 0),
     fixed(UDP, 10, "UDPLITE_SEND_CSCOV", Reads::Four, Ok(0), NONE),
     fixed(UDP, 11, "UDPLITE_RECV_CSCOV", Reads::Four, Ok(0), NONE),

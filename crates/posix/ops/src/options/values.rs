@@ -25,7 +25,7 @@ pub(super) fn congestion_name(kind: CongestionControl) -> OptionValue {
         CongestionControl::NewReno => b"reno".to_vec(),
     };
     name.resize(CONGESTION_NAME_BYTES, 0);
-    OptionValue(name)
+    OptionValue::cut(name)
 }
 
 /// `TCP_DEFER_ACCEPT` is kept as a number of SYN+ACKs, so times read back as what these take.

@@ -280,11 +280,18 @@ impl Sys for Kernel {
         nothing(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
     }
 
-    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
-        let mut value = vec![0; 256];
+    fn getsockopt_into(
+        &self,
+        fd: Fd,
+        level: c_int,
+        name: c_int,
+        room: usize,
+    ) -> Result<Vec<u8>, (Errno, usize)> {
+        let mut value = vec![0; room];
         let mut len = value.len() as u32;
         // SAFETY: there is as much room as told.
-        nothing(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })?;
+        nothing(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut len) })
+            .map_err(|error| (error, len as usize))?;
         value.truncate(len as usize);
         Ok(value)
     }

@@ -295,9 +295,15 @@ impl Sys for Recorded<'_> {
         self.host.setsockopt(fd, level, name, value)
     }
 
-    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+    fn getsockopt_into(
+        &self,
+        fd: Fd,
+        level: c_int,
+        name: c_int,
+        room: usize,
+    ) -> Result<Vec<u8>, (Errno, usize)> {
         self.saw("getsockopt", fd, [option(level, name)]);
-        self.host.getsockopt(fd, level, name)
+        self.host.getsockopt_into(fd, level, name, room)
     }
 
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {

@@ -270,8 +270,16 @@ impl Sys for OnStack {
         self.0.setsockopt(fd, level, name, value)
     }
 
-    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
-        self.0.getsockopt(fd, level, name).map(|value| value.bytes().to_vec())
+    fn getsockopt_into(
+        &self,
+        fd: Fd,
+        level: c_int,
+        name: c_int,
+        room: usize,
+    ) -> Result<Vec<u8>, (Errno, usize)> {
+        let value = self.0.getsockopt(fd, level, name, room).map_err(|error| (error, room))?;
+        value.fits(room).map_err(|error| (error, value.bytes().len()))?;
+        Ok(value.bytes()[..room.min(value.bytes().len())].to_vec())
     }
 
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno> {

@@ -54,7 +54,17 @@ pub trait Sys: Sync {
     /// The same by `FIONBIO`.
     fn fionbio(&self, fd: Fd, on: bool) -> Result<(), Errno>;
     fn setsockopt(&self, fd: Fd, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno>;
-    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno>;
+    /// With so much room; beside an error stands the length that is told.
+    fn getsockopt_into(
+        &self,
+        fd: Fd,
+        level: c_int,
+        name: c_int,
+        room: usize,
+    ) -> Result<Vec<u8>, (Errno, usize)>;
+    fn getsockopt(&self, fd: Fd, level: c_int, name: c_int) -> Result<Vec<u8>, Errno> {
+        self.getsockopt_into(fd, level, name, 256).map_err(|(error, _)| error)
+    }
     fn getsockname(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     fn getpeername(&self, fd: Fd) -> Result<Vec<u8>, Errno>;
     /// What an `ioctl` says that asks for a number.

@@ -6,6 +6,10 @@ use libc::{IPPROTO_IPV6, IPPROTO_TCP, MSG_PEEK, SO_RCVBUF, SO_SNDBUF, SOCK_STREA
 const SO_BUF_LOCK: i32 = 72;
 const TCP_INQ: i32 = 36;
 const IPV6_PATHMTU: i32 = 61;
+const IPV6_MINHOPCOUNT: i32 = 73;
+const RTO_MAX_MS: i32 = 44;
+const RTO_MIN_US: i32 = 45;
+const DELACK_MAX_US: i32 = 46;
 
 pub fn how_much_waits(w: &mut World<'_>) {
     let (a, b) = w.connection();
@@ -142,6 +146,122 @@ pub fn accepted_when_something_came(w: &mut World<'_>) {
     w.say("the listener goes", w.a.close(listener));
 }
 
+pub fn times_of_single_sockets(w: &mut World<'_>) {
+    let (listener, at) = w.listener(0);
+    let times = [
+        (RTO_MAX_MS, [1000, 40_000, 120_000], [0, 999, 120_001]),
+        (RTO_MIN_US, [8000, 40_000, 200_000], [0, 1000, 200_001]),
+        (DELACK_MAX_US, [8000, 40_000, 200_000], [0, 1000, 200_001]),
+    ];
+    for (name, good, bad) in times {
+        let is = |w: &World<'_>| w.a.getsockopt(listener, IPPROTO_TCP, name);
+        w.say("at first", (name, is(w)));
+        for value in good.into_iter().chain(bad).chain([-1, i32::MAX, good[1]]) {
+            let set = w.a.setsockopt(listener, IPPROTO_TCP, name, &word(value));
+            w.say("set", (value, set, is(w)));
+        }
+        w.say("too short", w.a.setsockopt(listener, IPPROTO_TCP, name, &[1, 0]));
+    }
+    let b = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+    w.say("before it connects", w.b.setsockopt(b, IPPROTO_TCP, RTO_MIN_US, &word(8000)));
+    w.b.connect(b, &w.at_a(at)).unwrap();
+    let a = w.a.accept4(listener, 0).unwrap();
+    for (name, ..) in times {
+        w.say("the listener's", (name, w.a.getsockopt(a, IPPROTO_TCP, name)));
+    }
+    w.say("its own", w.b.getsockopt(b, IPPROTO_TCP, RTO_MIN_US));
+    w.a.send(a, b"through", 0).unwrap();
+    w.say("through", w.b.recv(b, 10, 0));
+    // The time-out that `tcp_info` shows is this one, or what the round trip adds.
+    w.b.send(b, b"back", 0).unwrap();
+    w.say("and back", w.a.recv(a, 10, 0));
+    w.settle();
+    let rto = |info: Vec<u8>| u32::from_ne_bytes(info[8..12].try_into().unwrap());
+    let told = w.b.getsockopt(b, IPPROTO_TCP, libc::TCP_INFO).map(|info| rto(info) < 200_000);
+    w.say("a short time-out", told);
+}
+
+pub fn syns_are_kept(w: &mut World<'_>) {
+    let (listener, at) = w.listener(0);
+    let save = |w: &World<'_>, value: i32| {
+        let set = w.a.setsockopt(listener, IPPROTO_TCP, libc::TCP_SAVE_SYN, &word(value));
+        (value, set, w.a.getsockopt(listener, IPPROTO_TCP, libc::TCP_SAVE_SYN))
+    };
+    let saved =
+        |w: &World<'_>, fd: i32, room: usize| w.a.getsockopt_into(fd, IPPROTO_TCP, libc::TCP_SAVED_SYN, room);
+    let dial = |w: &World<'_>| {
+        let b = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+        w.b.connect(b, &w.at_a(at)).unwrap();
+        (w.a.accept4(listener, 0).unwrap(), b)
+    };
+    w.say("cannot be set", w.a.setsockopt(listener, IPPROTO_TCP, libc::TCP_SAVED_SYN, &word(1)));
+    w.say("nothing", saved(w, listener, 200));
+    let (a, _) = dial(w);
+    w.say("nobody asked", saved(w, a, 200));
+    for value in [3, -1, 2, 1] {
+        w.say("save", save(w, value));
+    }
+    let (a, b) = dial(w);
+    w.say("inherited", w.a.getsockopt(a, IPPROTO_TCP, libc::TCP_SAVE_SYN));
+    w.say("the other end has none", w.b.getsockopt(b, IPPROTO_TCP, libc::TCP_SAVED_SYN));
+    w.say("no room", saved(w, a, 0).is_err());
+    let small = saved(w, a, 30);
+    let syn = saved(w, a, 200).unwrap();
+    // Which options stand in it each stack chooses for itself.
+    let short = small.map_err(|(error, needed)| (error, needed == syn.len()));
+    w.say("too little room", short);
+    let (version, header) = (syn[0] >> 4, if syn[0] >> 4 == 4 { 20 } else { 40 });
+    let from = u16::from_be_bytes([syn[header], syn[header + 1]]) == port(&w.b.getsockname(b).unwrap());
+    let to = u16::from_be_bytes([syn[header + 2], syn[header + 3]]) == at;
+    let whole = syn.len() == header + usize::from(syn[header + 12] >> 4) * 4;
+    w.say("it is that SYN", (version, from, to, whole, syn[header + 13] & 0x3f));
+    w.say("only once", saved(w, a, 200));
+    w.say("with the link's header", save(w, 2));
+    let (a, _) = dial(w);
+    let syn = saved(w, a, 200).unwrap();
+    w.say("14 bytes before it", (syn[12..14].to_vec(), syn[14] >> 4));
+    w.say("none any more", save(w, 0));
+    let (a, _) = dial(w);
+    w.say("nothing", saved(w, a, 200));
+}
+
+pub fn too_many_hops(w: &mut World<'_>) {
+    let v6 = w.domain() == libc::AF_INET6;
+    let (level, least, own) = match v6 {
+        false => (libc::IPPROTO_IP, libc::IP_MINTTL, libc::IP_TTL),
+        true => (IPPROTO_IPV6, IPV6_MINHOPCOUNT, libc::IPV6_UNICAST_HOPS),
+    };
+    let (listener, at) = w.listener(libc::SOCK_NONBLOCK);
+    let is = |w: &World<'_>| w.a.getsockopt(listener, level, least);
+    w.say("any", is(w));
+    for value in [1, 0, 255, 256, -1, 70] {
+        w.say("set", (value, w.a.setsockopt(listener, level, least, &word(value)), is(w)));
+    }
+    w.say("a byte", (w.a.setsockopt(listener, level, least, &[70]), is(w)));
+    w.say("nothing", w.a.setsockopt(listener, level, least, &[]));
+    let far = w.b.socket(w.domain(), SOCK_STREAM | libc::SOCK_NONBLOCK).unwrap();
+    w.b.setsockopt(far, level, own, &word(69)).unwrap();
+    w.say("from afar", w.b.connect(far, &w.at_a(at)));
+    w.settle();
+    w.say("nobody comes", (w.ready(w.a, listener), w.ready(w.b, far)));
+    let near = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+    w.b.setsockopt(near, level, own, &word(70)).unwrap();
+    w.say("near enough", w.b.connect(near, &w.at_a(at)));
+    w.wait(w.a, listener, libc::POLLIN);
+    let a = w.a.accept4(listener, 0).unwrap();
+    w.say("inherited", w.a.getsockopt(a, level, least));
+    w.say("further away now", w.b.setsockopt(near, level, own, &word(64)));
+    w.b.send(near, b"lost?", 0).unwrap();
+    w.settle();
+    w.say("nothing comes", w.a.recv(a, 10, libc::MSG_DONTWAIT));
+    w.say("as far as that", w.a.setsockopt(a, level, least, &word(64)));
+    w.wait(w.a, a, libc::POLLIN);
+    w.say("it comes again", w.a.recv(a, 10, libc::MSG_DONTWAIT));
+    w.say("the listener, too", w.a.setsockopt(listener, level, least, &word(0)));
+    w.say("comes", w.wait(w.b, far, libc::POLLOUT));
+    w.say("no error", w.b.getsockopt(far, SOL_SOCKET, libc::SO_ERROR));
+}
+
 /// The first of some ports that nobody has, here or in the kernel.
 fn free_ports(count: u16) -> u16 {
     let is_free = |port: u16| {
@@ -221,6 +341,9 @@ pub mod tests {
         ; both {
             accepted_when_something_came
             how_much_waits
+            times_of_single_sockets
+            syns_are_kept
+            too_many_hops
             windows_are_clamped
             buffers_are_locked
             a_small_buffer

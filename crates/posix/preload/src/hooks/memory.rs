@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // the program's pointers
 
 use core::ffi::{c_int, c_void};
-use ginnel_posix_ops::Written;
+use ginnel_posix_ops::{OptionValue, Written};
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, timespec};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -113,18 +113,28 @@ pub unsafe fn put(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<
     Ok(())
 }
 
-/// The same for options, of which the length is told that was written.
+/// Writes the value of an option that `ask` gets, which hears how much room there is. The length is told that was written, or that would be needed.
 ///
 /// # Safety
 /// As above.
-pub unsafe fn put_option(value: &[u8], to: *mut c_void, len: *mut socklen_t) -> Result<(), Errno> {
+pub unsafe fn give_option(
+    to: *mut c_void,
+    len: *mut socklen_t,
+    ask: impl FnOnce(usize) -> Result<OptionValue, Errno>,
+) -> Result<(), Errno> {
+    // SAFETY: the caller's promise.
+    let said = if len.is_null() { 0 } else { unsafe { *len } };
+    let room = usize::try_from(said.cast_signed()).unwrap_or(0);
+    let option = ask(room)?;
+    let fits = option.fits(room);
+    let value = if fits.is_ok() { option.bytes() } else { &[] };
     // SAFETY: the caller's promise.
     unsafe {
-        let room = if len.is_null() { 0 } else { *len };
         put(value, to, len)?;
-        *len = room.min(value.len() as socklen_t);
+        let needed = option.bytes().len();
+        *len = if fits.is_ok() { room.min(needed) } else { needed } as socklen_t;
     }
-    Ok(())
+    fits
 }
 
 fn count(count: usize) -> Result<usize, Errno> {

@@ -118,9 +118,8 @@ unsafe extern "C" fn getsockopt(
         // SAFETY: passed on as it came.
         return unsafe { real::getsockopt(fd, level, name, value, len) };
     };
-    let result = ops.getsockopt(fd, level, name);
     // SAFETY: the program's room is as much as it says.
-    result.and_then(|option| unsafe { memory::put_option(option.bytes(), value, len) }).to_c()
+    unsafe { memory::give_option(value, len, |room| ops.getsockopt(fd, level, name, room)) }.to_c()
 }
 
 #[unsafe(no_mangle)]

@@ -10,6 +10,7 @@ use core::time::Duration;
 use ginnel_stack::error::Stale;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
+use ginnel_stack::options::SocketOptions;
 
 impl Client {
     /// How things stand with a connection, without a question to the stack.
@@ -78,6 +79,27 @@ impl Client {
     /// The shard is gone.
     pub fn defer(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
         self.ask(Request::Defer(listener, time)).map(|_| ())
+    }
+
+    /// Connections that come to a listener from now on begin with these options.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    pub fn amend(&mut self, listener: u32, options: SocketOptions) -> Result<(), Error> {
+        self.ask(Request::Amend(listener, options)).map(|_| ())
+    }
+
+    /// The headers of the SYN that began a connection, if its listener was to keep them; empty if there are none. If `room` is enough for them, they
+    /// are there no more afterwards.
+    ///
+    /// # Errors
+    /// The handle is stale, or the shard gone.
+    pub fn saved_syn(&mut self, conn: Conn, room: usize) -> Result<Vec<u8>, Stale> {
+        self.held(conn)?;
+        match self.ask(Request::SavedSyn(conn.index(), u32::try_from(room).unwrap_or(u32::MAX))) {
+            Ok(Reply::SavedSyn(bytes)) => Ok(bytes),
+            _ => Err(Stale::Handle),
+        }
     }
 
     /// How many connections may wait at a listener. Afterwards as many of those that wait are offered as credits allow.

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::Error;
 use core::net::SocketAddr;
 use ginnel_stack::error::{ListenError, Stale};
-use ginnel_stack::options::ListenOptions;
+use ginnel_stack::options::{ListenOptions, SocketOptions};
 use std::collections::VecDeque;
 
 impl Domain {
@@ -190,6 +190,17 @@ impl Domain {
         }
         self.take_more(cx);
         self.deal(cx);
+    }
+
+    /// What connections of a listener begin with from now on.
+    pub(super) fn amend(&mut self, cx: &mut Context<'_>, number: u32, options: &SocketOptions) {
+        let is_narrow = self.is_narrow(options.recv_buffer_bytes);
+        if let Some(Some(listening)) = self.listeners.get_mut(number as usize) {
+            listening.is_narrow = is_narrow;
+            if cx.set_listener_options(listening.listener, options).is_err() {
+                self.stats.options_refused += 1;
+            }
+        }
     }
 
     pub(super) fn join(&mut self, client: usize, number: u32) -> Result<(), Stale> {

@@ -81,6 +81,10 @@ impl Domain {
                 self.set_backlog(cx, listener, backlog);
                 Reply::Done
             }
+            Request::Amend(listener, options) => {
+                self.amend(cx, listener, &options);
+                Reply::Done
+            }
             Request::Join(listener) => Reply::Join(self.join(number, listener)),
             Request::Unlisten(listener) => {
                 self.unlisten(cx, number, listener);
@@ -105,6 +109,10 @@ impl Domain {
             Request::Info(socket) => Reply::Info(match held(self, socket) {
                 Some(conn) => cx.info(conn).map(Box::new),
                 None => Err(Stale::Handle),
+            }),
+            Request::SavedSyn(socket, room) => Reply::SavedSyn(match held(self, socket) {
+                Some(conn) => cx.saved_syn(conn, room as usize),
+                None => Vec::new(),
             }),
             Request::SendUrgent(socket, bytes) => Reply::SendUrgent(match held(self, socket) {
                 // It stands behind what was written before.

@@ -535,7 +535,9 @@ impl Socket {
             TcpOption::RtoMax(time) => self.options.rto_max = Some(time),
             TcpOption::RtoMin(time) => self.options.rto_min = Some(time),
             TcpOption::DelayedAckMax(time) => self.options.delayed_ack_max = Some(time),
-            TcpOption::MinHops(hops) => self.options.min_hops = hops,
+            TcpOption::MinHops(hops) => {
+                (self.options.min_hops_v4, self.options.min_hops_v6) = (hops, hops);
+            }
             _ => {}
         }
         match self.kind {
