@@ -300,7 +300,8 @@ impl Peers {
                 continue;
             }
             self.udp.insert(socket, (claim.id, claim.local.port()));
-            if local.port() == 0 {
+            // Others may come to one that shares its port, also on other shards.
+            if local.port() == 0 && !options.reuse_port {
                 state.chosen.add(claim);
             } else {
                 state.udp.add(claim);

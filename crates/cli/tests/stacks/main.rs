@@ -7,6 +7,7 @@ mod descriptors;
 mod exec;
 mod guests;
 mod handlers;
+mod homes;
 mod inside;
 mod lives;
 mod rig;

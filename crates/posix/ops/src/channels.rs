@@ -54,6 +54,8 @@ pub(crate) struct Channels {
     turn: usize,
     /// Who opens the next connection.
     opener: usize,
+    /// Where the next UDP socket has its home.
+    udp_home: usize,
     /// By number. With one shard it is the channel's own number, and there is no table.
     listeners: Vec<Option<Spread>>,
     /// By shard, and number there: the number here and one, or 0.
@@ -83,6 +85,7 @@ impl Channels {
             dirty: 0,
             turn: 0,
             opener,
+            udp_home: opener,
             listeners,
             spread,
             listen_spawn,
@@ -101,17 +104,21 @@ impl Channels {
         if self.clients.len() == 1 || self.listen_spawn == ListenSpawn::Off {
             return None;
         }
-        let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1);
-        let there = |cpu: &u16| bound.as_ref().is_some_and(|bound| bound.is_set((*cpu).into()));
-        let known = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
-        let own = self.cpus.iter().position(|cpu| known(cpu) && there(cpu));
         let in_turn = || self.clients[0].number() as usize % self.clients.len();
-        own.or_else(|| (self.listen_spawn == ListenSpawn::Auto).then(in_turn))
+        self.beside().or_else(|| (self.listen_spawn == ListenSpawn::Auto).then(in_turn))
+    }
+
+    /// The shard whose CPU is the only one on which this thread may run.
+    fn beside(&self) -> Option<usize> {
+        let bound = sched_getaffinity(None).ok().filter(|cpus| cpus.count() == 1)?;
+        let known = |cpu: &u16| usize::from(*cpu) < CpuSet::MAX_CPU;
+        self.cpus.iter().position(|cpu| known(cpu) && bound.is_set((*cpu).into()))
     }
 
     /// The same for the child of a process: these take the place of its parent's.
     pub fn replace(&mut self, mut clients: Vec<Client>) -> Vec<Client> {
         clients.iter_mut().for_each(Client::accept_by_hand);
+        self.udp_home = std::process::id() as usize % clients.len();
         self.listeners.iter_mut().flatten().for_each(|spread| spread.offering = u64::MAX);
         core::mem::replace(&mut self.clients, clients)
     }
@@ -641,12 +648,33 @@ impl Channels {
     }
 }
 
-/// UDP sockets. All of them have their home on one shard, which gets what comes for them wherever it arrives.
+/// UDP sockets. Each has its home on one shard, which gets what comes for it wherever it arrives.
 impl Channels {
+    /// Opens one beside the thread that asks, if that is bound to the CPU of a shard, and otherwise on one shard after the other: so are sockets that share a
+    /// port by `SO_REUSEPORT`, over which datagrams are spread by sender.
     pub fn udp_open(&mut self, local: SocketAddr, options: UdpOptions) -> Result<Conn, Error> {
-        let client = self.clients.get_mut(KEEPER).ok_or(Error::Udp(local, UdpError::Stale))?;
-        let conn = client.udp_open(local, options)?;
-        Ok(self.here(KEEPER, conn))
+        let count = self.clients.len();
+        let first = if count == 1 { 0 } else { self.beside().unwrap_or(self.udp_home) };
+        let mut refused = Error::Udp(local, UdpError::Stale);
+        for shard in (first..count).chain(0..first) {
+            match self.clients[shard].udp_open(local, options) {
+                Ok(conn) => {
+                    self.udp_home = (shard + 1) % count;
+                    return Ok(self.here(shard, conn));
+                }
+                // Another may have ports to choose from, or room; and what has the port may share it on its own shard only.
+                Err(
+                    error @ Error::Udp(
+                        _,
+                        UdpError::AddressInUse | UdpError::AddressNotAvailable | UdpError::TooMany,
+                    ),
+                ) => {
+                    refused = error;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(refused)
     }
 
     pub fn udp_connect(&mut self, conn: Conn, remote: SocketAddr) -> Result<(), UdpError> {

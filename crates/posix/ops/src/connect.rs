@@ -14,7 +14,7 @@ use core::ffi::c_int;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use ginnel::channel::Sharing;
 use ginnel::channel::control::ReserveError;
-use ginnel::{ConnectError, ConnectOptions, Error, ListenError, SocketOptions};
+use ginnel::{Conn, ConnectError, ConnectOptions, Error, ListenError, SocketOptions};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities};
@@ -294,6 +294,33 @@ impl Lane {
         socket.shape = Shape::Stream(Stream::new(conn, true, bound));
         self.bind_conn(conn, file);
         self.apply_options(file)
+    }
+
+    /// A connection that was opened without a question, and for which its shard had no port: one of another shard takes its place, if one has. Not where other
+    /// processes have it, too, and know it by its number.
+    pub fn connect_elsewhere(&mut self, file: FileId) -> Option<Conn> {
+        let old = self.files.stream(file)?.conn;
+        let no_port = matches!(
+            self.client.refusal(old),
+            Some(ConnectError::PortsExhausted | ConnectError::AddressNotAvailable)
+        );
+        if !no_port || self.client.all().len() == 1 || self.files.get(file).shared.is_some() {
+            return None;
+        }
+        let [_, to] = self.client.ends(old).ok()?;
+        let v4 = Some(to.is_ipv4());
+        let options = &mut self.files.socket(file).ok()?.options;
+        let conn =
+            self.client.connect(to, ConnectOptions { local: None, socket: options.at_birth(v4) }).ok()?;
+        options.born(v4);
+        self.files.stream(file)?.conn = conn;
+        self.unbind_conn(old);
+        let _ = self.client.release(old);
+        self.bind_conn(conn, file);
+        // It was there a moment ago; if the stack is gone, that is told in another way.
+        let _ = self.apply_options(file);
+        self.client.flush();
+        Some(conn)
     }
 
     /// How far the handshake is.

@@ -264,7 +264,15 @@ impl Lane {
     /// How things stand with a connection; its end becomes the error that the kernel would report, once.
     pub fn status(&mut self, file: FileId) -> Option<(Stream, Status)> {
         let stream = self.files.stream(file)?;
-        let status = self.client.status(stream.conn).ok()?;
+        let mut status = self.client.status(stream.conn).ok()?;
+        if status.ended == Some(CloseReason::Aborted)
+            && !stream.end_seen
+            && stream.connecting
+            && let Some(conn) = self.connect_elsewhere(file)
+        {
+            status = self.client.status(conn).ok()?;
+        }
+        let stream = self.files.stream(file)?;
         if let Some(reason) = status.ended
             && !stream.end_seen
         {

@@ -155,6 +155,19 @@ fn each_shard_chooses_ports_of_its_own_and_gets_the_answers() {
 }
 
 #[test]
+fn a_port_that_was_chosen_for_a_socket_that_shares_it_is_shared_with_other_shards() {
+    let mut world = world(3, Spread::RoundRobin);
+    let first = bind(&mut world, 1, "0.0.0.0:0", SHARED).unwrap();
+    let port = world.on(1, |_, cx| cx.udp_local(first)).unwrap().port();
+    let named = format!("0.0.0.0:{port}");
+    assert_eq!(bind(&mut world, 2, &named, UdpOptions::default()), Err(UdpError::AddressInUse));
+    bind(&mut world, 2, &named, SHARED).unwrap();
+    send(&mut world, &format!("10.0.0.1:{port}"), 40, 100);
+    let got = got(&world);
+    assert!(got[0] == 0 && got[1] >= 10 && got[2] >= 10 && got[1] + got[2] == 40, "{got:?}");
+}
+
+#[test]
 fn fragments_meet_on_one_shard_and_the_datagram_goes_to_the_socket() {
     let mut strays = 0;
     for home in 0..4 {
