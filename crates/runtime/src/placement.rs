@@ -123,6 +123,14 @@ impl Beside {
         }
     }
 
+    /// The same, and then one of each shard behind it.
+    pub fn turn_all(&mut self, now: Instant) -> Result<usize, Error> {
+        match &self.stack {
+            Some(stack) if !self.runs => lock(stack).turn_all(now),
+            _ => Ok(0),
+        }
+    }
+
     /// When it has to be turned again.
     pub fn next_deadline(&self) -> Option<Instant> {
         match &self.stack {

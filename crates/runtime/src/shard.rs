@@ -263,6 +263,15 @@ impl<H: Handler> Shard<H> {
         Ok(Turn { work, next_deadline: self.next_deadline(), stopped: self.core.stopping })
     }
 
+    /// A turn of this shard, and then of those behind it: what reached this one in its turn goes all the way.
+    pub(crate) fn turn_all(&mut self, now: Instant) -> Result<usize, Error> {
+        let work = self.turn(now)?;
+        match &mut self.beside {
+            Some(beside) => Ok(work + beside.turn_all(now)?),
+            None => Ok(work),
+        }
+    }
+
     /// The application.
     pub fn handler(&self) -> &H {
         &self.handler
@@ -400,7 +409,7 @@ impl<H: Handler> Shard<H> {
             && core.stopping
         {
             // What the application did at last still leaves.
-            work += beside.turn(now)?;
+            work += beside.turn_all(now)?;
         }
         if core.stats.devices_lost > 0 && ports.iter().all(|port| port.is_gone) {
             let names: Vec<&str> = ports.iter().map(|port| port.name.as_str()).collect();

@@ -6,5 +6,6 @@ pub mod puppet;
 pub mod script;
 pub mod sim;
 mod skip;
+pub mod transcript;
 
 pub use skip::skip;

@@ -1,10 +1,12 @@
 //! Two shards with executors, joined by a cable of memory, on one thread in simulated time.
 
+use crate::places::{Heard, build, here};
 use core::time::Duration;
 use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::executor::Outcome;
 use ginnel::{Config, Executor, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
+use ginnel_stack::device::Device;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -18,32 +20,46 @@ pub fn config(address: &str) -> Config {
     let mut config =
         Config::single(DeviceConfig::new("cable", DeviceKind::Memory), &[address.parse().unwrap()], &[]);
     config.tcp.connections_max = 1000;
-    config.shard.placement = super::PLACEMENT;
+    here().set(&mut config);
     config
 }
 
 /// A server's shard, a client's shard and the time.
-pub struct Pair<S, C> {
+pub struct Pair<S: Handler, C: Handler> {
     pub server: Shard<S>,
     pub client: Shard<C>,
     pub now: Instant,
+    heard: Option<Heard>,
 }
 
 impl<S: Handler, C: Handler> Pair<S, C> {
+    #[track_caller]
     pub fn new(server: S, client: C) -> Self {
         Self::with(server, client, |_| {})
     }
 
     /// The same with another configuration of both.
+    #[track_caller]
     pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
-        let now = Instant::from_millis(1000);
         let (a, b) = pair(MemoryConfig::default());
+        let (b, heard) = Heard::new(b);
+        let mut pair = Self::joined(server, client, change, [a, b]);
+        pair.heard = Some(heard);
+        pair
+    }
+
+    /// The same, with nobody who takes down what is said.
+    pub fn unheard(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
+        let (a, b) = pair(MemoryConfig::default());
+        Self::joined(server, client, change, [a, b])
+    }
+
+    fn joined(server: S, client: C, change: impl Fn(&mut Config), [a, b]: [Device; 2]) -> Self {
+        let now = Instant::from_millis(1000);
         let (mut ca, mut cb) = (config("10.0.0.1/24"), config("10.0.0.2/24"));
         change(&mut ca);
         change(&mut cb);
-        let server = Shard::builder(ca).handler(server).device("cable", a).seed([1; 32]).now(now);
-        let client = Shard::builder(cb).handler(client).device("cable", b).seed([2; 32]).now(now);
-        Self { server: server.build().unwrap(), client: client.build().unwrap(), now }
+        Self { server: build(ca, server, a, 1, now), client: build(cb, client, b, 2, now), now, heard: None }
     }
 
     /// A turn of both. Returns when something is to be done next, if both found nothing to do and know that.
@@ -85,7 +101,27 @@ impl<S: Handler, C: Handler> Pair<S, C> {
     }
 }
 
+impl<S: Handler, C: Handler> Drop for Pair<S, C> {
+    fn drop(&mut self) {
+        if let Some(heard) = self.heard.take().filter(|_| !std::thread::panicking()) {
+            // What is under way comes to its end.
+            let end = self.now + Duration::from_secs(3);
+            for _ in 0..100_000 {
+                let (work, next) = self.turn();
+                let soon = self.now + Duration::from_micros(1);
+                match next {
+                    _ if work > 0 => self.now = soon,
+                    Some(next) if next <= end => self.now = next.max(soon),
+                    _ => break,
+                }
+            }
+            heard.note();
+        }
+    }
+}
+
 /// Runs both main tasks until the client's ends.
+#[track_caller]
 pub fn run<S, C, SF, CF>(server: S, client: C)
 where
     S: FnOnce() -> SF + 'static,
@@ -116,8 +152,7 @@ where
     let mut now = start;
     let mut config = config("10.0.0.1/24");
     change(&mut config);
-    let shard = Shard::builder(config).handler(Executor::new(main)).device("cable", device);
-    let mut shard = shard.seed([1; 32]).now(now).build().unwrap();
+    let mut shard = build(config, Executor::new(main), device, 1, now);
     for _ in 0..1_000_000 {
         let turn = shard.poll_once(now).expect("the main task does not fail");
         if turn.stopped {

@@ -78,7 +78,7 @@ fn allocations_of_1000_requests(own_task: bool) -> u64 {
             task.await.unwrap();
         }
     };
-    let mut pair = Pair::new(Executor::new(echo), Executor::new(client));
+    let mut pair = Pair::unheard(Executor::new(echo), Executor::new(client), |_| {});
     requests(&mut pair, &count, 1000);
     let ((), made) = count_allocations(|| requests(&mut pair, &count, 1000));
     made.count
@@ -140,7 +140,7 @@ fn idle_tasks_cost_no_time_and_bytes_wake_one_of_them() {
         opened.borrow_mut().push(stream);
     };
     let many = |config: &mut Config| config.tcp.connections_max = IDLE as u32;
-    let mut pair = Pair::with(Executor::new(server), Executor::new(client), many);
+    let mut pair = Pair::unheard(Executor::new(server), Executor::new(client), many);
     while streams.borrow().len() < IDLE {
         pair.turn();
         pair.now += Duration::from_micros(10);

@@ -48,6 +48,8 @@ async fn serve(count: std::rc::Rc<std::cell::RefCell<u32>>) -> std::io::Result<(
         drop(spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(timer).header_read_timeout(Duration::from_secs(5));
+            // It would be the machine's.
+            http.auto_date_header(false);
             // Errors are the clients' business here.
             let _ = http.serve_connection(stream, service).await;
         }));

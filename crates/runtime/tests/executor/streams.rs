@@ -309,6 +309,9 @@ fn bytes_wake_the_task_that_waits_for_them_and_no_other() {
                     })
                     .await
                     .unwrap();
+                    if n == 0 {
+                        return;
+                    }
                     stream.write_all(&buffer[..n]).await.unwrap();
                 }
             }));

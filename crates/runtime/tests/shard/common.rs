@@ -1,7 +1,8 @@
 //! Two shards joined by a cable of memory, driven on one thread in simulated time.
 
+use crate::places::{Heard, build, here};
 use core::time::Duration;
-use ginnel::config::{DeviceConfig, DeviceKind, Placement};
+use ginnel::config::{DeviceConfig, DeviceKind};
 use ginnel::{Config, Handler, Instant, Shard};
 use ginnel_devices::memory::{MemoryConfig, pair};
 
@@ -17,30 +18,38 @@ pub fn config(address: &str) -> Config {
     config
 }
 
-/// A shard for each of two applications, joined. If `SPLIT`, each application stands beside its shard.
-pub struct Two<S, C, const SPLIT: bool> {
+/// A shard for each of two applications, joined, both in the place that is tested.
+pub struct Two<S: Handler, C: Handler> {
     pub server: Shard<S>,
     pub client: Shard<C>,
     pub now: Instant,
+    heard: Option<Heard>,
 }
 
-impl<S: Handler, C: Handler, const SPLIT: bool> Two<S, C, SPLIT> {
+impl<S: Handler, C: Handler> Two<S, C> {
+    #[track_caller]
     pub fn new(server: S, client: C) -> Self {
         Self::with(server, client, |_| {})
     }
 
     /// The same with another configuration of both.
+    #[track_caller]
     pub fn with(server: S, client: C, change: impl Fn(&mut Config)) -> Self {
         let now = Instant::from_millis(1000);
         let (a, b) = pair(MemoryConfig::default());
+        let (b, heard) = Heard::new(b);
         let (mut ca, mut cb) = (config(A), config(B));
         for config in [&mut ca, &mut cb] {
-            config.shard.placement = if SPLIT { Placement::Split } else { Placement::Inline };
+            here().set(config);
             change(config);
         }
-        let server = Shard::builder(ca).handler(server).device("cable", a).seed([1; 32]).now(now).build();
-        let client = Shard::builder(cb).handler(client).device("cable", b).seed([2; 32]).now(now).build();
-        Self { server: server.unwrap(), client: client.unwrap(), now }
+        let (server, client) = (build(ca, server, a, 1, now), build(cb, client, b, 2, now));
+        Self { server, client, now, heard: Some(heard) }
+    }
+
+    /// How much is said depends on how often somebody has a turn.
+    pub fn compare_nothing(&mut self) {
+        self.heard = None;
     }
 
     /// Turns both until `done` or nothing happens for ever, for `limit` of simulated time at the most. Returns whether it was done.
@@ -62,5 +71,15 @@ impl<S: Handler, C: Handler, const SPLIT: bool> Two<S, C, SPLIT> {
             self.now = next.max(self.now + Duration::from_micros(1));
         }
         false
+    }
+}
+
+impl<S: Handler, C: Handler> Drop for Two<S, C> {
+    fn drop(&mut self) {
+        if let Some(heard) = self.heard.take().filter(|_| !std::thread::panicking()) {
+            // What is under way comes to its end.
+            self.until(Duration::from_secs(3), |_, _| false);
+            heard.note();
+        }
     }
 }

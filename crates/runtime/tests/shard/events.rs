@@ -1,5 +1,6 @@
-// What a handler is told, and when: two shards in simulated time.
+//! What a handler is told, and when: two shards in simulated time.
 
+use crate::common::Two;
 use core::time::Duration;
 use ginnel::{
     CloseReason, Conn, ConnectOptions, Context, Datagram, Error, Handler, Instant, ListenOptions, Listener,
@@ -351,6 +352,7 @@ impl Handler for Restless {
 #[test]
 fn a_handler_that_opens_and_aborts_without_end_does_not_keep_its_shard_from_going_on() {
     let mut two = Two::new(Ticker::default(), Restless::default());
+    two.compare_nothing();
     assert!(two.until(10 * SECOND, |_, c| c.ticks == 1), "its timer runs out");
     let before = two.client.handler().ended;
     two.client.poll_once(two.now).unwrap();

@@ -1,19 +1,15 @@
-//! Shards from outside: what handlers are told in simulated time, and a shard on a thread of its own.
+//! Shards from outside: what handlers are told in simulated time, wherever they stand, and a shard on a thread of its own.
 
 mod beside;
 mod common;
+mod events;
 mod limits;
 mod paired;
+#[path = "../places/mod.rs"]
+mod places;
 mod running;
 
-/// The tests of `events.rs`, with each application in its shard's thread, and with each beside its shard.
-macro_rules! placements {
-    ($($name:ident: $split:literal)*) => {
-        $(mod $name {
-            type Two<S, C> = crate::common::Two<S, C, $split>;
-            include!("events.rs");
-        })*
-    };
+/// Other tests say where their applications are.
+fn tests_of_place(_: places::Place) -> &'static [&'static str] {
+    &["events::"]
 }
-
-placements! { inline: false split: true }

@@ -1,0 +1,320 @@
+//! What two hosts said to each other, as a witness on the wire hears it, without how it was divided into frames and how often it was repeated: two runs of programs that
+//! behave alike have equal transcripts, however their stacks came to send it.
+
+use core::fmt;
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use ginnel_devices::mirror;
+use ginnel_stack::device::{Capabilities, Device, TxMeta, TxQueue};
+use ginnel_stack::time::Instant;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+const TCP: u8 = 6;
+const UDP: u8 = 17;
+const FIN: u8 = 1;
+const SYN: u8 = 2;
+const RST: u8 = 4;
+const ACK: u8 = 16;
+const URG: u8 = 32;
+
+/// Bytes that are compared of what the other end reset: how many more were said to it is a matter of how many buffers hold on the way.
+const BEFORE_RESET: usize = 4096;
+
+/// What one end of a conversation said.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Said {
+    /// Bytes of the stream from its beginning; of datagrams one after the other, each behind its length.
+    bytes: Vec<u8>,
+    /// Where the stream ends.
+    fin: Option<u32>,
+    /// It was reset by this end.
+    reset: bool,
+    /// Positions behind urgent bytes.
+    urgent: Vec<u32>,
+    /// Number of the stream's first byte, while it is listened to.
+    first: Option<u32>,
+}
+
+/// One TCP connection, or all datagrams between two ports.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Conversation {
+    protocol: u8,
+    /// Whom it was begun with. Whoever began it has a port that does not matter.
+    with: SocketAddr,
+    /// What the one that began it said, and what the other did.
+    said: [Said; 2],
+}
+
+impl Conversation {
+    /// Whoever began it gave it up before a word: whether its SYN had left by then is a matter of time.
+    fn is_void(&self) -> bool {
+        let silent = |said: &Said| said.bytes.is_empty() && said.fin.is_none();
+        self.protocol == TCP && self.said[0].reset && self.said.iter().all(silent)
+    }
+}
+
+/// Everything that was said, in an order that does not depend on time.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Transcript(Vec<Conversation>);
+
+impl fmt::Debug for Transcript {
+    /// A line for each conversation, with the length and a sum of what was said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Conversation { protocol, with, said } in &self.0 {
+            write!(f, "\n{} {with}", if *protocol == TCP { "tcp" } else { "udp" })?;
+            for (Said { bytes, fin, reset, urgent, .. }, who) in said.iter().zip([">", "<"]) {
+                // FNV-1a.
+                let add = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+                let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325, add);
+                write!(f, " {who} {} bytes ({sum:016x})", bytes.len())?;
+                match fin {
+                    Some(fin) => write!(f, " fin {fin}")?,
+                    None => f.write_str(" open")?,
+                }
+                if *reset {
+                    f.write_str(" reset")?;
+                }
+                if !urgent.is_empty() {
+                    write!(f, " urgent {urgent:?}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Hears what goes through a device.
+#[derive(Clone, Default)]
+pub struct Witness(Arc<Mutex<Heard>>);
+
+#[derive(Default)]
+struct Heard {
+    conversations: Vec<Conversation>,
+    /// The latest between two ends, and which of them is the first of the key.
+    latest: BTreeMap<(u8, SocketAddr, SocketAddr), usize>,
+}
+
+impl Witness {
+    /// A witness, and the device through which it hears. It hears both directions.
+    #[must_use]
+    pub fn of(device: Device) -> (Device, Self) {
+        let witness = Self::default();
+        let ear = Ear { heard: witness.clone(), capabilities: device.tx.capabilities(), frame: Vec::new() };
+        (mirror::wrap(device, Box::new(ear)), witness)
+    }
+
+    /// What was heard so far.
+    #[must_use]
+    pub fn transcript(&self) -> Transcript {
+        let heard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = heard.conversations.clone();
+        for conversation in &mut all {
+            let resets = conversation.said.each_ref().map(|said| said.reset);
+            for (said, cut_off) in conversation.said.iter_mut().zip([resets[1], resets[0]]) {
+                said.first = None;
+                said.urgent.sort_unstable();
+                if cut_off && said.fin.is_none() {
+                    said.bytes.truncate(BEFORE_RESET);
+                }
+            }
+        }
+        all.retain(|conversation| !conversation.is_void());
+        all.sort();
+        Transcript(all)
+    }
+}
+
+/// The device to which the mirror copies.
+struct Ear {
+    heard: Witness,
+    capabilities: Capabilities,
+    frame: Vec<u8>,
+}
+
+impl TxQueue for Ear {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { tx_checksum: true, gso_bytes_max: 0, uso: false, ..self.capabilities }
+    }
+
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.frame.resize(len, 0);
+        Some(&mut self.frame)
+    }
+
+    fn commit(&mut self, len: usize, _: TxMeta) {
+        let mut heard = self.heard.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is no TCP and no UDP, or cut, is not for applications.
+        let _ = heard.hear(&self.frame[..len]);
+    }
+
+    fn flush(&mut self, _: Instant) {}
+}
+
+fn be16(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn be32(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+impl Heard {
+    fn hear(&mut self, frame: &[u8]) -> Option<()> {
+        let packet = frame.get(14..)?;
+        match be16(frame, 12)? {
+            0x0800 => {
+                let header = usize::from(packet.first()? & 15) * 4;
+                let whole = packet.get(..usize::from(be16(packet, 2)?))?;
+                let ip = |at: usize| Some(IpAddr::from(Ipv4Addr::from(be32(packet, at)?)));
+                let fragment = be16(packet, 6)? & 0x3fff;
+                let ends = [ip(12)?, ip(16)?];
+                self.packet(*packet.get(9)?, ends, whole.get(header..)?, fragment)
+            }
+            0x86dd => {
+                let whole = packet.get(40..40 + usize::from(be16(packet, 4)?))?;
+                let ip = |at: usize| -> Option<IpAddr> {
+                    Some(Ipv6Addr::from(<[u8; 16]>::try_from(packet.get(at..at + 16)?).ok()?).into())
+                };
+                self.packet(*packet.get(6)?, [ip(8)?, ip(24)?], whole, 0)
+            }
+            _ => None,
+        }
+    }
+
+    /// `fragment`: its offset and whether more follow; 0 if it is whole.
+    fn packet(&mut self, protocol: u8, ends: [IpAddr; 2], data: &[u8], fragment: u16) -> Option<()> {
+        let port = |at: usize| if fragment == 0 { be16(data, at) } else { Some(0) };
+        let [from, to] = [SocketAddr::new(ends[0], port(0)?), SocketAddr::new(ends[1], port(2)?)];
+        match protocol {
+            TCP => self.segment(from, to, data),
+            UDP if fragment == 0 => self.datagram(from, to, data.get(8..)?),
+            // Of datagrams in fragments the fragments are heard, as datagrams between no ports.
+            UDP if fragment & 0x1fff == 0 => self.datagram(from, to, data.get(8..)?),
+            UDP => self.datagram(from, to, data),
+            _ => None,
+        }
+    }
+
+    /// The conversation between two ends, and which of the two in it `from` is.
+    fn between(&mut self, protocol: u8, from: SocketAddr, to: SocketAddr, anew: bool) -> (usize, usize) {
+        if !anew {
+            if let Some(known) = self.latest.get(&(protocol, from, to)) {
+                return (*known, 0);
+            }
+            if let Some(known) = self.latest.get(&(protocol, to, from)) {
+                return (*known, 1);
+            }
+        }
+        let number = self.conversations.len();
+        self.conversations.push(Conversation { protocol, with: to, said: Default::default() });
+        self.latest.remove(&(protocol, to, from));
+        self.latest.insert((protocol, from, to), number);
+        (number, 0)
+    }
+
+    fn datagram(&mut self, from: SocketAddr, to: SocketAddr, data: &[u8]) -> Option<()> {
+        let (number, who) = self.between(UDP, from, to, false);
+        let bytes = &mut self.conversations[number].said[who].bytes;
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(data);
+        Some(())
+    }
+
+    fn segment(&mut self, from: SocketAddr, to: SocketAddr, data: &[u8]) -> Option<()> {
+        let (seq, flags) = (be32(data, 4)?, *data.get(13)?);
+        let payload = data.get(usize::from(*data.get(12)? >> 4) * 4..)?;
+        let (mut number, mut who) = self.between(TCP, from, to, false);
+        if flags & (SYN | ACK) == SYN {
+            let first = self.conversations[number].said[who].first;
+            if first.is_some_and(|first| first != seq.wrapping_add(1)) {
+                (number, who) = self.between(TCP, from, to, true);
+            }
+        }
+        let said = &mut self.conversations[number].said[who];
+        if flags & SYN != 0 {
+            said.first = Some(seq.wrapping_add(1));
+        }
+        said.reset |= flags & RST != 0;
+        let at = seq.wrapping_sub(said.first?) as i32;
+        let (Ok(at), 0) = (usize::try_from(at), flags & (SYN | RST)) else { return None };
+        let end = at + payload.len();
+        if !payload.is_empty() {
+            let known = said.bytes.len().max(end);
+            said.bytes.resize(known, 0);
+            said.bytes[at..end].copy_from_slice(payload);
+        }
+        if flags & FIN != 0 {
+            said.fin = Some(end as u32);
+        }
+        if flags & URG != 0 {
+            let urgent = at as u32 + u32::from(be16(data, 18)?);
+            if !said.urgent.contains(&urgent) {
+                said.urgent.push(urgent);
+            }
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A segment of one between 10.0.0.1:1000 and 10.0.0.2:80, without checksums.
+    fn segment(from_first: bool, seq: u32, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![0; 12];
+        frame.extend([8, 0, 0x45, 0]);
+        frame.extend((40 + payload.len() as u16).to_be_bytes());
+        frame.extend([0, 0, 0, 0, 64, TCP, 0, 0]);
+        let mut ends = [([10, 0, 0, 1], 1000u16), ([10, 0, 0, 2], 80)];
+        if !from_first {
+            ends.reverse();
+        }
+        ends.iter().for_each(|(ip, _)| frame.extend(ip));
+        ends.iter().for_each(|(_, port)| frame.extend(port.to_be_bytes()));
+        frame.extend(seq.to_be_bytes());
+        frame.extend([0, 0, 0, 0, 0x50, flags, 0, 0, 0, 0, 0, 0]);
+        frame.extend(payload);
+        frame
+    }
+
+    fn heard(frames: &[Vec<u8>]) -> Transcript {
+        let witness = Witness::default();
+        for frame in frames {
+            let _ = witness.0.lock().unwrap().hear(frame);
+        }
+        witness.transcript()
+    }
+
+    #[test]
+    fn how_bytes_are_divided_and_repeated_does_not_show_and_everything_else_does() {
+        let syn = segment(true, 99, SYN, b"");
+        let answer = segment(false, 7, SYN | ACK, b"");
+        let whole = heard(&[
+            syn.clone(),
+            answer.clone(),
+            segment(true, 100, ACK, b"request"),
+            segment(true, 107, ACK | FIN, b""),
+        ]);
+        let cut = heard(&[
+            syn.clone(),
+            syn.clone(),
+            answer.clone(),
+            segment(true, 103, ACK | FIN, b"uest"),
+            segment(true, 108, ACK, b""),
+            segment(true, 100, ACK, b"requ"),
+        ]);
+        assert_eq!(whole, cut);
+        for other in [
+            segment(true, 100, ACK, b"bequest"),
+            segment(true, 100, ACK, b"request!"),
+            segment(true, 100, ACK | FIN, b"reque"),
+            segment(false, 8, RST, b""),
+        ] {
+            let told = heard(&[syn.clone(), answer.clone(), segment(true, 100, ACK, b"request"), other]);
+            assert_ne!(told, whole, "{told:?}");
+        }
+        let again = [syn, answer, segment(true, 500, SYN, b""), segment(true, 501, ACK, b"two")];
+        assert_eq!(heard(&again).0.len(), 2, "a port that is used again");
+    }
+}
