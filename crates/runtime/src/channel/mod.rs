@@ -18,6 +18,7 @@ mod datagram;
 mod hand;
 mod lock;
 mod mark;
+mod places;
 mod stream;
 mod sync;
 

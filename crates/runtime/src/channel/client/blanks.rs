@@ -2,6 +2,7 @@
 
 use super::Client;
 use crate::channel::bells::RUNG;
+use crate::channel::places;
 use crate::channel::region::BLANKS_MAX;
 use crate::channel::socket::{Blank, refusal, request};
 use crate::channel::sync::Ordering;
@@ -31,9 +32,9 @@ impl Client {
         }
         let blanks = self.region.blanks(self.number);
         let (behind, before) = (self.blank..BLANKS_MAX, 0..self.blank);
-        let place = behind.chain(before).find(|at| blanks[*at].load(Ordering::Relaxed) != 0)?;
+        let place = behind.chain(before).find(|at| places::is_laid_out(&blanks[*at]))?;
         self.blank = (place + 1) % BLANKS_MAX;
-        let Blank { socket, generation } = Blank::from_bits(blanks[place].swap(0, Ordering::Acquire))?;
+        let Blank { socket, generation } = places::take_up(&blanks[place])?;
         // Another process of the domain may have written any number there.
         if socket as usize >= self.sockets.len() {
             return None;

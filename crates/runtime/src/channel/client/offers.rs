@@ -2,6 +2,7 @@
 
 use super::{Client, ClientEvent, Held};
 use crate::channel::bells::RUNG;
+use crate::channel::places;
 use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
 use crate::channel::socket::{Offer, state};
 use crate::channel::sync::Ordering;
@@ -52,9 +53,9 @@ impl Client {
     /// Takes the connection that is offered in a place; `None` if the stack took it back meanwhile.
     fn take_offer(&mut self, place: usize, bits: u64) -> Option<Conn> {
         let Offer::Offered { listener, socket } = Offer::from_bits(bits) else { return None };
-        let taken = Offer::Taken { listener, socket }.to_bits();
-        let word = &self.region.offers(self.number)[place];
-        word.compare_exchange(bits, taken, Ordering::AcqRel, Ordering::Relaxed).ok()?;
+        if !places::take(&self.region.offers(self.number)[place], listener, socket) {
+            return None;
+        }
         // Another process of the domain may have written any number there.
         let held = self.sockets.get_mut(socket as usize)?;
         let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);

@@ -4,8 +4,8 @@ use super::domain::{Domain, Listening, ones};
 use super::served::{Offered, Served};
 use crate::channel::bells::RUNG;
 use crate::channel::control::Sharing;
+use crate::channel::places::{self, Revoked};
 use crate::channel::region::{OFFERS_MAX, SECOND_CHOICE};
-use crate::channel::socket::Offer;
 use crate::channel::sync::Ordering;
 use crate::context::Context;
 use crate::error::Error;
@@ -19,12 +19,10 @@ impl Domain {
     pub(super) fn settle(&mut self, cx: &mut Context<'_>, number: usize, place: usize) {
         let Some(client) = &mut self.clients[number] else { return };
         let Some(Offered { listener, socket, .. }) = client.offered(place) else { return };
-        let word = &self.region.offers(number)[place];
-        if Offer::from_bits(word.load(Ordering::Acquire)) != (Offer::Taken { listener, socket }) {
+        if !places::settle(&self.region.offers(number)[place], listener, socket) {
             return;
         }
         client.clear(place);
-        word.store(Offer::None.to_bits(), Ordering::Release);
         if let Some(listening) = &mut self.listeners[usize::from(listener)] {
             listening.keep(cx, listening.kept.saturating_sub(1));
         }
@@ -40,17 +38,11 @@ impl Domain {
     pub(super) fn revoke(&mut self, number: usize, place: usize) -> bool {
         let Some(client) = &mut self.clients[number] else { return false };
         let Some(Offered { listener, socket, .. }) = client.offered(place) else { return false };
-        let word = &self.region.offers(number)[place];
-        let offered = Offer::Offered { listener, socket }.to_bits();
-        let none = Offer::None.to_bits();
-        match word.compare_exchange(offered, none, Ordering::AcqRel, Ordering::Acquire) {
-            Err(bits) if Offer::from_bits(bits) == (Offer::Taken { listener, socket }) => return false,
-            Err(_) => {
-                // It overwrote the place: what it was offered goes to others.
-                self.stats.violations += 1;
-                word.store(none, Ordering::Release);
-            }
-            Ok(_) => {}
+        match places::revoke(&self.region.offers(number)[place], listener, socket) {
+            Revoked::Taken => return false,
+            // What it was offered goes to others.
+            Revoked::Overwritten => self.stats.violations += 1,
+            Revoked::Back => {}
         }
         client.clear(place);
         let known = &mut self.sockets[socket as usize];
@@ -120,8 +112,7 @@ impl Domain {
         let known = &mut self.sockets[socket as usize];
         known.waits = false;
         known.offered = Some((number as u8, place as u8));
-        let word = &self.region.offers(number)[place];
-        word.store(Offer::Offered { listener, socket }.to_bits(), Ordering::Release);
+        places::offer(&self.region.offers(number)[place], listener, socket);
         client.down.ring(self.region.down(number), socket, RUNG);
         if !self.timer_runs {
             self.timer_runs = cx.set_timer(self.offer_time, self.token()).is_some();

@@ -3,6 +3,7 @@
 use super::domain::{Domain, Socket};
 use super::served::Served;
 use super::wake::Wake;
+use crate::channel::places;
 use crate::channel::region::BLANKS_MAX;
 use crate::channel::socket::{Blank, ended, request, word_of_refusal};
 use crate::channel::sync::Ordering;
@@ -48,8 +49,7 @@ impl Domain {
         let nobody = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 0);
         words.set_ends([nobody; 2]);
         words.state.store(0, Ordering::Relaxed);
-        let word = Blank { socket, generation }.to_bits();
-        self.region.blanks(client)[place].store(word, Ordering::Release);
+        places::lay_out(&self.region.blanks(client)[place], Blank { socket, generation });
     }
 
     /// Opens a connection with a socket that its client rang for, if it asks for that, and lays out another.
