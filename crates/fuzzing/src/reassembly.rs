@@ -29,7 +29,14 @@ struct Sink(Vec<u8>);
 
 impl TxQueue for Sink {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mac: OUR_MAC.0, mtu: 9000, tx_checksum: false, gso_bytes_max: 0, uso: false }
+        Capabilities {
+            mac: OUR_MAC.0,
+            mtu: 9000,
+            tx_checksum: false,
+            gso_bytes_max: 0,
+            uso: false,
+            labels: false,
+        }
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {

@@ -110,10 +110,15 @@ impl Core {
         }
     }
 
-    /// Leaves in a burst what belongs to this shard, and sends the rest to the others.
-    pub(crate) fn steer(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
-        if let (Some(peers), Engine::Here(stack)) = (&mut self.peers, &self.stack) {
-            peers.steer(stack.network().steering(), port, burst, &mut self.stats);
+    /// Takes a burst from a device: leaves in it what belongs to this shard, and sends the rest to the others.
+    pub(crate) fn receive(&mut self, port: PortId, burst: &mut RxBurst<'_>) {
+        let Self { stack: Engine::Here(stack), peers, stats, now, .. } = self else { return };
+        let Some(peers) = peers else { return stack.receive(*now, port, burst) };
+        peers.steer(stack.network().steering(), port, burst, stats);
+        stack.receive(*now, port, burst);
+        let misdirected = stack.network_mut().take_misdirected();
+        if misdirected != 0 {
+            peers.redirect(stack.network().steering(), port, burst, misdirected, stats);
         }
     }
 }
@@ -340,6 +345,12 @@ impl<'a> Context<'a> {
     /// Sets one option of a connection.
     pub fn set_option(&mut self, conn: Conn, option: TcpOption) -> Result<(), OptionError> {
         self.core.stack.set_option(conn, option)
+    }
+
+    /// Lets a connection's segments go before those of others, or after them: 0, the usual one, to 7 in the order of [`ginnel_stack::priority`] (`SO_PRIORITY`). The same as
+    /// [`TcpOption::Priority`]; UDP sockets have [`UdpOptions::priority`].
+    pub fn set_priority(&mut self, conn: Conn, priority: u8) -> Result<(), OptionError> {
+        self.set_option(conn, TcpOption::Priority(priority))
     }
 
     /// What is known about a connection.

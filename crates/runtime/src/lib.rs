@@ -53,6 +53,7 @@ pub use ginnel_stack::handle::{Conn, Listener, UdpHandle};
 pub use ginnel_stack::options::{
     CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo, TcpOption,
 };
+pub use ginnel_stack::priority;
 pub use ginnel_stack::tcp::config::CongestionControl;
 pub use ginnel_stack::tcp::source::{PreloadedSource, Source, SourceId};
 pub use ginnel_stack::tcp::state::State;

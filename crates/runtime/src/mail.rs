@@ -7,6 +7,7 @@ use crate::mailbox::{Inbox, NEWS};
 use ginnel_devices::memory::lane::CrossedBurst;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::handle::PortId;
+use ginnel_stack::priority;
 use ginnel_stack::steering::News;
 
 /// Takes up to a burst of frames, and of what all must know, out of one mailbox, and returns how many things it was.
@@ -59,6 +60,10 @@ fn receive<H: Handler>(
             if peers.admits(steering, port, &crossed.frame, &mut core.stats) {
                 burst.push(crossed.frame);
             }
+        }
+        let urgent = burst.iter().any(|frame| frame.label.is_prioritized());
+        if urgent {
+            priority::sort(&mut burst);
         }
         let now = core.now;
         if let Some(stack) = core.stack.here_mut() {

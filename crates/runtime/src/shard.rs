@@ -21,9 +21,10 @@ use crate::{pin, wait};
 use arrayvec::ArrayVec;
 use core::net::IpAddr;
 use core::time::Duration;
-use ginnel_stack::device::{RxBurst, RxQueue};
+use ginnel_stack::device::{Label, RxBurst, RxQueue};
 use ginnel_stack::handle::{LinkId, PortId};
 use ginnel_stack::link::AddressState;
+use ginnel_stack::priority;
 use ginnel_stack::time::Instant;
 use std::os::fd::RawFd;
 
@@ -236,11 +237,8 @@ impl<H: Handler> Shard<H> {
             work += burst.len();
             core.stats.count_burst(burst.len());
             port.rx_frames += burst.len() as u64;
-            port.rx_bytes += bytes_of(&burst);
-            core.steer(port.id, &mut burst);
-            if let Some(stack) = core.stack.here_mut() {
-                stack.receive(now, port.id, &burst);
-            }
+            port.rx_bytes += take_in(&mut burst);
+            core.receive(port.id, &mut burst);
             dispatch.events(core, &mut Left, Some(&burst));
             if let Some(stack) = core.stack.here_mut() {
                 stack.finish_burst(&burst);
@@ -364,11 +362,8 @@ impl<H: Handler> Shard<H> {
             work += burst.len();
             core.stats.count_burst(burst.len());
             port.rx_frames += burst.len() as u64;
-            port.rx_bytes += bytes_of(&burst);
-            core.steer(port.id, &mut burst);
-            if let Some(stack) = core.stack.here_mut() {
-                stack.receive(now, port.id, &burst);
-            }
+            port.rx_bytes += take_in(&mut burst);
+            core.receive(port.id, &mut burst);
             dispatch.events(core, handler, Some(&burst));
             if let Some(stack) = core.stack.here_mut() {
                 stack.finish_burst(&burst);
@@ -512,8 +507,17 @@ impl<H: Handler> Shard<H> {
     }
 }
 
-fn bytes_of(burst: &RxBurst<'_>) -> u64 {
-    burst.iter().map(|frame| frame.bytes.len() as u64).sum()
+/// Puts what is urgent in a burst first, and returns how many bytes it has.
+fn take_in(burst: &mut RxBurst<'_>) -> u64 {
+    let (mut bytes, mut labels) = (0, 0);
+    for frame in burst.iter() {
+        bytes += frame.bytes.len() as u64;
+        labels |= frame.label.bits();
+    }
+    if Label::from_bits(labels).is_prioritized() {
+        priority::sort(burst);
+    }
+    bytes
 }
 
 /// Sets a stop flag when it goes.

@@ -85,6 +85,10 @@ counters! {
     forwards_dropped,
     /// Frames that other shards received for this one.
     frames_taken,
+    /// Frames that stayed here because of the hash of their flow that their sender had computed: it was not computed again.
+    hashes_taken,
+    /// Frames whose sender's hash said another shard than their addresses and ports do.
+    hashes_wrong,
     /// Frames and news for all shards that went to another.
     told,
     /// Frames for all shards that were not taken from the wire because a mailbox was full.

@@ -66,7 +66,7 @@ pub struct Gso {
 pub struct Label(u32);
 
 impl Label {
-    /// No hash, and the lowest priority.
+    /// No hash, and the usual priority.
     pub const NONE: Self = Self(0);
     /// Low bits of a hash that are kept: indirection tables choose by the lowest seven.
     pub const HASH_BITS: u32 = 28;
@@ -94,7 +94,19 @@ impl Label {
         if self.0 & Self::HAS_HASH == 0 { None } else { Some(self.0 & Self::HASH_MASK) }
     }
 
-    /// From 0, the lowest and usual one, to [`Label::PRIORITY_MAX`].
+    /// The same without the hash.
+    #[must_use]
+    pub const fn without_hash(self) -> Self {
+        Self(self.0 & !(Self::HAS_HASH | Self::HASH_MASK))
+    }
+
+    /// Whether it has a priority other than the usual one.
+    #[must_use]
+    pub const fn is_prioritized(self) -> bool {
+        self.0 >> (Self::HASH_BITS + 1) != 0
+    }
+
+    /// From 0, the usual one, to [`Label::PRIORITY_MAX`]. Which of them go first, [`crate::priority`] says.
     #[must_use]
     pub const fn priority(self) -> u8 {
         (self.0 >> (Self::HASH_BITS + 1)) as u8
@@ -128,7 +140,8 @@ pub struct RxFrame<'a> {
     pub checksum: RxChecksum,
     /// Set if the frame is a super-frame.
     pub gso: Option<Gso>,
-    /// What the sender or the device knows about its flow. A hash is believed: it chooses the shard of a TCP or UDP packet.
+    /// What the sender or the device knows about its flow. Nothing but time depends on it: a frame stays on the shard that received it if the hash says so, and is looked
+    /// at again if that shard does not know its flow; those of a higher priority are processed before others.
     pub label: Label,
 }
 
@@ -174,6 +187,8 @@ pub struct Capabilities {
     pub gso_bytes_max: usize,
     /// The device cuts UDP super-frames too (USO).
     pub uso: bool,
+    /// The device can carry [`TxMeta::label`] to whoever receives the frame: it is worth making one.
+    pub labels: bool,
 }
 
 /// The receiving half of a device.

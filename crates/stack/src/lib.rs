@@ -16,6 +16,7 @@ mod lanes;
 pub mod link;
 pub mod options;
 pub mod prefetch;
+pub mod priority;
 pub mod stack;
 pub mod steering;
 mod tables;

@@ -1,5 +1,6 @@
 //! Per-socket options and what can be asked about a connection.
 
+use crate::device::Label;
 use crate::tcp::config::CongestionControl;
 use crate::tcp::profile::{SHORT_TIMES, TIMEOUTS_MAX, checked_buffer, checked_mss};
 use crate::tcp::state::State;
@@ -83,6 +84,8 @@ pub struct SocketOptions {
     pub delayed_ack_max: Option<Duration>,
     /// Of a listener: what is kept of the SYNs that begin its connections (`TCP_SAVE_SYN`).
     pub save_syn: SaveSyn,
+    /// Priority from the SYN on: 0, the usual one, to 7 ([`crate::priority`], `SO_PRIORITY`).
+    pub priority: u8,
 }
 
 /// What is kept of a SYN for who accepts its connection.
@@ -147,6 +150,9 @@ pub enum TcpOption {
     /// The longest delay of an acknowledgement (`TCP_DELACK_MAX_US`): 1 … 200 ms. It never is longer than the configuration's, nor than
     /// [`TcpOption::RtoMin`] less a millisecond.
     DelayedAckMax(Duration),
+    /// Which of the connections that have something to send go first, and at the receiver which of its frames, if the device carries that: 0, the usual one, to 7, in the order
+    /// that [`crate::priority`] says (`SO_PRIORITY`). Also of its acknowledgements, retransmissions and FIN.
+    Priority(u8),
 }
 
 impl TcpOption {
@@ -164,6 +170,7 @@ impl TcpOption {
             Self::HopLimit(hops) => hops != Some(0),
             Self::RtoMin(time) | Self::DelayedAckMax(time) => SHORT_TIMES.contains(&time),
             Self::RtoMax(time) => TIMEOUTS_MAX.contains(&time),
+            Self::Priority(priority) => priority <= Label::PRIORITY_MAX,
             _ => true,
         }
     }

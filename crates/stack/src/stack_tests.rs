@@ -3,9 +3,10 @@
 
 use super::*;
 use crate::chunk_pool::CHUNK_BYTES;
-use crate::device::{Capabilities, RxChecksum};
+use crate::device::{Capabilities, Label, RxChecksum};
 use crate::ip::testbench::{Recorder, RecordingQueue};
 use crate::options::SocketOptions;
+use crate::steering::toeplitz::{self, Toeplitz};
 use crate::tcp::config::{CongestionControl, MtuProbing};
 use crate::wire::MacAddr;
 use core::net::Ipv4Addr;
@@ -43,6 +44,18 @@ fn address(last: u8) -> Ipv4Addr {
 
 impl End {
     fn new(name: char, own: u8, peer: u8, config: &TcpConfig, predicts: bool, gso: bool) -> Self {
+        Self::on(name, own, peer, config, predicts, (gso, false))
+    }
+
+    /// On a device that cuts super-frames, and one that carries labels, if it is to.
+    fn on(
+        name: char,
+        own: u8,
+        peer: u8,
+        config: &TcpConfig,
+        predicts: bool,
+        (gso, labels): (bool, bool),
+    ) -> Self {
         let config = StackConfig { tcp: config.clone(), ..StackConfig::default() };
         let mut stack = Stack::new(config, [own; 32], Instant::from_millis(1_000)).unwrap();
         stack.tcp.unpredicted = !predicts;
@@ -53,6 +66,7 @@ impl End {
             tx_checksum: gso,
             gso_bytes_max: if gso { 9_000 } else { 0 },
             uso: false,
+            labels,
         };
         let queue = RecordingQueue { recorder: recorder.clone(), capabilities, buffer: Vec::new() };
         let port = stack.add_port(Box::new(queue));
@@ -359,4 +373,131 @@ fn class_and_hop_limit_hold_from_the_first_segment_on() {
         let connect = ConnectOptions { socket: wrong, ..ConnectOptions::default() };
         assert_eq!(a.stack.connect(now, at, &connect), Err(ConnectError::InvalidOption));
     }
+}
+
+/// What a frame with a TCP segment is to be labelled with: the hash that Microsoft's key gives its addresses and ports, in the order in which they stand there.
+fn hash_of(frame: &[u8]) -> u32 {
+    let address =
+        |at: usize| IpAddr::V4(Ipv4Addr::new(frame[at], frame[at + 1], frame[at + 2], frame[at + 3]));
+    let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    Toeplitz::new(&toeplitz::KEY).hash(address(26), address(30), Some((port(34), port(36))))
+}
+
+#[test]
+fn every_segment_of_a_connection_is_labelled_where_the_device_carries_that() {
+    let config = TcpConfig { time_wait_seconds: 1, ..TcpConfig::default() };
+    let (mut labelled, mut flags) = (0, 0);
+    for seed in 0..12 {
+        let (mut random, mut seen) = (Random(seed), Transcript::new());
+        let (labels, gso, predicts) = (seed % 4 != 3, seed % 2 == 0, seed % 3 != 0);
+        let mut server = End::on('S', 1, 2, &config, predicts, (gso, labels));
+        let mut client = End::on('C', 2, 1, &config, predicts, (gso, labels));
+        let to = SocketAddr::new(address(1).into(), 80);
+        let socket = |priority| SocketOptions { priority, ..SocketOptions::default() };
+        let options = ListenOptions { socket: socket(3), ..ListenOptions::default() };
+        server.stack.listen(to, options).unwrap();
+        let mut now = Instant::from_millis(1_000);
+        let mut to_server: Vec<(Vec<u8>, crate::device::TxMeta)> = Vec::new();
+        for _ in 0..600 {
+            now += Duration::from_micros(100 + random.below(3_000));
+            if random.below(100) == 0 {
+                now += Duration::from_millis(random.below(1_500));
+            }
+            if client.conns.len() < 3 && random.below(5) == 0 {
+                let options = ConnectOptions { socket: socket(5), ..ConnectOptions::default() };
+                client.conns.extend(client.stack.connect(now, to, &options));
+            }
+            if random.below(60) == 0
+                && let Some(conn) = client.conns.pop()
+            {
+                client.stack.abort(conn).unwrap();
+            }
+            to_server.retain(|_| random.below(20) > 0);
+            let mut to_client = server.turn(now, &to_server, &mut random, &mut seen);
+            for (frame, meta) in &to_client {
+                // A connection's; answers to strangers have none.
+                let reset = frame[47] & 4 != 0 && meta.label == Label::NONE;
+                let expected = if labels { Label::new(Some(hash_of(frame)), 3) } else { Label::NONE };
+                let late = meta.label == Label::new(None, 3);
+                assert!(meta.label == expected || reset || late, "{frame:02x?} {meta:?}");
+            }
+            to_client.retain(|_| random.below(20) > 0);
+            to_server = client.turn(now, &to_client, &mut random, &mut seen);
+            for (frame, meta) in &to_server {
+                let reset = frame[47] & 4 != 0 && meta.label == Label::NONE;
+                let expected = if labels { Label::new(Some(hash_of(frame)), 5) } else { Label::NONE };
+                // In TIME_WAIT the hash is known no more.
+                let late = meta.label == Label::new(None, 5);
+                assert!(meta.label == expected || reset || late, "{frame:02x?} {meta:?}");
+                if meta.label == expected {
+                    (labelled, flags) = (labelled + usize::from(labels), flags | frame[47]);
+                }
+            }
+        }
+    }
+    assert!(labelled > 1_000, "{labelled}");
+    assert_eq!(flags & 0x1f, 0x1f, "SYN, FIN, RST, PSH and ACK");
+}
+
+/// Ports of the frames that leave in one turn in which connections of these priorities have something to send, in the order in which they got it.
+fn order_of(priorities: &[u8], room: usize) -> Vec<usize> {
+    let config = TcpConfig::default();
+    let (mut random, mut seen) = (Random(1), Transcript::new());
+    let mut a = End::new('a', 1, 2, &config, true, false);
+    let mut b = End::new('b', 2, 1, &config, true, false);
+    let at = SocketAddr::from((address(2), 80));
+    b.stack.listen(at, ListenOptions::default()).unwrap();
+    let mut now = Instant::from_millis(1_000);
+    let conns: Vec<Conn> =
+        priorities.iter().map(|_| a.stack.connect(now, at, &ConnectOptions::default()).unwrap()).collect();
+    let mut frames = Vec::new();
+    for _ in 0..3 {
+        now += Duration::from_millis(1);
+        frames = a.turn(now, &frames, &mut random, &mut seen);
+        frames = b.turn(now, &frames, &mut random, &mut seen);
+        b.conns.clear();
+    }
+    let ports: Vec<u16> = conns.iter().map(|conn| a.stack.ends(*conn).unwrap()[0].port()).collect();
+    for (conn, &priority) in conns.iter().zip(priorities) {
+        a.stack.set_option(*conn, TcpOption::Priority(priority)).unwrap();
+    }
+    conns.iter().for_each(|conn| assert_eq!(a.stack.send(*conn, b"now"), Ok(3)));
+    let mut order = Vec::new();
+    while order.len() < priorities.len() {
+        a.recorder.lock().unwrap().room = room;
+        let sent = a.turn(now, &[], &mut random, &mut seen);
+        assert!(!sent.is_empty() && sent.len() <= room);
+        order.extend(sent.iter().map(|(frame, _)| {
+            let port = u16::from_be_bytes([frame[34], frame[35]]);
+            ports.iter().position(|own| *own == port).unwrap()
+        }));
+    }
+    order
+}
+
+#[test]
+fn connections_of_a_higher_priority_send_first_and_those_of_one_priority_in_turn() {
+    let mixed = [0, 1, 7, 0, 2, 7, 1, 5];
+    assert_eq!(order_of(&[0; 5], usize::MAX), [0, 1, 2, 3, 4]);
+    assert_eq!(order_of(&mixed, usize::MAX), [2, 5, 7, 4, 0, 3, 1, 6]);
+    // Who finds the device full comes behind the others of its class, but before those of lower ones.
+    for room in [1, 2, 3, 5] {
+        let order: Vec<u8> = order_of(&mixed, room).into_iter().map(|conn| mixed[conn]).collect();
+        assert_eq!(order, [7, 7, 5, 2, 0, 0, 1, 1], "{room}");
+    }
+}
+
+#[test]
+fn a_priority_is_one_of_eight() {
+    let config = TcpConfig::default();
+    let mut a = End::new('a', 1, 2, &config, true, false);
+    let (now, at) = (Instant::from_millis(1_000), SocketAddr::from((address(2), 80)));
+    let conn = a.stack.connect(now, at, &ConnectOptions::default()).unwrap();
+    assert_eq!(a.stack.set_option(conn, TcpOption::Priority(7)), Ok(()));
+    assert_eq!(a.stack.set_option(conn, TcpOption::Priority(8)), Err(OptionError::Invalid));
+    let socket = SocketOptions { priority: 8, ..SocketOptions::default() };
+    let connect = ConnectOptions { socket, ..ConnectOptions::default() };
+    assert_eq!(a.stack.connect(now, at, &connect), Err(ConnectError::InvalidOption));
+    let listen = ListenOptions { socket, ..ListenOptions::default() };
+    assert!(a.stack.listen(SocketAddr::from((address(1), 80)), listen).is_err());
 }

@@ -30,7 +30,14 @@ struct Tx {
 
 impl TxQueue for Tx {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, tx_checksum: false, gso_bytes_max: 0, uso: false }
+        Capabilities {
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+            tx_checksum: false,
+            gso_bytes_max: 0,
+            uso: false,
+            labels: false,
+        }
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {

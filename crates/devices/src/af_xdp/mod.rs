@@ -165,7 +165,8 @@ fn open_checked(config: &AfXdpConfig) -> io::Result<AfXdp> {
     let attached = Arc::new(filter::attach(&program, interface, keys.attach, zero_copy)?);
 
     let stats = Arc::new(AfXdpStats::default());
-    let capabilities = Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false };
+    let capabilities =
+        Capabilities { mac: link.mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
     let mut copies = match keys.take {
         Take::All => None,
         Take::Addresses | Take::Ports => Some(Copies::open(link.index, &config.addresses)?),

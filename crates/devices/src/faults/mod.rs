@@ -102,9 +102,9 @@ impl FaultsTx {
 }
 
 impl TxQueue for FaultsTx {
-    /// Those of the device below: its offloads are done in software here.
+    /// Those of the device below: its offloads are done in software here. Labels do not stand on a wire.
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        Capabilities { labels: false, ..self.inner.capabilities() }
     }
 
     /// `None` while the device below is full, so that a link without a queue of its own holds the sender back as the device would.

@@ -278,7 +278,7 @@ impl Control {
             Role::Client => (to_client, to_server),
         };
         let (rx_count, tx_count) = (received.len(), sent.len());
-        let header_bytes = features.header_bytes();
+        let (header_bytes, hashes) = (features.header_bytes(), features.hash.is_some());
         let mut rx_rings = Vec::new();
         for (Offered { ring, bell, buffers }, queue) in received.into_iter().zip(&self.queues) {
             let bell = queue.waker.attach(bell)?;
@@ -288,6 +288,7 @@ impl Control {
                 regions,
                 buffers,
                 header_bytes,
+                hashes,
                 position: 0,
                 complaint,
                 _bell: bell,
@@ -303,7 +304,7 @@ impl Control {
                 ring,
                 regions.clone(),
                 buffers,
-                header_bytes,
+                (header_bytes, hashes),
                 (bell, queue.signaller.clone()),
                 complaint.clone(),
             )));

@@ -6,10 +6,13 @@
 
 use crate::tap::vnet;
 use ginnel_stack::device::{Label, RxFrame, TxMeta};
+use ginnel_stack::steering::toeplitz;
 
 /// Marks the announcement.
 const MAGIC: [u8; 8] = *b"GINNELX1";
 const FRAME_HEADERS: u32 = 1;
+/// The hash in labels is the one whose check value stands behind the features.
+const FLOW_HASH: u32 = 2;
 
 /// Bytes of the header in front of each frame: the header of virtio-net (10), two zeros, and the frame's label (4), which is zero if there is none.
 pub(super) const HEADER_BYTES: usize = 16;
@@ -19,30 +22,41 @@ const LABEL_AT: usize = 12;
 /// What is announced or chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features {
-    /// Frames have headers, so checksums may be partial and super-frames whole.
+    /// Frames have headers, so checksums may be partial and super-frames whole, and frames have priorities.
     pub(super) frame_headers: bool,
+    /// The hash that flows are labelled with, by its value for a known flow ([`toeplitz::CHECK`]). An end that means another one gets and gives none.
+    pub(super) hash: Option<u32>,
 }
 
 impl Features {
+    /// All that is known here.
+    pub(super) const ALL: Self = Self { frame_headers: true, hash: Some(toeplitz::CHECK) };
+
     /// All zeros if there is nothing to announce, as a peer that knows nothing of it has them.
     pub(super) fn announce(self) -> [u8; 16] {
         let mut bytes = [0; 16];
         if self.frame_headers {
             bytes[..8].copy_from_slice(&MAGIC);
-            bytes[8..12].copy_from_slice(&FRAME_HEADERS.to_ne_bytes());
+            let flags = FRAME_HEADERS | self.hash.map_or(0, |_| FLOW_HASH);
+            bytes[8..12].copy_from_slice(&flags.to_ne_bytes());
+            bytes[12..].copy_from_slice(&self.hash.unwrap_or_default().to_ne_bytes());
         }
         bytes
     }
 
     /// Features that are not known here are not seen.
     pub(super) fn announced(bytes: [u8; 16]) -> Self {
-        let flags = u32::from_ne_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
-        Self { frame_headers: bytes[..8] == MAGIC && flags & FRAME_HEADERS != 0 }
+        let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if bytes[..8] != MAGIC || word(8) & FRAME_HEADERS == 0 {
+            return Self::default();
+        }
+        Self { frame_headers: true, hash: (word(8) & FLOW_HASH != 0).then(|| word(12)) }
     }
 
     /// What both can do.
     pub(super) fn and(self, other: Self) -> Self {
-        Self { frame_headers: self.frame_headers && other.frame_headers }
+        let frame_headers = self.frame_headers && other.frame_headers;
+        Self { frame_headers, hash: self.hash.filter(|_| frame_headers && self.hash == other.hash) }
     }
 
     /// Bytes in front of each frame.
@@ -51,19 +65,21 @@ impl Features {
     }
 }
 
-/// The header of a frame that is sent.
-pub(super) fn encode(meta: TxMeta) -> [u8; HEADER_BYTES] {
+/// The header of a frame that is sent. `hashes`: both ends mean the same hash.
+pub(super) fn encode(meta: TxMeta, hashes: bool) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
+    let label = if hashes { meta.label } else { meta.label.without_hash() };
     header[..vnet::LEN].copy_from_slice(&vnet::encode(meta));
-    header[LABEL_AT..].copy_from_slice(&meta.label.bits().to_ne_bytes());
+    header[LABEL_AT..].copy_from_slice(&label.bits().to_ne_bytes());
     header
 }
 
 /// What the header says about the frame behind it, if it does not contradict it.
-pub(super) fn decode<'a>(header: &[u8; HEADER_BYTES], frame: &'a [u8]) -> Option<RxFrame<'a>> {
+pub(super) fn decode<'a>(header: &[u8; HEADER_BYTES], frame: &'a [u8], hashes: bool) -> Option<RxFrame<'a>> {
     let (vnet, label) = (header.first_chunk()?, header.last_chunk()?);
     let (checksum, gso) = vnet::decode(vnet, frame).ok()?;
     let label = Label::from_bits(u32::from_ne_bytes(*label));
+    let label = if hashes { label } else { label.without_hash() };
     Some(RxFrame { bytes: frame, checksum, gso, label })
 }
 
@@ -72,7 +88,9 @@ mod tests {
     use super::*;
     use ginnel_stack::device::RxChecksum;
 
-    const BOTH: Features = Features { frame_headers: true };
+    const BOTH: Features = Features::ALL;
+    /// What an end of before hashes says.
+    const HEADERS: Features = Features { frame_headers: true, hash: None };
 
     #[test]
     fn a_peer_that_knows_nothing_of_it_sees_zeros_and_announces_nothing() {
@@ -84,9 +102,11 @@ mod tests {
 
     #[test]
     fn features_of_later_versions_are_ignored() {
-        let mut bytes = BOTH.announce();
-        bytes[9..].fill(0xff);
-        assert_eq!(Features::announced(bytes), BOTH);
+        let mut bytes = HEADERS.announce();
+        // All but the two that are known.
+        bytes[8..].fill(0xff);
+        bytes[8] = 0xfd;
+        assert_eq!(Features::announced(bytes), HEADERS);
         bytes[8] = 0xfe;
         assert_eq!(Features::announced(bytes), Features::default());
     }
@@ -98,22 +118,41 @@ mod tests {
     }
 
     #[test]
+    fn ends_that_mean_different_hashes_have_none() {
+        let other = Features { hash: Some(7), ..BOTH };
+        assert_eq!(Features::announced(other.announce()), other);
+        assert_eq!(BOTH.and(BOTH), BOTH);
+        for end in [other, HEADERS] {
+            assert_eq!(Features::announced(end.announce()), end);
+            assert_eq!((BOTH.and(end), end.and(BOTH)), (HEADERS, HEADERS));
+        }
+        let without_headers = Features { frame_headers: false, ..BOTH };
+        assert_eq!(without_headers.and(BOTH), Features::default());
+        let meta = TxMeta { label: Label::new(Some(77), 5), ..TxMeta::NONE };
+        for (sends, takes) in [(true, false), (false, true), (false, false)] {
+            let header = encode(meta, sends);
+            let label = decode(&header, &[0; 60], takes).expect("it is valid").label;
+            assert_eq!(label, Label::new(None, 5), "the priority needs no agreement");
+        }
+    }
+
+    #[test]
     fn what_is_encoded_is_decoded_and_contradictions_are_refused() {
         for label in [Label::NONE, Label::new(None, 7), Label::new(Some(0), 0), Label::new(Some(u32::MAX), 3)]
         {
             let meta = TxMeta { partial_checksum: Some((34, 16)), label, ..TxMeta::NONE };
-            let header = encode(meta);
-            let frame = decode(&header, &[0; 60]).expect("it is valid");
+            let header = encode(meta, true);
+            let frame = decode(&header, &[0; 60], true).expect("it is valid");
             assert_eq!(frame.checksum, RxChecksum::Partial { start: 34, offset: 16 });
             assert_eq!((frame.gso, frame.label), (None, label));
-            assert!(decode(&header, &[0; 51]).is_none());
+            assert!(decode(&header, &[0; 51], true).is_none());
         }
     }
 
     /// An end of before labels sends zeros there, and sees none.
     #[test]
     fn a_header_without_a_label_has_none() {
-        assert_eq!(encode(TxMeta::NONE), [0; HEADER_BYTES]);
-        assert_eq!(decode(&[0; HEADER_BYTES], &[0; 60]).expect("it is valid").label, Label::NONE);
+        assert_eq!(encode(TxMeta::NONE, true), [0; HEADER_BYTES]);
+        assert_eq!(decode(&[0; HEADER_BYTES], &[0; 60], true).expect("it is valid").label, Label::NONE);
     }
 }

@@ -70,7 +70,7 @@ fn name_of(config: &MemifConfig) -> String {
 }
 
 fn features_of(config: &MemifConfig) -> Features {
-    Features { frame_headers: config.offload }
+    if config.offload { Features::ALL } else { Features::default() }
 }
 
 /// The server's side.
@@ -132,7 +132,7 @@ impl ServerHandshake {
             Message::Init(init) if self.client.is_none() => {
                 self.check_init(&init, busy)?;
                 let features = features_of(&self.config).and(init.features);
-                if features != init.features {
+                if features.frame_headers != init.features.frame_headers {
                     return Err("features that were not offered".into());
                 }
                 self.client = Some((init.name, features));
@@ -399,7 +399,17 @@ mod tests {
         assert!(server.to_server.iter().all(|offered| offered.ring.size() == 8 && offered.ring.has_cookie()));
         let large = config(|config| config.ring = 64);
         let (server, client) = run(&large, &large, |_, _| {}).expect("agreed");
-        assert!(server.features.frame_headers && client.features.frame_headers);
+        assert_eq!((server.features, client.features), (Features::ALL, Features::ALL));
+        // A client that means another hash than was offered, or says nothing of one, is taken without.
+        for hash in [Some(7), None] {
+            let (server, _) = run(&large, &large, |message, _| {
+                if let Message::Init(init) = message {
+                    init.features.hash = hash;
+                }
+            })
+            .expect("agreed");
+            assert_eq!(server.features, Features { frame_headers: true, hash: None });
+        }
         let plain = config(|config| (config.ring, config.offload) = (64, false));
         for (a, b) in [(&large, &plain), (&plain, &large)] {
             let (server, client) = run(a, b, |_, _| {}).expect("agreed");
@@ -428,7 +438,7 @@ mod tests {
             }),
             ("features", |m, _| {
                 if let Message::Init(init) = m {
-                    init.features.frame_headers = true
+                    init.features = Features::ALL
                 }
             }),
             ("region without", |m, fd| {

@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     fn all() -> Vec<Message> {
-        let features = Features { frame_headers: true };
+        let features = Features::ALL;
         vec![
             Message::Ack,
             Message::Hello(Hello {

@@ -215,6 +215,7 @@ fn capabilities(config: &MemifConfig) -> Capabilities {
         tx_checksum: config.offload,
         gso_bytes_max: if config.offload { GSO_BYTES_MAX } else { 0 },
         uso: config.offload,
+        labels: config.offload,
     }
 }
 

@@ -66,6 +66,8 @@ pub(super) struct RxRing {
     pub(super) regions: Arc<[Arc<Region>]>,
     pub(super) buffers: Buffers,
     pub(super) header_bytes: usize,
+    /// Both ends mean the same hash of flows.
+    pub(super) hashes: bool,
     /// Index of the next descriptor to take: ours, the copy in shared memory is for the peer.
     pub(super) position: u16,
     pub(super) complaint: Arc<Complaint>,
@@ -184,7 +186,7 @@ impl RxRing {
         let frame = &arena[start..end];
         let known = if self.header_bytes == 0 {
             RxFrame::new(frame)
-        } else if let Some(known) = extension::decode(&header, frame) {
+        } else if let Some(known) = extension::decode(&header, frame, self.hashes) {
             known
         } else {
             return Ok(Taken::Malformed);

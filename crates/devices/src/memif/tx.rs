@@ -29,6 +29,8 @@ pub(super) struct TxRing {
     regions: Arc<[Arc<Region>]>,
     buffers: Buffers,
     header_bytes: usize,
+    /// Both ends mean the same hash of flows.
+    hashes: bool,
     /// Index of the next descriptor to fill: ours, the copy in shared memory is for the peer.
     position: u16,
     /// Descriptors from `position` on that are free, as known last.
@@ -48,7 +50,7 @@ impl TxRing {
         ring: Ring,
         regions: Arc<[Arc<Region>]>,
         buffers: Buffers,
-        header_bytes: usize,
+        (header_bytes, hashes): (usize, bool),
         (bell, signaller): (Bell, Arc<Signaller>),
         complaint: Arc<Complaint>,
     ) -> Self {
@@ -57,6 +59,7 @@ impl TxRing {
             regions,
             buffers,
             header_bytes,
+            hashes,
             position: 0,
             free: 0,
             published: 0,
@@ -249,7 +252,7 @@ impl MemifTx {
         };
         if ring.header_bytes > 0 {
             let start = FRAME_AT - HEADER_BYTES;
-            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta));
+            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta, ring.hashes));
             if !ring.put(&self.staging[start..FRAME_AT + len])? {
                 count(&self.stats.tx_dropped);
             }
@@ -320,7 +323,7 @@ impl GatherTx for MemifTx {
             && ring.header_bytes > 0
         {
             let start = FRAME_AT - HEADER_BYTES;
-            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta));
+            self.staging[start..FRAME_AT].copy_from_slice(&extension::encode(meta, ring.hashes));
             let put = ring.put_gathered(&self.staging[start..FRAME_AT + head], pieces);
             if put != Ok(true) {
                 count(&self.stats.tx_dropped);

@@ -37,6 +37,8 @@ pub struct MemoryConfig {
     pub gso_bytes_max: usize,
     /// Whether UDP super-frames pass too.
     pub uso: bool,
+    /// Whether senders are to label frames. Labels that they have anyway pass in any case.
+    pub labels: bool,
     /// Bytes of the ring of each direction. Rounded up to a power of two that holds at least two of the largest frames.
     pub ring_bytes: usize,
 }
@@ -49,6 +51,7 @@ impl Default for MemoryConfig {
             tx_checksum: true,
             gso_bytes_max: GSO_BYTES_MAX,
             uso: true,
+            labels: false,
             ring_bytes: 1 << 20,
         }
     }
@@ -105,6 +108,7 @@ fn direction(config: &MemoryConfig, sender_mac: [u8; 6]) -> (MemoryTx, MemoryRx)
         tx_checksum: config.tx_checksum,
         gso_bytes_max,
         uso: config.uso && gso_bytes_max > 0,
+        labels: config.labels,
     };
     let frame_bytes_max = gso_bytes_max.max(config.mtu + LINK_HEADER_BYTES_MAX);
     let (producer, consumer) =

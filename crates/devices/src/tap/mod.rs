@@ -115,6 +115,7 @@ pub fn open_queues(config: &TapConfig, queues: usize) -> io::Result<Tap> {
         tx_checksum: !config.without_offloads,
         gso_bytes_max: if config.without_offloads { 0 } else { GSO_BYTES_MAX },
         uso: uso && !config.without_offloads,
+        labels: false,
     };
     if capabilities.mac == kernel.mac {
         return Err(invalid("both sides of a TAP device have the same MAC address".into()));

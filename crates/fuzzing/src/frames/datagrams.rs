@@ -153,6 +153,7 @@ impl Datagrams {
             receive_bytes: (word.x != 0).then_some(word.x % 100_000),
             hop_limit: (word.c & 8 != 0).then_some(word.c),
             tos: word.z as u8,
+            priority: (word.z >> 16) as u8,
             coalesces: word.c & 16 != 0,
             reports_v4: word.c & 32 != 0,
             reports_v6: word.c & 64 != 0,

@@ -206,6 +206,7 @@ impl Setup {
             tx_checksum: offload,
             gso_bytes_max: if offload { 65_550 } else { 0 },
             uso: offload,
+            labels: offload,
         };
         let tcp = tcp_config(word);
         let network = network_config(word);

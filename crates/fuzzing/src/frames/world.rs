@@ -9,7 +9,7 @@ use super::word::{Manner, Op, WORD_BYTES, Word, syn_options};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::device::{BURST_FRAMES_MAX, RxBurst, RxFrame};
-use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpOption};
+use ginnel_stack::options::{ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpOption};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::time::Instant;
 use ginnel_stack::wire::protocol;
@@ -297,6 +297,19 @@ impl World {
                 ack_events: word.z & 4 != 0,
                 tos: word.z as u8 & 0xf8,
                 hop_limit: (word.z & 8 != 0).then_some(word.a),
+                priority: (word.z >> 8) as u8 & 7,
+                min_hops_v4: if word.z & 1 << 16 == 0 { 0 } else { 60 },
+                min_hops_v6: if word.z & 1 << 17 == 0 { 0 } else { 60 },
+                rto_min: (word.z & 1 << 18 != 0)
+                    .then_some(Duration::from_millis(1 + u64::from(word.y % 200))),
+                rto_max: (word.z & 1 << 19 != 0).then_some(Duration::from_secs(1 + u64::from(word.y % 120))),
+                delayed_ack_max: (word.z & 1 << 20 != 0)
+                    .then_some(Duration::from_millis(1 + u64::from(word.y % 200))),
+                save_syn: match word.z >> 21 & 3 {
+                    1 => SaveSyn::Packet,
+                    2 => SaveSyn::Frame,
+                    _ => SaveSyn::Off,
+                },
             },
         };
         // A cookie of one listener may come back to another, which offers something else.

@@ -61,6 +61,7 @@ enum Told {
     RtoMin,
     RtoMax,
     DelayedAckMax,
+    Priority,
 }
 
 /// Those that connections of a listener, and connections that are opened, begin with.
@@ -72,10 +73,11 @@ const AT_BIRTH: u32 = bit(Told::NoDelay)
     | bit(Told::MinHops)
     | bit(Told::RtoMin)
     | bit(Told::RtoMax)
-    | bit(Told::DelayedAckMax);
+    | bit(Told::DelayedAckMax)
+    | bit(Told::Priority);
 
 const fn bit(told: Told) -> u32 {
-    1 << told as u16
+    1 << told as u32
 }
 
 /// Smallest buffers, as `getsockopt` shows them (`SOCK_MIN_RCVBUF`, `SOCK_MIN_SNDBUF`).
@@ -96,6 +98,8 @@ const SNDBUF_DEFAULT: u32 = 16_384;
 /// What `TCP_LINGER2` is at first (`net.ipv4.tcp_fin_timeout`), and at the most (`TCP_FIN_TIMEOUT_MAX`), in seconds.
 const LINGER2_DEFAULT: i32 = 60;
 const LINGER2_MAX: i32 = 120;
+/// The highest priority of a packet (IEEE 802.1Q).
+const PRIORITY_MAX: u8 = 7;
 /// `IP_TTL` and its like at first.
 const HOPS_DEFAULT: u32 = 64;
 /// Numbers that libc has no names for.
@@ -138,6 +142,8 @@ pub(crate) struct Options {
     congestion: Option<CongestionControl>,
     class: u8,
     class_v6: u8,
+    /// `SO_PRIORITY`, also what `IP_TOS` has made it.
+    priority: c_int,
     /// -1: the stack's.
     hops: i16,
     hops_v6: i16,
@@ -177,6 +183,7 @@ crate::note::fields!(Options {
     congestion,
     class,
     class_v6,
+    priority,
     hops,
     hops_v6,
     defer_accept_s,
@@ -213,6 +220,7 @@ impl Options {
             congestion: None,
             class: 0,
             class_v6: 0,
+            priority: 0,
             hops: -1,
             hops_v6: -1,
             defer_accept_s: 0,
@@ -311,6 +319,7 @@ impl Options {
             rto_max: set(Told::RtoMax, 0).map(|_| self.time(times::RTO_MAX)),
             delayed_ack_max: set(Told::DelayedAckMax, 0).map(|_| self.time(times::DELACK_MAX)),
             save_syn: self.save_syn(),
+            priority: self.link_priority(),
         }
     }
 
@@ -334,12 +343,22 @@ impl Options {
 
     /// What an accepted socket has of its listener.
     pub fn inherited(&self) -> Self {
+        // Not this one (`sk_clone_lock`).
         let mut options = self.clone();
-        if options.words.get("SO_PRIORITY").is_some() {
-            // Not this one (`sk_clone_lock`).
-            options.words.set("SO_PRIORITY", 0);
+        if options.priority != 0 {
+            options.set_priority(0);
         }
         options
+    }
+
+    fn set_priority(&mut self, priority: c_int) {
+        self.priority = priority;
+        self.note(Told::Priority);
+    }
+
+    /// The priority as the stack knows it: there are no more than eight, and what Linux takes beyond them is the highest. It compares them without a sign.
+    fn link_priority(&self) -> u8 {
+        u8::try_from(self.priority).map_or(PRIORITY_MAX, |priority| priority.min(PRIORITY_MAX))
     }
 
     /// The control message that says when a datagram came, if it is asked for.
@@ -395,6 +414,7 @@ impl Options {
             (Told::RtoMin, TcpOption::RtoMin(self.time(times::RTO_MIN))),
             (Told::RtoMax, TcpOption::RtoMax(self.time(times::RTO_MAX))),
             (Told::DelayedAckMax, TcpOption::DelayedAckMax(self.time(times::DELACK_MAX))),
+            (Told::Priority, TcpOption::Priority(self.link_priority())),
         ];
         all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
     }

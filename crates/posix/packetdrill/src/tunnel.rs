@@ -223,7 +223,14 @@ struct TunnelTx {
 
 impl TxQueue for TunnelTx {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mac: OWN_MAC, mtu: self.shared.mtu, tx_checksum: false, gso_bytes_max: 0, uso: false }
+        Capabilities {
+            mac: OWN_MAC,
+            mtu: self.shared.mtu,
+            tx_checksum: false,
+            gso_bytes_max: 0,
+            uso: false,
+            labels: false,
+        }
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {

@@ -10,7 +10,7 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Kinds of options, a bit each.
-pub(super) const KINDS: usize = 23;
+pub(super) const KINDS: usize = 24;
 
 /// No hop limit of its own.
 const NO_LIMIT: u32 = u32::MAX;
@@ -43,6 +43,7 @@ fn word(option: TcpOption) -> (usize, u32) {
         TcpOption::RtoMin(time) => (20, micros(time)),
         TcpOption::RtoMax(time) => (21, millis(time)),
         TcpOption::DelayedAckMax(time) => (22, micros(time)),
+        TcpOption::Priority(priority) => (23, priority.into()),
         TcpOption::HopLimit(hops) => (17, hops.map_or(NO_LIMIT, u32::from)),
     }
 }
@@ -75,6 +76,7 @@ fn option(kind: usize, word: u32) -> Option<TcpOption> {
         20 => TcpOption::RtoMin(Duration::from_micros(word.into())),
         21 => TcpOption::RtoMax(Duration::from_millis(word.into())),
         22 => TcpOption::DelayedAckMax(Duration::from_micros(word.into())),
+        23 => TcpOption::Priority(u8::try_from(word).unwrap_or(u8::MAX)),
         _ => return None,
     })
 }
@@ -151,6 +153,7 @@ mod tests {
         TcpOption::RtoMin(Duration::from_millis(8)),
         TcpOption::RtoMax(SECOND),
         TcpOption::DelayedAckMax(Duration::from_millis(40)),
+        TcpOption::Priority(6),
     ];
 
     #[test]

@@ -6,7 +6,7 @@ use crate::channel::control::{Reply, Request};
 use core::fmt;
 
 /// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// First word of a first message, in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
 /// First word of somebody who wants no place yet. No answer; what follows are descriptors of connections, each somebody's who does.

@@ -46,6 +46,7 @@ record!(SocketOptions {
     rto_max,
     delayed_ack_max,
     save_syn,
+    priority,
 });
 choice!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
 record!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
@@ -60,6 +61,7 @@ record!(UdpOptions {
     receive_bytes,
     hop_limit,
     tos,
+    priority,
     reports_v4,
     reports_v6,
     path_mtu,

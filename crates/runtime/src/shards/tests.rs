@@ -109,7 +109,11 @@ struct World<S, C> {
 
 impl<S: Handler, C: Handler> World<S, C> {
     fn new(config: Config, spread: Spread, server: impl FnMut(usize) -> S, client: C) -> Self {
-        let (shards, far) = shards_and_wire(config, spread, server);
+        Self::with(shards_and_wire(config, spread, server), client)
+    }
+
+    /// Shards that have their devices, and a client at the other end.
+    fn with((shards, far): (Vec<Shard<S>>, Device), client: C) -> Self {
         let client = Shard::builder(self::config(THEIRS)).handler(client).device("cable", far);
         Self { shards, client: client.seed([2; 32]).now(START).build().unwrap(), now: START }
     }

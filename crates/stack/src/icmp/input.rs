@@ -1,6 +1,7 @@
 //! ICMP messages that arrive: echo requests are answered, errors go to the transport that sent the quoted packet.
 
 use super::error::{IcmpErrorKind, IcmpSource, TransportError, describe_own_packet, quoted_payload};
+use crate::device::Label;
 use crate::handle::LinkId;
 use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
 use crate::link::is_unicast;
@@ -129,6 +130,7 @@ impl Network {
             tos: asked.tos,
             hop_limit: link.hop_limit,
             dont_fragment: false,
+            label: Label::NONE,
         };
         let len = icmpv4::HEADER_LEN + asked.echo.data.len();
         let sent = match (route.src, asked.from) {

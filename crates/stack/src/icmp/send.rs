@@ -1,6 +1,7 @@
 //! ICMP errors that we send. Never about ICMP errors, to or about groups of hosts, or about fragments but the first (RFC 1122 §3.2.2,
 //! RFC 4443 §2.4), and no more than the budget allows.
 
+use crate::device::Label;
 use crate::ip::{IpHeader, L4, Network, Packet4, Packet6, Problem6};
 use crate::time::Instant;
 use crate::wire::{icmpv4, icmpv6, ipv6, protocol};
@@ -158,7 +159,15 @@ impl Network {
         let Ok(route) = self.route(now, to, from) else { return };
         let hop_limit = self.link(route.hop.link()).hop_limit;
         let tos = if to.is_ipv4() { ERROR_TOS } else { 0 };
-        let header = IpHeader { src: route.src, dst: to, protocol, tos, hop_limit, dont_fragment: false };
+        let header = IpHeader {
+            src: route.src,
+            dst: to,
+            protocol,
+            tos,
+            hop_limit,
+            dont_fragment: false,
+            label: Label::NONE,
+        };
         match self.send_datagram(now, &route, &header, len, None, |out| write(route.src, out)) {
             Ok(()) => self.stats.icmp_errors_out += 1,
             Err(_) => self.stats.tx_control_dropped += 1,

@@ -112,7 +112,8 @@ impl Network {
         fragment: &ipv6::FragmentHeader,
         piece: &[u8],
     ) -> Result<(), TxError> {
-        let header = IpHeader { protocol: protocol::FRAGMENT, ..*header };
+        let label = header.label.without_hash();
+        let header = IpHeader { protocol: protocol::FRAGMENT, label, ..*header };
         let len = ipv6::FragmentHeader::LEN + piece.len();
         let mut packet = self.begin(now, &route.hop, &header, len)?;
         let l4 = packet.l4();

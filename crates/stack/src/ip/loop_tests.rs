@@ -23,8 +23,14 @@ fn loop_config(with_addresses: bool) -> LinkConfig {
 /// A network layer with a loop beside its device.
 fn bench(with_addresses: bool) -> (Bench, PortId, LinkId) {
     let mut bench = Bench::new();
-    let capabilities =
-        Capabilities { mac: LOOP_MAC.0, mtu: 65_535, tx_checksum: true, gso_bytes_max: 0, uso: false };
+    let capabilities = Capabilities {
+        mac: LOOP_MAC.0,
+        mtu: 65_535,
+        tx_checksum: true,
+        gso_bytes_max: 0,
+        uso: false,
+        labels: false,
+    };
     let recorder = Arc::new(Mutex::new(Recorder { room: 1000, ..Recorder::default() }));
     let queue = RecordingQueue { recorder, capabilities, buffer: Vec::new() };
     let port = bench.network.add_port(Box::new(queue));

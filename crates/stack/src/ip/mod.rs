@@ -13,6 +13,7 @@ mod destinations;
 pub(crate) mod entropy;
 mod fragment_store;
 mod input;
+mod label;
 mod links;
 pub(crate) mod local;
 mod output;
@@ -51,6 +52,7 @@ use crate::ip::route::RouteTable;
 use crate::ip::timers::{Timer, Timers};
 use crate::link::neighbour::NeighbourTable;
 use crate::link::{Link, Port};
+use crate::steering::toeplitz::Toeplitz;
 use crate::steering::{News, Steering};
 use crate::time::Instant;
 use core::time::Duration;
@@ -92,6 +94,10 @@ pub struct Network {
     pub(crate) steering: Option<Box<Steering>>,
     /// What the other shards must be told.
     pub(crate) news: VecDeque<News>,
+    /// Frames of the present burst, a bit each, that a wrong hash of their sender's kept on this shard.
+    pub(crate) misdirected: u64,
+    /// Set if a device carries labels.
+    labeller: Option<Toeplitz>,
 }
 
 impl Network {
@@ -142,6 +148,8 @@ impl Network {
             idents,
             steering: None,
             news: VecDeque::new(),
+            misdirected: 0,
+            labeller: None,
             config,
         })
     }
@@ -296,6 +304,9 @@ impl Network {
     pub fn add_port(&mut self, tx: Box<dyn TxQueue + Send>) -> PortId {
         let id = u16::try_from(self.ports.len()).expect("at most 65,535 devices");
         self.ports.push(Port::new(tx));
+        if self.port(PortId(id)).capabilities.labels {
+            self.make_labels();
+        }
         PortId(id)
     }
 }

@@ -8,7 +8,7 @@
 //! caller sees no difference.
 
 use super::{Hop, Network, Route};
-use crate::device::{Gso, GsoKind, TxMeta};
+use crate::device::{Gso, GsoKind, Label, TxMeta};
 use crate::link::neighbour::PendingFrame;
 use crate::time::Instant;
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
@@ -32,6 +32,8 @@ pub struct IpHeader {
     pub hop_limit: u8,
     /// Routers must not fragment it (IPv4; in IPv6 they never do).
     pub dont_fragment: bool,
+    /// What a device that carries labels is told of its flow.
+    pub label: Label,
 }
 
 /// Where the transport checksum stands and what is known about the bytes it covers.
@@ -142,7 +144,7 @@ impl PacketOut<'_> {
         let at = usize::from(checksum.offset);
         let l4 = &mut self.room[plan.l4_start..plan.l4_start + l4_len];
         let pseudo = pseudo_header(&plan.header, l4_len);
-        let mut meta = TxMeta::default();
+        let mut meta = TxMeta { label: plan.header.label, ..TxMeta::NONE };
         if plan.tx_checksum {
             l4[at..at + 2].copy_from_slice(&pseudo.fold().to_be_bytes());
             // Cannot truncate: the longest headers in front of a segment are 18 + 40 bytes.
@@ -168,13 +170,16 @@ impl PacketOut<'_> {
     /// Makes the packet a fragment. It should be begun with `dont_fragment`, so that no identification is spent on it.
     pub(crate) fn set_fragment(&mut self, ident: u16, offset: u16, more: bool) {
         self.plan.header.dont_fragment = false;
+        // The home of fragments follows from their addresses alone: this hash is that of what will come of them.
+        self.plan.header.label = self.plan.header.label.without_hash();
         self.plan.ident = ident;
         self.plan.fragment = (offset, more);
     }
 
     /// Finishes a packet whose segment is complete: ICMP, and fragments of anything.
     pub(crate) fn seal_complete(self, l4_len: usize) -> Sealed {
-        self.finish(l4_len, TxMeta::default())
+        let label = self.plan.header.label;
+        self.finish(l4_len, TxMeta { label, ..TxMeta::NONE })
     }
 
     fn finish(self, l4_len: usize, meta: TxMeta) -> Sealed {

@@ -9,7 +9,15 @@ use crate::wire::ethernet::EtherType;
 use core::net::Ipv4Addr;
 
 fn tcp(src: IpAddr, dst: IpAddr) -> IpHeader {
-    IpHeader { src, dst, protocol: protocol::TCP, tos: 0xba, hop_limit: 61, dont_fragment: true }
+    IpHeader {
+        src,
+        dst,
+        protocol: protocol::TCP,
+        tos: 0xba,
+        hop_limit: 61,
+        dont_fragment: true,
+        label: Label::NONE,
+    }
 }
 
 /// A bench whose peer is known, and the way there.
@@ -177,8 +185,15 @@ fn packets_that_may_be_fragmented_have_changing_identifications() {
 /// Sends a UDP datagram with this payload and has the peer put it together.
 fn datagram_arrives(bench: &mut Bench, peer: &mut Bench, dst: IpAddr, payload: &[u8]) -> usize {
     let route = bench.network.route(bench.now, dst, None).unwrap();
-    let header =
-        IpHeader { src: route.src, dst, protocol: protocol::UDP, tos: 0, hop_limit: 64, dont_fragment: true };
+    let header = IpHeader {
+        src: route.src,
+        dst,
+        protocol: protocol::UDP,
+        tos: 0,
+        hop_limit: 64,
+        dont_fragment: true,
+        label: Label::NONE,
+    };
     let udp =
         crate::wire::udp::Header { src_port: 5, dst_port: 6, len: 8 + payload.len() as u16, checksum: 0 };
     let write = |out: &mut [u8]| {

@@ -70,6 +70,8 @@ pub(crate) struct PlainSealed {
     offloaded: bool,
     len: usize,
     gso: Option<Gso>,
+    /// The device carries a label.
+    pub takes_label: bool,
 }
 
 impl Network {
@@ -116,35 +118,44 @@ impl Network {
         // Cannot truncate: 58 bytes in front of at most 60.
         let headers = (link_header + ipv4::Header::LEN + header_len) as u16;
         let gso = gso_size.map(|size| Gso { kind: GsoKind::Tcp4, size, header_len: headers, ecn: false });
-        let sealed = PlainSealed { port: link.port.0, link_header: link_header as u8, offloaded, len, gso };
+        let takes_label = port.capabilities.labels;
+        let sealed = PlainSealed {
+            port: link.port.0,
+            link_header: link_header as u8,
+            offloaded,
+            len,
+            gso,
+            takes_label,
+        };
         let gathers = gso_size.is_some() && port.gathers && offloaded;
         Ok(Some(PlainOut { payload, summing, gathers, head, options, sealed }))
     }
 
-    /// Sends a sealed packet. Nothing else may happen between [`Network::begin_tcp_v4`] and this.
+    /// Sends a sealed packet, with what is known about its flow. Nothing else may happen between [`Network::begin_tcp_v4`] and this.
     #[inline(always)]
-    pub(crate) fn commit_tcp_v4(&mut self, sealed: PlainSealed) {
-        self.ports[usize::from(sealed.port)].commit(sealed.len, sealed.meta(), &mut self.stats);
+    pub(crate) fn commit_tcp_v4(&mut self, sealed: PlainSealed, label: Label) {
+        self.ports[usize::from(sealed.port)].commit(sealed.len, sealed.meta(label), &mut self.stats);
     }
 
     /// The same of a super-frame whose payload, `pieces`, was left out. Only if [`PlainOut::gathers`].
     pub(crate) fn commit_gathered_v4(
         &mut self,
         sealed: PlainSealed,
+        label: Label,
         pieces: &mut dyn Iterator<Item = &[u8]>,
     ) {
         let head = sealed.gso.map_or(sealed.len, |gso| usize::from(gso.header_len));
         let port = &mut self.ports[usize::from(sealed.port)];
-        port.commit_gathered((head, sealed.len), pieces, sealed.meta(), &mut self.stats);
+        port.commit_gathered((head, sealed.len), pieces, sealed.meta(label), &mut self.stats);
     }
 }
 
 impl PlainSealed {
     #[inline(always)]
-    fn meta(&self) -> TxMeta {
+    fn meta(&self, label: Label) -> TxMeta {
         let l4_start = u16::from(self.link_header) + ipv4::Header::LEN as u16;
         let checksum = (l4_start, TcpHeader::CHECKSUM_OFFSET as u16);
-        TxMeta { partial_checksum: self.offloaded.then_some(checksum), gso: self.gso, label: Label::NONE }
+        TxMeta { partial_checksum: self.offloaded.then_some(checksum), gso: self.gso, label }
     }
 }
 

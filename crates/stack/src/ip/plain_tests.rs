@@ -40,7 +40,7 @@ fn send_plain(
     packet.payload.copy_from_slice(&payload(len));
     let sum = if packet.summing == Summing::Wanted { Sum::of(packet.payload) } else { Sum::ZERO };
     let sealed = packet.seal(headers, options, sum);
-    bench.network.commit_tcp_v4(sealed);
+    bench.network.commit_tcp_v4(sealed, Label::NONE);
     true
 }
 
@@ -59,6 +59,7 @@ fn send_any(
         tos: headers.tos,
         hop_limit: headers.ttl,
         dont_fragment: true,
+        label: Label::NONE,
     };
     let header = TcpHeader {
         src_port: (headers.ports >> 16) as u16,

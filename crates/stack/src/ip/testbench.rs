@@ -1,7 +1,7 @@
 //! A network layer on a recording device, and the frames a peer would send it.
 
 use super::{Checksum, Input, IpHeader, L4, Network, NetworkConfig, Parsed, Route, TxError};
-use crate::device::{Capabilities, RxFrame, TxMeta, TxQueue};
+use crate::device::{Capabilities, Label, RxFrame, TxMeta, TxQueue};
 use crate::handle::{LinkId, PortId};
 use crate::ip::usual::{self, Usual};
 use crate::link::LinkConfig;
@@ -63,8 +63,14 @@ impl TxQueue for RecordingQueue {
     fn flush(&mut self, _now: Instant) {}
 }
 
-pub(crate) const CAPABILITIES: Capabilities =
-    Capabilities { mac: OUR_MAC.0, mtu: 1500, tx_checksum: false, gso_bytes_max: 0, uso: false };
+pub(crate) const CAPABILITIES: Capabilities = Capabilities {
+    mac: OUR_MAC.0,
+    mtu: 1500,
+    tx_checksum: false,
+    gso_bytes_max: 0,
+    uso: false,
+    labels: false,
+};
 
 pub(crate) struct Bench {
     pub network: Network,
@@ -190,6 +196,7 @@ impl Bench {
             tos: 0,
             hop_limit: 64,
             dont_fragment: true,
+            label: Label::NONE,
         };
         let mut packet = self.network.begin(self.now, &route.hop, &header, segment.len())?;
         packet.l4().copy_from_slice(segment);

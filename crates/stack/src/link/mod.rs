@@ -411,8 +411,14 @@ fn check_address(address: IpAddr, prefix: u8, loopback: bool) -> Result<(), Stri
 mod tests {
     use super::*;
 
-    const DEVICE: Capabilities =
-        Capabilities { mac: [2, 0, 0, 0, 0, 1], mtu: 1500, tx_checksum: false, gso_bytes_max: 0, uso: false };
+    const DEVICE: Capabilities = Capabilities {
+        mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1500,
+        tx_checksum: false,
+        gso_bytes_max: 0,
+        uso: false,
+        labels: false,
+    };
 
     fn link(config: &LinkConfig) -> Result<Link, ConfigError> {
         Link::new(config, PortId(0), &DEVICE, &NetworkConfig::default(), Duration::ZERO)

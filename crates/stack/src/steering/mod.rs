@@ -1,7 +1,7 @@
 //! Several shards on one device: to which of them a frame belongs.
 //!
-//! Pure functions of the frame's bytes, so that whichever shard receives a frame says the same, and so does an adapter that hashes (what it has
-//! computed stands in the frame's label, and is not computed again):
+//! Pure functions of the frame's bytes, so that whichever shard receives a frame says the same, and so does an adapter that hashes, or a sender (what it has
+//! computed stands in the frame's label; if that says that the frame may stay, nothing is computed again, and if it was wrong, the frame goes home when its flow is not found):
 //!
 //! | what | its home |
 //! |---|---|

@@ -9,6 +9,10 @@ pub const KEY: [u8; 40] = [
     0xb7, 0x3b, 0xbe, 0xac, 0x01, 0xfa,
 ];
 
+/// What tells two ends that they mean the same hash: that of a flow of Microsoft's verification suite, 3ffe:2501:200:1fff::7 port 2794 to 3ffe:2501:200:3::1 port 1766, under
+/// [`KEY`]. With another key, or another hash, it is another number.
+pub const CHECK: u32 = 0x4020_7d3d;
+
 /// Two IPv6 addresses and two ports.
 const INPUT_BYTES_MAX: usize = 36;
 
@@ -96,6 +100,17 @@ mod tests {
             let (dst, src): (IpAddr, IpAddr) = (dst.parse().unwrap(), src.parse().unwrap());
             assert_eq!(toeplitz.hash(src, dst, None), addresses, "{src} to {dst}");
             assert_eq!(toeplitz.hash(src, dst, Some((src_port, dst_port))), tcp, "{src} to {dst} with ports");
+        }
+    }
+
+    #[test]
+    fn the_check_tells_keys_apart() {
+        let [src, dst] = ["3ffe:2501:200:1fff::7", "3ffe:2501:200:3::1"].map(|text| text.parse().unwrap());
+        let check = |key: &[u8; 40]| Toeplitz::new(key).hash(src, dst, Some((2794, 1766)));
+        assert_eq!(check(&KEY), CHECK);
+        // A key that makes the hash the same both ways, as some adapters have it, and others.
+        for other in [[0x6d, 0x5a].repeat(20), vec![0; 40], (0..40).collect()] {
+            assert_ne!(check(&other.try_into().unwrap()), CHECK);
         }
     }
 }

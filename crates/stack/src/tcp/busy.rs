@@ -9,6 +9,7 @@ use super::recv_buffer::RecvBuffer;
 use super::send_buffer::SendBuffer;
 use super::sent_queue::SentQueue;
 use super::state::State;
+use crate::device::Label;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
@@ -129,6 +130,8 @@ pub(crate) struct Busy {
     pub fin_at: Option<SeqNumber>,
     /// When we last answered an invalid segment, in ms.
     pub last_invalid_ms: Option<u32>,
+    /// The flow's hash, once a device that carries labels was to send something.
+    pub label: Label,
 }
 
 impl Busy {
@@ -170,6 +173,7 @@ impl Busy {
             starved: false,
             fin_at: None,
             last_invalid_ms: None,
+            label: Label::NONE,
         }
     }
 
@@ -215,6 +219,7 @@ impl Busy {
             starved,
             fin_at,
             last_invalid_ms,
+            label,
         } = self;
         sent.clear();
         recv.forget_drops();
@@ -230,6 +235,7 @@ impl Busy {
         *probe_end = None;
         *dsack = None;
         *last_invalid_ms = None;
+        *label = Label::NONE;
         *usage_end = SeqNumber(0);
         *last_sent = Instant::ZERO;
         (*urgent_in, *urgent_untold) = (Urgent::None, 0);

@@ -84,7 +84,8 @@ impl Tcp {
             let key = self.key(idx);
             (remote_ip, ..) = self.addresses.store(&key);
         }
-        let entry = TimeWait::from_tcb(&self.conns[idx], remote_ip);
+        let c = &self.conns[idx];
+        let entry = TimeWait::from_tcb(c, remote_ip, self.priority(c));
         let index = self.time_wait.insert(entry, self.now_ms());
         let replaced = self.flows.replace(hash, idx, index | TIME_WAIT_BIT);
         debug_assert!(replaced, "a live connection is in the flow table");
@@ -120,7 +121,7 @@ impl Tcp {
     /// A segment for a connection in TIME_WAIT (RFC 9293 §3.10.7.4, RFC 6191).
     pub fn input_time_wait(&mut self, net: &mut Network, index: u32, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         let entry = *self.time_wait.get(index);
-        let timestamps = if entry.timestamps { seg.timestamps() } else { None };
+        let timestamps = if entry.timestamps() { seg.timestamps() } else { None };
         let old_timestamp = timestamps.is_some_and(|ts| (ts.value.wrapping_sub(entry.ts_recent) as i32) < 0);
         let flags = seg.header.flags;
         let rst = flags.contains(TcpFlags::RST);

@@ -121,7 +121,7 @@ impl Tcp {
             None => Ok(None),
             Some(Found::Connection(_)) => Err(ConnectError::AddressInUse),
             Some(Found::TimeWait(index)) => {
-                let reusable = self.time_wait.get(index).timestamps
+                let reusable = self.time_wait.get(index).timestamps()
                     && self.time_wait.age_ms(index, self.now_ms()) > 1000
                     && self.config.timestamps;
                 if reusable { Ok(Some(index)) } else { Err(ConnectError::AddressInUse) }

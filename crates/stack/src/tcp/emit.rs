@@ -3,6 +3,7 @@
 use super::Tcp;
 use super::conn::{Flags, NONE, Tcb};
 use super::profile::ProfileId;
+use crate::device::Label;
 use crate::ip::{IpHeader, Lengths, Network, PlainSealed, Summing, TcpV4, TxError};
 use crate::wire::checksum::Sum;
 use crate::wire::protocol;
@@ -161,7 +162,11 @@ impl Tcp {
             sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.summing);
         }
         let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, sum);
-        net.commit_tcp_v4(sealed);
+        if sealed.takes_label {
+            self.commit_labelled(net, idx, sealed);
+        } else {
+            net.commit_tcp_v4(sealed, Label::NONE);
+        }
         self.stats.segments_out += segment.wire_segments();
         Ok(true)
     }
@@ -169,11 +174,40 @@ impl Tcp {
     /// A super-frame for a device that copies, and can copy from where the bytes lie.
     #[inline(never)]
     fn commit_in_pieces(&mut self, net: &mut Network, idx: u32, segment: &Segment, sealed: PlainSealed) {
+        let label = if sealed.takes_label { self.label(net, idx) } else { Label::NONE };
         let c = &self.conns[idx];
         let offset = (segment.seq - c.snd_una) as u64;
         let mut pieces = self.busy[c.busy].send.pieces(&self.chunks, offset, segment.len as usize);
-        net.commit_gathered_v4(sealed, &mut pieces);
+        net.commit_gathered_v4(sealed, label, &mut pieces);
         self.stats.segments_out += segment.wire_segments();
+    }
+
+    /// A packet by a device that carries labels.
+    #[inline(never)]
+    fn commit_labelled(&mut self, net: &mut Network, idx: u32, sealed: PlainSealed) {
+        let label = self.label(net, idx);
+        net.commit_tcp_v4(sealed, label);
+    }
+
+    /// What is known of a connection's flow: its hash, as its receiver would compute it, and its priority. The hash is computed once as long as the connection is busy.
+    #[inline(never)]
+    pub(super) fn label(&mut self, net: &Network, idx: u32) -> Label {
+        let c = &self.conns[idx];
+        let priority = self.priority(c);
+        if c.busy != NONE && self.busy[c.busy].label != Label::NONE {
+            return Label::new(self.busy[c.busy].label.hash(), priority);
+        }
+        let (key, busy) = (self.key(idx), c.busy);
+        let hash = net.hash_of_sent(key.local_addr(), key.remote_addr());
+        if busy != NONE {
+            self.busy[busy].label = Label::new(hash, 0);
+        }
+        Label::new(hash, priority)
+    }
+
+    /// The same if the device that a connection's packets leave by carries labels.
+    pub(super) fn label_if_carried(&mut self, net: &Network, idx: u32) -> Label {
+        if net.carries_labels(&self.conns[idx].hop) { self.label(net, idx) } else { Label::NONE }
     }
 
     /// Type of service and hop limit of what a connection sends.
@@ -185,6 +219,12 @@ impl Tcp {
         }
         let profile = self.profiles.get(c.profile);
         (profile.tos, profile.hop_limit)
+    }
+
+    /// Priority of what a connection sends.
+    #[inline(always)]
+    pub(super) fn priority(&self, c: &Tcb) -> u8 {
+        if c.profile == ProfileId::DEFAULT { 0 } else { self.profiles.get(c.profile).priority }
     }
 
     /// Builds any segment.
@@ -246,6 +286,7 @@ impl Tcp {
         urgent: u16,
         options: &TcpOptions,
     ) -> Result<(), TxError> {
+        let label = self.label_if_carried(net, idx);
         let c = &self.conns[idx];
         let tcp_header = TcpHeader {
             src_port: c.local_port,
@@ -277,6 +318,7 @@ impl Tcp {
             tos: tos | if segment.ect { ECT0 } else { 0 },
             hop_limit,
             dont_fragment: !c.has(Flags::MTU_LOCKED),
+            label,
         };
         net.send_tcp(self.now, &c.hop, &header, l4_len, segment.gso_size, write)?;
         self.stats.segments_out += segment.wire_segments();

@@ -43,6 +43,7 @@ mod stats;
 mod syn_sent;
 mod time_wait;
 mod timers;
+mod tx_list;
 mod urgent;
 
 pub use stats::TcpStats;
@@ -72,6 +73,7 @@ use starved::Starved;
 use state::State;
 use std::collections::VecDeque;
 use time_wait::TimeWaitTable;
+use tx_list::TxList;
 
 /// What the second-level cache of a core holds beside other things, in bytes.
 const CACHE_BYTES: usize = 512 << 10;
@@ -100,7 +102,7 @@ pub(crate) struct Tcp {
     pub starved: Starved,
     pub held_acks: HeldAcks,
     /// Connections that have something to send.
-    pub tx_list: VecDeque<u32>,
+    pub tx_list: TxList,
     /// A connection whose end was reported: its slot goes when the owner asks for the next event.
     pub reap: Option<u32>,
     pub half_open: u32,
@@ -146,7 +148,7 @@ impl Tcp {
             pending: PendingQueue::default(),
             starved: Starved::default(),
             held_acks: HeldAcks::default(),
-            tx_list: VecDeque::new(),
+            tx_list: TxList::default(),
             reap: None,
             half_open: 0,
             half_open_most: 0,
@@ -185,16 +187,6 @@ impl Tcp {
     #[inline]
     pub fn profile(&self, idx: u32) -> &Profile {
         self.profiles.get(self.conns[idx].profile)
-    }
-
-    /// Puts a connection on the transmit list.
-    #[inline(always)]
-    pub fn want_transmit(&mut self, idx: u32) {
-        let c = &mut self.conns[idx];
-        if !c.has(Flags::TX_LISTED) {
-            c.flags.set(Flags::TX_LISTED);
-            self.tx_list.push_back(idx);
-        }
     }
 
     /// An acknowledgement must leave with this batch.

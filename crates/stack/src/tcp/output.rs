@@ -35,8 +35,8 @@ impl Tcp {
     /// Works off the transmit list. Connections for which the device has no room stay on it.
     pub fn transmit(&mut self, net: &mut Network) {
         self.release_held_acks();
-        for _ in 0..self.tx_list.len() {
-            let Some(idx) = self.tx_list.pop_front() else { break };
+        let mut round = self.tx_list.begin();
+        while let Some(idx) = self.tx_list.next(&mut round) {
             if !self.conns[idx].has(Flags::TX_LISTED) {
                 // Its connection went while it was on the list.
                 continue;

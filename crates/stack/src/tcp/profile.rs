@@ -2,6 +2,7 @@
 //! profiles are one entry.
 
 use super::config::{CongestionControl, TcpConfig};
+use crate::device::Label;
 use crate::options::SocketOptions;
 use core::ops::RangeInclusive;
 use core::time::Duration;
@@ -33,6 +34,8 @@ pub(crate) struct Profile {
     /// Without the bits of ECN.
     pub tos: u8,
     pub hop_limit: u8,
+    /// 0 … 7, see [`crate::priority`].
+    pub priority: u8,
     /// Of SYNs that open a connection.
     pub syn_retries: u8,
     /// Smallest hop limit of segments that are taken, over IPv4 and over IPv6.
@@ -68,6 +71,7 @@ impl Profile {
             congestion: config.congestion_control,
             tos: 0,
             hop_limit: config.hop_limit,
+            priority: 0,
             syn_retries: config.syn_retries,
             min_hops: [0; 2],
             rto_initial_ms: config.rto_initial_ms,
@@ -130,10 +134,11 @@ impl Profile {
         if let Some(mss) = options.mss {
             self.mss = checked_mss(mss)?;
         }
-        if options.tos & 3 != 0 || options.hop_limit == Some(0) {
+        if options.tos & 3 != 0 || options.hop_limit == Some(0) || options.priority > Label::PRIORITY_MAX {
             return None;
         }
         self.tos = options.tos;
+        self.priority = options.priority;
         self.hop_limit = options.hop_limit.unwrap_or(self.hop_limit);
         self.min_hops = [options.min_hops_v4, options.min_hops_v6];
         if let Some(time) = options.rto_min {

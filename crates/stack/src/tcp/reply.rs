@@ -6,6 +6,7 @@ use super::cookies::{self, CookieOptions};
 use super::demux::FlowKey;
 use super::input::Arrived;
 use super::time_wait::TimeWait;
+use crate::device::Label;
 use crate::ip::{Hop, IpHeader, Network, Route};
 use crate::tcp::config::EcnMode;
 use crate::wire::checksum::Sum;
@@ -30,6 +31,7 @@ impl Tcp {
         key: &FlowKey,
         header: &TcpHeader,
         options: &TcpOptions,
+        label: Label,
     ) {
         let ip = IpHeader {
             src: key.local.ip(),
@@ -38,6 +40,7 @@ impl Tcp {
             tos: 0,
             hop_limit: self.config.hop_limit,
             dont_fragment: true,
+            label,
         };
         let len = TcpHeader::LEN + options.encoded_len();
         let write = |l4: &mut [u8], _| (tcp::emit(header, options, l4), Sum::ZERO);
@@ -57,9 +60,10 @@ impl Tcp {
         key: &FlowKey,
         header: &TcpHeader,
         options: &TcpOptions,
+        label: Label,
     ) {
         if let Ok(route) = net.route(self.now, key.remote.ip(), Some(key.local.ip())) {
-            self.send_bare(net, &route.hop, key, header, options);
+            self.send_bare(net, &route.hop, key, header, options, label);
         }
     }
 
@@ -86,7 +90,7 @@ impl Tcp {
         } else {
             Self::header(&seg.key, SeqNumber(0), seg.end(), TcpFlags::RST | TcpFlags::ACK, 0)
         };
-        self.send_to_stranger(net, &seg.key, &header, &TcpOptions::default());
+        self.send_to_stranger(net, &seg.key, &header, &TcpOptions::default(), Label::NONE);
     }
 
     fn timestamps_for(&self, idx: u32) -> TcpOptions {
@@ -112,10 +116,11 @@ impl Tcp {
         };
         let header = Self::header(&key, seq, c.rcv_nxt, flags, window);
         let hop = c.hop;
+        let label = self.label_if_carried(net, idx);
         if net.hop_is_current(&hop) {
-            self.send_bare(net, &hop, &key, &header, &options);
+            self.send_bare(net, &hop, &key, &header, &options, label);
         } else {
-            self.send_to_stranger(net, &key, &header, &options);
+            self.send_to_stranger(net, &key, &header, &options, label);
         }
     }
 
@@ -148,11 +153,12 @@ impl Tcp {
     pub fn reply_time_wait(&mut self, net: &mut Network, entry: &TimeWait, seg: &Arrived<'_>) {
         let value = self.now_ms().wrapping_add(entry.ts_offset);
         let options = TcpOptions {
-            timestamps: entry.timestamps.then_some(Timestamps { value, echo: entry.ts_recent }),
+            timestamps: entry.timestamps().then_some(Timestamps { value, echo: entry.ts_recent }),
             ..TcpOptions::default()
         };
         let header = Self::header(&seg.key, entry.snd_nxt, entry.rcv_nxt, TcpFlags::ACK, entry.window);
-        self.send_to_stranger(net, &seg.key, &header, &options);
+        let label = Label::new(None, entry.priority());
+        self.send_to_stranger(net, &seg.key, &header, &options, label);
     }
 
     /// SYN+ACK that keeps nothing here: the cookie and the timestamp remember.
@@ -188,6 +194,6 @@ impl Tcp {
             flags |= TcpFlags::ECE;
         }
         let header = Self::header(&seg.key, offer.sequence, seg.header.seq + 1, flags, offer.window);
-        self.send_bare(net, &route.hop, &seg.key, &header, &options);
+        self.send_bare(net, &route.hop, &seg.key, &header, &options, Label::NONE);
     }
 }

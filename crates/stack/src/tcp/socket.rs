@@ -375,6 +375,7 @@ impl Tcp {
             TcpOption::RtoMin(time) => p.set_rto_min(time),
             TcpOption::RtoMax(time) => p.set_rto_max(time),
             TcpOption::DelayedAckMax(time) => p.set_delayed_ack_max(&self.config, time),
+            TcpOption::Priority(priority) => p.priority = priority,
             TcpOption::HopLimit(hops) => p.hop_limit = hops.unwrap_or(self.config.hop_limit),
             _ => return Err(OptionError::Invalid),
         }

@@ -30,7 +30,8 @@ pub(crate) struct TimeWait {
     /// Window we advertised, unscaled.
     pub window: u16,
     pub v6: bool,
-    pub timestamps: bool,
+    /// Bit 0: with timestamps; above it the priority of what it sends.
+    service: u8,
 }
 
 const _: () = assert!(size_of::<TimeWait>() <= 48);
@@ -47,9 +48,20 @@ impl TimeWait {
         addresses.key(self.v6, self.remote_ip, self.local_ip, self.remote_port, self.local_port)
     }
 
-    /// The entry for a connection. `remote_ip` is a reference of its own into the address pool.
+    /// Timestamps are in use (RFC 7323).
     #[inline(always)]
-    pub fn from_tcb(c: &Tcb, remote_ip: u32) -> Self {
+    pub const fn timestamps(&self) -> bool {
+        self.service & 1 != 0
+    }
+
+    /// The connection's.
+    pub const fn priority(&self) -> u8 {
+        self.service >> 1
+    }
+
+    /// The entry for a connection of this priority. `remote_ip` is a reference of its own into the address pool.
+    #[inline(always)]
+    pub fn from_tcb(c: &Tcb, remote_ip: u32, priority: u8) -> Self {
         let scale = if c.has(Flags::WSCALE) { c.rcv_wscale() } else { 0 };
         Self {
             remote_ip,
@@ -67,7 +79,7 @@ impl TimeWait {
             // Rounded up, so that the right edge does not move back.
             window: u16::try_from(c.rcv_wnd().div_ceil(1 << scale)).unwrap_or(u16::MAX),
             v6: c.has(Flags::V6),
-            timestamps: c.has(Flags::TIMESTAMPS),
+            service: u8::from(c.has(Flags::TIMESTAMPS)) | priority << 1,
         }
     }
 }

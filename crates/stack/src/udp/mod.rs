@@ -16,11 +16,13 @@ pub use path_mtu::PathMtu;
 pub use queue::Datagram;
 pub use reports::UdpReport;
 
+use crate::device::Label;
 use crate::handle::UdpHandle;
 use crate::icmp::Unreachable;
 use crate::icmp::error::{IcmpErrorKind, IcmpSource, TransportError};
 use crate::ip::stats::counters;
 use crate::ip::{IpHeader, L4, Network, NetworkConfig, Route, RouteError, TxError};
+use crate::priority;
 use crate::stack::{Listed, Memory, Protocol, nobody};
 use crate::tcp::state::State;
 use crate::time::Instant;
@@ -44,7 +46,8 @@ pub struct UdpSending {
     pub piece: u16,
     /// Hop limit of these alone; `None` is the socket's (`IP_TTL`, `IPV6_HOPLIMIT` as control messages).
     pub hop_limit: Option<u8>,
-    /// Type of service, or traffic class, of these alone; `None` is the socket's (`IP_TOS`, `IPV6_TCLASS` as control messages).
+    /// Type of service, or traffic class, of these alone; `None` is the socket's (`IP_TOS`, `IPV6_TCLASS` as control messages). Over IPv4 their priority is what the former
+    /// stands for, as on Linux.
     pub tos: Option<u8>,
 }
 
@@ -67,6 +70,8 @@ pub struct UdpOptions {
     pub hop_limit: Option<u8>,
     /// Type of service, or traffic class, of what it sends (`IP_TOS`, `IPV6_TCLASS`).
     pub tos: u8,
+    /// Priority of what it sends, for devices that carry that: 0, the usual one, to 7, in the order that [`crate::priority`] says (`SO_PRIORITY`). Larger ones are 7.
+    pub priority: u8,
     /// Errors about datagrams over IPv4 are kept, and pending also if they may pass, or the other end is not fixed (`IP_RECVERR`).
     pub reports_v4: bool,
     /// The same over IPv6 (`IPV6_RECVERR`).
@@ -111,8 +116,8 @@ struct Socket {
     reports: Option<Box<Reports>>,
     /// It is in the list of readable sockets.
     listed: bool,
-    /// The way to `remote`.
-    route: Option<Route>,
+    /// The way to `remote`, and the hash of the flow there if somebody reads it.
+    route: Option<(Route, Option<u32>)>,
     /// Datagrams that found no room.
     drops: u64,
 }
@@ -281,7 +286,7 @@ impl Udp {
         let route = network.route(now, remote.ip(), from).map_err(route_error)?;
         socket.local.set_ip(route.src);
         socket.remote = Some(remote);
-        socket.route = Some(route);
+        socket.keep_route(network, route, remote);
         Ok(())
     }
 
@@ -341,9 +346,13 @@ impl Udp {
         check_destination(network, socket, remote)?;
         let len = udp::Header::LEN + payload.len();
         let len_max = usize::from(u16::MAX) - if remote.is_ipv4() { 20 } else { 0 };
-        let route = match source {
-            Some(_) => network.route(now, remote.ip(), source).map_err(route_error)?,
+        let (route, hash) = match source {
+            Some(_) => (network.route(now, remote.ip(), source).map_err(route_error)?, None),
             None => route_for(now, network, socket, remote, to.is_some())?,
+        };
+        let priority = match sending.tos {
+            Some(tos) if remote.is_ipv4() => priority::of_tos(tos),
+            _ => socket.options.priority,
         };
         let fits = len_max.min(socket.options.path_mtu.longest(network, &route));
         if len > fits && (piece == payload.len() || len > len_max) {
@@ -362,6 +371,7 @@ impl Udp {
                 (None, None) => network.hop_limit(route.hop.link()),
             },
             dont_fragment: socket.options.path_mtu.dont_fragment(),
+            label: Label::new(hash, priority),
         };
         let udp = udp::Header {
             src_port: socket.local.port(),
@@ -436,7 +446,7 @@ impl Udp {
     ) -> Result<u16, UdpError> {
         let socket = self.socket(handle)?;
         let remote = socket.remote.ok_or(UdpError::NoDestination)?;
-        let route = route_for(now, network, socket, remote, false)?;
+        let (route, _) = route_for(now, network, socket, remote, false)?;
         Ok(socket.options.path_mtu.of(network, &route))
     }
 
@@ -574,6 +584,14 @@ impl Udp {
 }
 
 impl Socket {
+    /// Remembers the way to its other end.
+    fn keep_route(&mut self, network: &Network, route: Route, remote: SocketAddr) -> (Route, Option<u32>) {
+        let local = SocketAddr::new(route.src, self.local.port());
+        let hash =
+            if network.carries_labels(&route.hop) { network.hash_of_sent(local, remote) } else { None };
+        *self.route.insert((route, hash))
+    }
+
     /// Bytes that may be queued on it; `default` is the configuration's.
     fn receive_limit(&self, default: usize) -> usize {
         self.options.receive_bytes.map_or(default, |bytes| bytes as usize)
@@ -630,22 +648,23 @@ fn route_for(
     socket: &mut Socket,
     remote: SocketAddr,
     named: bool,
-) -> Result<Route, UdpError> {
+) -> Result<(Route, Option<u32>), UdpError> {
     if !named
-        && let Some(route) = socket.route
-        && network.hop_is_current(&route.hop)
+        && let Some(known) = socket.route
+        && network.hop_is_current(&known.0.hop)
     {
-        return Ok(route);
+        return Ok(known);
     }
     let local = socket.local.ip();
     // A datagram to one host cannot come from a broadcast or multicast address, though a socket may be bound to one.
     let from =
         (!local.is_unspecified() && !local.is_multicast() && !network.is_broadcast(local)).then_some(local);
     let route = network.route(now, remote.ip(), from).map_err(route_error)?;
-    if !named {
-        socket.route = Some(route);
+    if named {
+        // Its receiver needs the hash only of ports that several of its shards have: who sends to many leaves it to that one.
+        return Ok((route, None));
     }
-    Ok(route)
+    Ok(socket.keep_route(network, route, remote))
 }
 
 fn tx_error(error: TxError) -> UdpError {

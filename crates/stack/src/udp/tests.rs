@@ -579,3 +579,36 @@ fn who_wants_them_together_gets_a_burst_as_one() {
     assert_eq!(read(), Err(UdpError::WouldBlock));
     assert_eq!((s.udp.queued, s.udp.stats().received), (0, 5));
 }
+
+#[test]
+fn datagrams_are_labelled_where_the_device_carries_that() {
+    let mut s = sockets();
+    let labelled = Capabilities { labels: true, ..CAPABILITIES };
+    let static_neighbours = vec![(PEER_V4.into(), PEER_MAC), (PEER_V6.into(), PEER_MAC)];
+    let link = LinkConfig { static_neighbours, ..link_config() };
+    let other = at("10.0.0.2", 53);
+    for capabilities in [labelled, CAPABILITIES] {
+        s.bench = Bench::with(network_config(), &link, capabilities);
+        s.udp = Udp::new(&network_config());
+        let socket = s.bind_with(ANY_V4, 7, UdpOptions { priority: 3, ..options() }).unwrap();
+        let labels = |s: &mut Sockets, sending: &UdpSending, bytes: usize| -> Vec<Label> {
+            s.udp.send(s.bench.now, &mut s.bench.network, socket, sending, &vec![0; bytes]).unwrap();
+            s.bench.sent_with_meta().into_iter().map(|(_, meta)| meta.label).collect()
+        };
+        let named = UdpSending { to: Some(other), ..UdpSending::default() };
+        assert_eq!(labels(&mut s, &named, 10), [Label::new(None, 3)], "who sends to many has no hash");
+        s.connect(socket, other).unwrap();
+        let hash = capabilities.labels.then(|| {
+            let toeplitz = crate::steering::toeplitz::Toeplitz::new(&crate::steering::toeplitz::KEY);
+            toeplitz.hash(OUR_V4.into(), PEER_V4.into(), Some((7, 53)))
+        });
+        let connected = UdpSending::default();
+        assert_eq!(labels(&mut s, &connected, 10), [Label::new(hash, 3)]);
+        // As Linux has it, a type of service that comes with a datagram says its priority.
+        let urgent = UdpSending { tos: Some(0x10), ..connected };
+        assert_eq!(labels(&mut s, &urgent, 10), [Label::new(hash, 6)]);
+        assert_eq!(labels(&mut s, &connected, 2_000), [Label::new(None, 3); 2], "fragments");
+        s.udp.set_options(socket, UdpOptions { priority: 200, ..options() }).unwrap();
+        assert_eq!(labels(&mut s, &connected, 10), [Label::new(hash, 7)]);
+    }
+}

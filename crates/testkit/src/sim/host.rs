@@ -73,7 +73,8 @@ impl Outbox {
 impl OutboxTx {
     /// A device without offloads.
     pub fn new(outbox: Outbox, mac: [u8; 6], mtu: usize) -> Self {
-        let capabilities = Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false };
+        let capabilities =
+            Capabilities { mac, mtu, tx_checksum: false, gso_bytes_max: 0, uso: false, labels: false };
         Self { outbox, capabilities, room: Vec::new() }
     }
 }

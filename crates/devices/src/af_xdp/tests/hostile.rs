@@ -91,8 +91,14 @@ fn nonsense_in_the_completion_ring_gives_no_memory() {
     let (tx_memory, completion_memory) = (memory::<Descriptor>(RING), memory::<u64>(RING));
     let mut kernel = Producer::<u64>::new(completion_memory.clone(), &OFFSETS, RING);
     let mut sent = Consumer::<Descriptor>::new(tx_memory.clone(), &OFFSETS, RING);
-    let capabilities =
-        Capabilities { mac: [2; 6], mtu: MTU, tx_checksum: false, gso_bytes_max: 0, uso: false };
+    let capabilities = Capabilities {
+        mac: [2; 6],
+        mtu: MTU,
+        tx_checksum: false,
+        gso_bytes_max: 0,
+        uso: false,
+        labels: false,
+    };
     let mut tx = AfXdpTx::new(
         Socket::of(fd()),
         (

@@ -98,6 +98,7 @@ impl Ops {
                 let error = lane.take_udp_error(file).or_else(|| lane.take_error(file));
                 OptionValue::int(error.map_or(0, Errno::raw_os_error))
             }
+            (libc::SOL_SOCKET, libc::SO_PRIORITY) => OptionValue::int(options.priority),
             (libc::SOL_SOCKET, libc::SO_LINGER) => {
                 let seconds = options.linger.map_or(0, |time| time.as_secs() as c_int);
                 let on = c_int::from(options.linger.is_some());

@@ -20,6 +20,9 @@ use ginnel::TcpOption;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 
+/// The highest `SO_PRIORITY` that everybody may have.
+const PRIORITY_FREE_MAX: c_int = 6;
+
 impl Ops {
     /// `setsockopt`.
     ///
@@ -64,6 +67,14 @@ impl Ops {
                 let seconds = int(value.get(4..8).ok_or(Errno::INVAL)?)?;
                 let on = int(value)? != 0;
                 options.linger = on.then(|| Duration::from_secs(u64::from(seconds.max(0).unsigned_abs())));
+            }
+            (libc::SOL_SOCKET, libc::SO_PRIORITY) => {
+                let priority = int(value)?;
+                if !(0..=PRIORITY_FREE_MAX).contains(&priority) {
+                    // Whether this program may have these the kernel knows.
+                    kernel::try_option(family, level, name, value)?;
+                }
+                options.set_priority(priority);
             }
             (libc::SOL_SOCKET, libc::SO_RCVTIMEO | RCVTIMEO_NEW) => options.recv_timeout = timeout(value)?,
             (libc::SOL_SOCKET, libc::SO_SNDTIMEO | SNDTIMEO_NEW) => options.send_timeout = timeout(value)?,
@@ -185,9 +196,9 @@ impl Ops {
                 // Each would be a module of the kernel's.
                 return Err(if value.is_empty() { Errno::INVAL } else { Errno::NOENT });
             }
-            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_class(level, value)?,
+            (libc::IPPROTO_IP, libc::IP_TOS) => options.set_class(level, value, datagrams)?,
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) if family == Family::V6 => {
-                options.set_class(level, value)?;
+                options.set_class(level, value, datagrams)?;
             }
             (libc::IPPROTO_IP, libc::IP_TTL) => options.set_hops(level, value)?,
             (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS) if family == Family::V6 => {

@@ -215,12 +215,12 @@ pub const OPTIONS: &[Row] = &[
     own(SOL, 9, "SO_KEEPALIVE"),
     own(SOL, 10, "SO_OOBINLINE"),
     kept(SOL, 11, "SO_NO_CHECK", FLAG, NO_EFFECT_ON_TCP),
-    kept(
+    own_but(
         SOL,
         12,
         "SO_PRIORITY",
-        (Reads::Four, Takes::Any, 0),
-        "kept, without effect: devices of the stack have one queue for all",
+        "which connection sends first, and between stacks over memif which frame is processed first: IEEE 802.1Q's order (1 comes last, then 0, and 7 first), larger values as 7; \
+         not on SYN+ACKs with cookies",
     ),
     own_but(SOL, 13, "SO_LINGER", "a time that is set and not on reads back as 0"),
     taken(14, "SO_BSDCOMPAT", Ok(0)),

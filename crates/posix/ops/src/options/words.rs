@@ -6,7 +6,7 @@ use crate::file::Outbox;
 use crate::note::Note;
 use crate::sockaddr::Family;
 use core::ffi::c_int;
-use ginnel::{PathMtu, UdpOptions};
+use ginnel::{PathMtu, UdpOptions, priority};
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -125,6 +125,7 @@ impl Options {
             receive_bytes: None,
             hop_limit: u8::try_from(hops).ok(),
             tos: class,
+            priority: self.link_priority(),
             reports_v4: self.is_on("IP_RECVERR"),
             reports_v6: family == Family::V6 && self.is_on("IPV6_RECVERR"),
             path_mtu: self.path_mtu(family),
@@ -179,10 +180,15 @@ impl Options {
         }
     }
 
-    /// The type of service, or traffic class; of an IPv6 socket each family has its own.
-    pub(super) fn set_class(&mut self, level: c_int, value: &[u8]) -> Result<(), Errno> {
+    /// The type of service, or traffic class; of an IPv6 socket each family has its own. With the former comes a priority (`__ip_sock_set_tos`).
+    pub(super) fn set_class(&mut self, level: c_int, value: &[u8], datagrams: bool) -> Result<(), Errno> {
         if level == libc::IPPROTO_IP {
-            self.class = Reads::Byte.read(value)? as u8 & 0xfc;
+            // Bits of ECN are TCP's own.
+            let class = Reads::Byte.read(value)? as u8 & if datagrams { 0xff } else { 0xfc };
+            if class != self.class {
+                self.class = class;
+                self.set_priority(priority::of_tos(class).into());
+            }
         } else {
             self.class_v6 = Takes::Class(0, 255).take(Reads::Four.read(value)?, 0, 0)? as u8;
         }

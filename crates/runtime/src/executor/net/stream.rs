@@ -258,6 +258,14 @@ impl TcpStream {
         self.set_option(TcpOption::LingerZero(true))
     }
 
+    /// Lets its segments go before those of others, or after them: 0, the usual one, to 7 in the order of [`ginnel_stack::priority`] (`SO_PRIORITY`).
+    ///
+    /// # Errors
+    /// As for [`set_option`](Self::set_option).
+    pub fn set_priority(&self, priority: u8) -> io::Result<()> {
+        self.set_option(TcpOption::Priority(priority))
+    }
+
     /// Halves that can be used at the same time inside one task.
     pub const fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
         (ReadHalf(self), WriteHalf(self))

@@ -43,6 +43,7 @@ const SHARED: UdpOptions = UdpOptions {
     receive_bytes: None,
     hop_limit: None,
     tos: 0,
+    priority: 0,
     reports_v4: false,
     reports_v6: false,
     path_mtu: PathMtu::Want,

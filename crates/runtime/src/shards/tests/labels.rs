@@ -1,10 +1,21 @@
-//! What devices and peers say about a frame's flow.
+//! What peers say about a frame's flow: the hash saves work and never loses anything, and what is urgent is processed first. Between two stacks over memif.
 
 use super::control::turn;
-use super::{Idle, START, ours, shards_and_wire};
+use super::{Idle, START, World, ours, shards_and_wire};
+use crate::context::Context;
+use crate::error::Error;
+use crate::handler::Handler;
+use crate::shards::Shards;
 use core::time::Duration;
+use ginnel_devices::memif::{self, MemifConfig, Role, SocketName};
 use ginnel_devices::memory::Spread;
-use ginnel_stack::device::{Label, TxMeta};
+use ginnel_stack::device::{Capabilities, Device, GatherTx, Label, TxMeta, TxQueue};
+use ginnel_stack::events::CloseReason;
+use ginnel_stack::handle::{Conn, Listener};
+use ginnel_stack::options::{ConnectOptions, ListenOptions};
+use ginnel_stack::steering::{Home, Steering};
+use ginnel_stack::time::Instant;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A TCP segment to the shards: a port that nobody listens on.
 fn segment(src_port: u16) -> Vec<u8> {
@@ -16,27 +27,296 @@ fn segment(src_port: u16) -> Vec<u8> {
     frame
 }
 
-/// The hash in a frame's label says whose it is, whatever its ports would say; without one they are hashed.
+/// Whatever the hash in a frame's label says, the frame goes where its addresses and ports say, in one hop at the most; a hash that is right is not computed again where the
+/// frame stays.
 #[test]
-fn a_hash_brings_a_frame_to_its_shard() {
-    let (mut shards, mut wire) = shards_and_wire(ours(3), Spread::Fixed(0), |_| Idle::default());
+fn a_frame_comes_home_whatever_its_hash_says() {
+    let config = ours(3);
+    let steering = Steering::new(0, 3, &config.network);
+    let (mut shards, mut wire) = shards_and_wire(config, Spread::Fixed(0), |_| Idle::default());
     let mut now = START + Duration::from_secs(5);
     turn(&mut shards, now);
+    let mut seen = 0;
     for hash in 0..9 {
-        let before: Vec<u64> = shards.iter().map(|shard| shard.stats().frames_taken).collect();
         for port in 1000..1010 {
-            let frame = segment(port);
+            let before: Vec<_> = shards.iter().map(|shard| *shard.stats()).collect();
+            let frame = checked(segment(port));
+            let Home::Shard(home) = steering.home(&frame) else { panic!("a home") };
             wire.tx.reserve(frame.len()).unwrap().copy_from_slice(&frame);
             wire.tx.commit(frame.len(), TxMeta { label: Label::new(Some(hash), 2), ..TxMeta::NONE });
+            wire.tx.flush(now);
+            for _ in 0..2 {
+                now += Duration::from_millis(1);
+                turn(&mut shards, now);
+            }
+            let hops: Vec<u64> = shards
+                .iter()
+                .zip(&before)
+                .map(|(shard, b)| shard.stats().frames_taken - b.frames_taken)
+                .collect();
+            let expected: Vec<u64> = (0..3).map(|shard| u64::from(shard == home && home != 0)).collect();
+            assert_eq!(hops, expected, "hash {hash}, port {port}");
+            let (was, is) = (before[0], shards[0].stats());
+            let taken = u64::from(hash % 3 == 0 && home == 0);
+            let wrong = u64::from(hash % 3 != u32::from(home));
+            assert_eq!(
+                (is.hashes_taken - was.hashes_taken, is.hashes_wrong - was.hashes_wrong),
+                (taken, wrong)
+            );
+            seen |= 1 << (home * 2 + u8::from(wrong == 1));
         }
-        wire.tx.flush(now);
-        now += Duration::from_millis(1);
-        turn(&mut shards, now);
-        let taken: Vec<u64> =
-            shards.iter().zip(before).map(|(shard, before)| shard.stats().frames_taken - before).collect();
-        // Those of the first arrive there and make no hop.
-        let expected: Vec<u64> =
-            (0..3).map(|shard| if shard > 0 && hash % 3 == shard { 10 } else { 0 }).collect();
-        assert_eq!(taken, expected, "hash {hash}");
+    }
+    assert_eq!(seen, 0b11_1111, "every home, with right and wrong hashes");
+    // Nobody listens there: each was answered, once.
+    assert_eq!(shards.iter().map(resets).sum::<u64>(), 90);
+}
+
+fn resets<H: Handler>(shard: &crate::shard::Shard<H>) -> u64 {
+    shard.core.stack.here().unwrap().tcp_stats().resets_out
+}
+
+/// A frame with right checksums.
+fn checked(mut frame: Vec<u8>) -> Vec<u8> {
+    let sum = |bytes: &mut dyn Iterator<Item = u8>| {
+        let bytes: Vec<u8> = bytes.collect();
+        let mut sum: u32 =
+            bytes.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        (!sum as u16).to_be_bytes()
+    };
+    let ip = sum(&mut frame[14..34].iter().copied());
+    frame[24..26].copy_from_slice(&ip);
+    let tcp = sum(&mut frame[26..].iter().copied().chain([0, 6, 0, 20]));
+    frame[50..52].copy_from_slice(&tcp);
+    frame
+}
+
+/// Sends back what it gets. Remembers in which order it got it.
+#[derive(Default)]
+struct Echo {
+    got: Vec<u8>,
+    closed: Vec<CloseReason>,
+}
+
+impl Handler for Echo {
+    fn start(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+        cx.listen("[::]:80".parse().unwrap(), ListenOptions::default()).map(|_| ())
+    }
+
+    fn accepted(&mut self, _: &mut Context<'_>, _: Conn, _: Listener) {}
+
+    fn data(&mut self, cx: &mut Context<'_>, conn: Conn, data: &[u8]) -> usize {
+        self.got.push(data[0]);
+        assert_eq!(cx.send(conn, data), Ok(data.len()));
+        data.len()
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        self.closed.push(reason);
+    }
+}
+
+/// Opens connections, over both families.
+#[derive(Default)]
+struct Asker {
+    conns: Vec<Conn>,
+    connected: usize,
+    /// First bytes of what came back, in order.
+    got: Vec<u8>,
+    closed: Vec<CloseReason>,
+}
+
+impl Asker {
+    fn open(&mut self, cx: &mut Context<'_>, count: usize) {
+        for number in 0..count {
+            let to = if number % 3 == 2 { "[fd00::1]:80" } else { "10.0.0.1:80" };
+            self.conns.push(cx.connect(to.parse().unwrap(), ConnectOptions::default()).unwrap());
+        }
+    }
+}
+
+impl Handler for Asker {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn connected(&mut self, _: &mut Context<'_>, _: Conn) {
+        self.connected += 1;
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        self.got.push(data[0]);
+        data.len()
+    }
+
+    fn closed(&mut self, _: &mut Context<'_>, _: Conn, reason: CloseReason) {
+        self.closed.push(reason);
+    }
+}
+
+/// What a peer does with the hashes that its stack has made.
+type Lie = fn(Label) -> Label;
+
+/// A device that lies about hashes.
+struct Liar(Box<dyn TxQueue + Send>, Lie);
+
+impl TxQueue for Liar {
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities()
+    }
+    fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        self.0.reserve(len)
+    }
+    fn commit(&mut self, len: usize, meta: TxMeta) {
+        self.0.commit(len, TxMeta { label: (self.1)(meta.label), ..meta });
+    }
+    fn gather(&mut self) -> Option<&mut dyn GatherTx> {
+        Some(self)
+    }
+    fn flush(&mut self, now: Instant) {
+        self.0.flush(now);
+    }
+}
+
+impl GatherTx for Liar {
+    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = &[u8]>, meta: TxMeta) {
+        let gather = self.0.gather().expect("memif gathers");
+        gather.commit_gathered(head, pieces, TxMeta { label: (self.1)(meta.label), ..meta });
+    }
+}
+
+/// As many shards, and a client, in this process, with memif between them.
+fn over_memif(count: u32, offload: bool, lie: Lie) -> World<Echo, Asker> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("ginnel-labels-{}-{number}", std::process::id());
+    let [server, client] = [Role::Server, Role::Client].map(|role| {
+        let config = MemifConfig::new(SocketName::Abstract(name.clone()), role);
+        memif::open(&MemifConfig { queues: count as u16, offload, ..config }).unwrap()
+    });
+    assert!(server.link.wait_for(true, Duration::from_secs(10)));
+    assert!(client.link.wait_for(true, Duration::from_secs(10)));
+    let Device { rx, tx } = client.into_one().unwrap();
+    let far = Device { rx, tx: Box::new(Liar(tx, lie)) };
+    let opened = Shards::new(ours(count)).device("cable", server.queues).seed([1; 32]).now(START);
+    let shards = opened.open().unwrap().build(|_| Ok(Echo::default())).unwrap();
+    let mut world = World::with((shards, far), Asker::default());
+    // Until addresses of IPv6 are known to be free.
+    world.pass(Duration::from_secs(5));
+    world
+}
+
+/// Opens connections, asks three times on each of them, and closes them. Returns how many frames came from the wire.
+fn talk(world: &mut World<Echo, Asker>, count: usize) -> u64 {
+    world.client.with(world.now, |asker, cx| asker.open(cx, count));
+    assert!(world.until(Duration::from_secs(1), |_, asker| asker.connected == count));
+    for round in 1..=3 {
+        world.client.with(world.now, |asker, cx| {
+            for (number, conn) in asker.conns.iter().enumerate() {
+                // More than a segment, too.
+                assert_eq!(cx.send(*conn, &vec![number as u8; 10 + 1_000 * round]), Ok(10 + 1_000 * round));
+            }
+        });
+        world.pass(Duration::from_millis(100));
+    }
+    world.client.with(world.now, |asker, cx| asker.conns.iter().for_each(|conn| cx.close(*conn).unwrap()));
+    world.pass(Duration::from_secs(1));
+    for ends in
+        world.shards.iter().map(|shard| &shard.handler().closed).chain([&world.client.handler().closed])
+    {
+        assert!(ends.iter().all(|reason| *reason == CloseReason::Normal), "{ends:?}");
+    }
+    assert_eq!(world.client.handler().closed.len(), count);
+    let got = &world.client.handler().got;
+    assert!((0..count).all(|number| got.iter().filter(|byte| usize::from(**byte) == number).count() >= 3));
+    assert_eq!(world.shards.iter().map(resets).sum::<u64>() + resets(&world.client), 0);
+    assert_eq!(world.sum(|s| s.frames_taken), world.sum(|s| s.frames_forwarded), "one hop, and none is lost");
+    world.sum(|s| s.frames_received)
+}
+
+/// Frames of ARP and neighbour discovery, fewer than that in each of these runs.
+const ABOUT_THE_LINK: u64 = 40;
+
+#[test]
+fn the_hash_of_a_stack_at_the_other_end_is_not_computed_again() {
+    let mut world = over_memif(3, true, |label| label);
+    let received = talk(&mut world, 40);
+    assert_eq!(world.sum(|s| s.hashes_wrong), 0);
+    let (taken, forwarded) = (world.sum(|s| s.hashes_taken), world.sum(|s| s.frames_forwarded));
+    // The client sends on its first queue: of its frames, those of the first shard stay there.
+    assert!(taken > 100 && forwarded > 100, "{taken} {forwarded}");
+    assert!(taken + forwarded + ABOUT_THE_LINK > received, "{taken} and {forwarded} of {received}");
+    // Ends that have not agreed on a hash use none, and all is well.
+    for (offload, lie) in [(false, (|label| label) as Lie), (true, Label::without_hash)] {
+        let mut world = over_memif(3, offload, lie);
+        talk(&mut world, 40);
+        assert_eq!((world.sum(|s| s.hashes_taken), world.sum(|s| s.hashes_wrong)), (0, 0));
+    }
+}
+
+#[test]
+fn a_peer_that_lies_about_hashes_loses_nothing() {
+    let mut world = over_memif(3, true, |label| label);
+    talk(&mut world, 40);
+    let honest = world.sum(|s| s.frames_forwarded);
+    let lies: [Lie; 4] = [
+        // All belong to the shard that receives them, to another one, to one that is not theirs, and to a different one each time.
+        |label| Label::new(Some(0), label.priority()),
+        |label| Label::new(Some(1), label.priority()),
+        |label| Label::new(label.hash().map(|hash| hash + 1), label.priority()),
+        |label| {
+            static NUMBER: AtomicU32 = AtomicU32::new(0);
+            Label::new(Some(NUMBER.fetch_add(0x9e37_79b9, Ordering::Relaxed) >> 5), label.priority())
+        },
+    ];
+    for (number, lie) in lies.into_iter().enumerate() {
+        let mut world = over_memif(3, true, lie);
+        talk(&mut world, 40);
+        let (wrong, forwarded) = (world.sum(|s| s.hashes_wrong), world.sum(|s| s.frames_forwarded));
+        assert!(wrong > 100, "lie {number}: {wrong}");
+        // The same hops as without, but for where segments are cut otherwise.
+        assert!(forwarded.abs_diff(honest) < honest / 5, "lie {number}: {forwarded}, {honest} without");
+    }
+}
+
+/// First bytes in the order in which one shard got them, and the client its answers, of 30 connections that send in one turn; of the last the frame says `priority`.
+fn one_burst(shards: u32, priority: u8) -> (Vec<u8>, Vec<u8>) {
+    let mut world = over_memif(shards, true, |label| label);
+    world.client.with(world.now, |asker, cx| asker.open(cx, 30));
+    assert!(world.until(Duration::from_secs(1), |_, asker| asker.connected == 30));
+    world.pass(Duration::from_millis(100));
+    let before = world.sum(|s| s.bursts.iter().sum());
+    world.client.with(world.now, |asker, cx| {
+        for (number, conn) in asker.conns.iter().enumerate() {
+            assert_eq!(cx.send(*conn, &[number as u8; 10]), Ok(10));
+        }
+        // After it has got its turn to send, so that it sends last.
+        cx.set_priority(asker.conns[29], priority).unwrap();
+    });
+    let now = world.now;
+    world.client.poll_once(now).unwrap();
+    world.shards[0].poll_once(now).unwrap();
+    assert_eq!(world.sum(|s| s.bursts.iter().sum()), before + 1, "it was one burst");
+    world.pass(Duration::from_millis(100));
+    let last = world.shards.iter().find(|shard| shard.handler().got.contains(&29)).unwrap();
+    (last.handler().got.clone(), world.client.handler().got.clone())
+}
+
+#[test]
+fn what_is_urgent_is_answered_first() {
+    for shards in [1, 3] {
+        let (got, answered) = one_burst(shards, 0);
+        assert!(got.is_sorted() && got.last() == Some(&29), "as they came: {got:?}");
+        assert_eq!(answered.len(), 30);
+        let (got, answered) = one_burst(shards, 6);
+        assert!(got[0] == 29 && got[1..].is_sorted(), "{got:?}");
+        if shards == 1 {
+            assert!(answered[0] == 29 && answered[1..].is_sorted(), "{answered:?}");
+        }
+        // Background comes last, as it did.
+        let (got, _) = one_burst(shards, 1);
+        assert!(got.is_sorted() && got.last() == Some(&29), "{got:?}");
     }
 }

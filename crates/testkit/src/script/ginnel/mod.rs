@@ -41,7 +41,14 @@ struct Recorder {
 
 impl TxQueue for Recorder {
     fn capabilities(&self) -> Capabilities {
-        Capabilities { mac: OUR_MAC, mtu: self.mtu, tx_checksum: false, gso_bytes_max: 0, uso: false }
+        Capabilities {
+            mac: OUR_MAC,
+            mtu: self.mtu,
+            tx_checksum: false,
+            gso_bytes_max: 0,
+            uso: false,
+            labels: false,
+        }
     }
 
     fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {

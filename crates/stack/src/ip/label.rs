@@ -1,0 +1,46 @@
+//! What devices are told of the flow of a packet, and what becomes of a received frame that was told wrong.
+
+use super::{Hop, Network};
+use crate::device::RxBurst;
+use crate::steering::toeplitz::{KEY, Toeplitz};
+use crate::tcp::FlowKey;
+use core::net::SocketAddr;
+
+impl Network {
+    /// Whether the device that packets for a hop leave by can carry labels.
+    pub(crate) fn carries_labels(&self, hop: &Hop) -> bool {
+        let link = self.links.get(usize::from(hop.link));
+        link.is_some_and(|link| self.port(link.port).capabilities.labels)
+    }
+
+    /// From now on flows of what is sent can be hashed.
+    pub(super) fn make_labels(&mut self) {
+        self.labeller.get_or_insert_with(|| Toeplitz::new(&KEY));
+    }
+
+    /// The hash that the receiver of a TCP or UDP packet chooses its shard by. `None` if no device carries labels.
+    pub(crate) fn hash_of_sent(&self, src: SocketAddr, dst: SocketAddr) -> Option<u32> {
+        Some(self.labeller.as_ref()?.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))))
+    }
+
+    /// Whether a frame of a burst, with a TCP segment of a flow that is not known here, is on this of several shards only because its sender's hash is wrong. Then it goes to its
+    /// home. What comes from another shard has no hash, so nothing goes to and fro.
+    #[inline]
+    pub(crate) fn is_misdirected(&mut self, frame: Option<u16>, burst: &RxBurst<'_>, key: &FlowKey) -> bool {
+        let Some(steering) = &self.steering else { return false };
+        let Some(index) = frame else { return false };
+        let labelled = burst.get(usize::from(index)).is_some_and(|frame| frame.label.hash().is_some());
+        if !labelled || steering.is_home(key.remote_addr(), key.local_addr()) {
+            return false;
+        }
+        self.misdirected |= 1 << index;
+        true
+    }
+
+    /// Frames of the burst that was received last which belong to other shards whatever their labels say: a bit for each, the lowest for the first frame. Nothing was done with
+    /// them.
+    #[inline]
+    pub fn take_misdirected(&mut self) -> u64 {
+        core::mem::take(&mut self.misdirected)
+    }
+}

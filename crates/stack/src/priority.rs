@@ -1,0 +1,115 @@
+//! Which packet goes first: the eight priorities of IEEE 802.1Q, as sockets have them on Linux (`SO_PRIORITY`) and as [`Label`] carries them.
+//!
+//! Their order is that which 802.1Q recommends where each has a traffic class of its own (Table 8-5): 0, what nearly everything has, is best effort, and only 1, background,
+//! comes after it; 2 to 7 come before, the highest first. Selection is strict (§8.6.8.1): what has a higher priority is never kept waiting by what has a lower one.
+
+use crate::device::{Label, RxBurst};
+
+/// Priorities, and the classes they are processed in.
+pub(crate) const CLASSES: usize = Label::PRIORITY_MAX as usize + 1;
+
+/// The class of best effort.
+const USUAL: u8 = 1;
+
+/// The class of a priority: the higher, the earlier. Priorities that do not exist are the highest.
+#[must_use]
+pub const fn class(priority: u8) -> u8 {
+    match priority {
+        0 => USUAL,
+        1 => 0,
+        2..=Label::PRIORITY_MAX => priority,
+        _ => Label::PRIORITY_MAX,
+    }
+}
+
+/// The priority that a type of service stands for on Linux (`rt_tos2priority`), which looks at the four bits of RFC 1349.
+#[must_use]
+pub const fn of_tos(tos: u8) -> u8 {
+    match tos >> 3 & 3 {
+        0 => 0,
+        // "Maximize throughput" (TC_PRIO_BULK).
+        1 => 2,
+        // "Minimize delay" (TC_PRIO_INTERACTIVE).
+        2 => 6,
+        // Both (TC_PRIO_INTERACTIVE_BULK).
+        _ => 4,
+    }
+}
+
+/// Puts the frames of a burst into the order in which they are to be processed: by class, and within a class as they came. To be called if one of them has a priority
+/// other than 0.
+#[cold]
+pub fn sort(burst: &mut RxBurst<'_>) {
+    // Where the next frame of each class goes, the highest class first.
+    let mut next = [0; CLASSES];
+    for frame in burst.iter() {
+        next[usize::from(class(frame.label.priority()))] += 1;
+    }
+    let mut before = 0;
+    for place in next.iter_mut().rev() {
+        (*place, before) = (before, before + *place);
+    }
+    let came = burst.clone();
+    for frame in came {
+        let place = &mut next[usize::from(class(frame.label.priority()))];
+        burst[*place] = frame;
+        *place += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{BURST_FRAMES_MAX, RxFrame};
+
+    /// IEEE 802.1Q-2018, Table 8-5, eight traffic classes, and the names of Table I-2.
+    #[test]
+    fn the_order_is_that_of_802_1q() {
+        let table = [
+            (0, 1), // Best effort
+            (1, 0), // Background
+            (2, 2), // Excellent effort
+            (3, 3), // Critical applications
+            (4, 4), // Video
+            (5, 5), // Voice
+            (6, 6), // Internetwork control
+            (7, 7), // Network control
+        ];
+        for (priority, expected) in table {
+            assert_eq!(class(priority), expected, "{priority}");
+            assert!(usize::from(class(priority)) < CLASSES);
+        }
+        assert_eq!(class(u8::MAX), 7);
+    }
+
+    /// Linux's `ip_tos2prio`, by the four bits of the type of service.
+    #[test]
+    fn a_type_of_service_stands_for_the_priority_that_linux_gives_it() {
+        let table = [0, 0, 0, 0, 2, 2, 2, 2, 6, 6, 6, 6, 4, 4, 4, 4];
+        for tos in 0..=u8::MAX {
+            assert_eq!(of_tos(tos), table[usize::from(tos >> 1 & 15)], "{tos:#x}");
+        }
+    }
+
+    /// Every frame is there afterwards, and none overtook another of its class.
+    #[test]
+    fn what_is_urgent_comes_first_and_the_rest_stays_in_order() {
+        let numbers: Vec<[u8; 1]> = (0..BURST_FRAMES_MAX as u8).map(|number| [number]).collect();
+        for step in 0..200u32 {
+            // A priority for each frame that has no pattern, among all or few of them.
+            let priority = |number: u8| (u32::from(number) * 7 + step).wrapping_mul(0x9e37_79b9) >> 29 & step;
+            let label = |number: u8| Label::new(Some(step), priority(number) as u8);
+            let len = (step as usize * 5) % (BURST_FRAMES_MAX + 1);
+            let mut burst: RxBurst<'_> = numbers[..len]
+                .iter()
+                .map(|bytes| RxFrame { label: label(bytes[0]), ..RxFrame::new(bytes) })
+                .collect();
+            let mut expected: Vec<u8> = (0..len as u8).collect();
+            expected.sort_by_key(|number| core::cmp::Reverse(class(label(*number).priority())));
+            sort(&mut burst);
+            let got: Vec<u8> = burst.iter().map(|frame| frame.bytes[0]).collect();
+            assert_eq!(got, expected, "{step}");
+            assert!(burst.iter().all(|frame| frame.label == label(frame.bytes[0])));
+        }
+    }
+}

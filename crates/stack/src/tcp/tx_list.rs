@@ -1,0 +1,108 @@
+//! Connections that have something to send: in the order they asked, but those of a higher class of priority first ([`crate::priority`]). Of a class nobody is passed over; a
+//! device that is full keeps the lower classes waiting as long as the higher ones fill it, as any device with strict priorities does.
+
+use super::Tcp;
+use super::conn::Flags;
+use super::profile::ProfileId;
+use crate::priority::{self, CLASSES};
+use std::collections::VecDeque;
+
+/// The transmit list.
+#[derive(Debug, Default)]
+pub(crate) struct TxList {
+    /// Of the usual priority, whose class is not looked up.
+    usual: VecDeque<u32>,
+    /// All others, by class, and how many they are.
+    classes: [VecDeque<u32>; CLASSES],
+    classed: usize,
+    /// Of each class, how many are still to come in a round that has several.
+    left: [usize; CLASSES],
+}
+
+/// Working off the list as it is at the beginning: who comes back onto it meanwhile has to wait for the next round.
+#[derive(Debug)]
+pub(crate) struct Round {
+    usual_left: usize,
+    has_classes: bool,
+}
+
+impl TxList {
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.usual.is_empty() && self.classed == 0
+    }
+
+    #[inline(always)]
+    pub fn begin(&mut self) -> Round {
+        let has_classes = self.classed != 0;
+        if has_classes {
+            self.begin_classes();
+        }
+        Round { usual_left: self.usual.len(), has_classes }
+    }
+
+    #[cold]
+    fn begin_classes(&mut self) {
+        self.left = self.classes.each_ref().map(VecDeque::len);
+    }
+
+    /// Takes the next one.
+    #[inline(always)]
+    pub fn next(&mut self, round: &mut Round) -> Option<u32> {
+        if round.has_classes {
+            return self.next_of_classes(round);
+        }
+        if round.usual_left == 0 {
+            return None;
+        }
+        round.usual_left -= 1;
+        self.usual.pop_front()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn next_of_classes(&mut self, round: &mut Round) -> Option<u32> {
+        for class in (0..CLASSES).rev() {
+            if class == usize::from(priority::class(0)) && round.usual_left > 0 {
+                round.usual_left -= 1;
+                return self.usual.pop_front();
+            }
+            if self.left[class] > 0 {
+                self.left[class] -= 1;
+                self.classed -= 1;
+                return self.classes[class].pop_front();
+            }
+        }
+        None
+    }
+
+    fn push_to_class(&mut self, idx: u32, priority: u8) {
+        if priority == 0 {
+            self.usual.push_back(idx);
+        } else {
+            self.classes[usize::from(priority::class(priority))].push_back(idx);
+            self.classed += 1;
+        }
+    }
+}
+
+impl Tcp {
+    /// Puts a connection on the transmit list.
+    #[inline(always)]
+    pub fn want_transmit(&mut self, idx: u32) {
+        let c = &mut self.conns[idx];
+        if !c.has(Flags::TX_LISTED) {
+            c.flags.set(Flags::TX_LISTED);
+            if c.profile == ProfileId::DEFAULT {
+                self.tx_list.usual.push_back(idx);
+            } else {
+                self.list_by_class(idx);
+            }
+        }
+    }
+
+    #[inline(never)]
+    fn list_by_class(&mut self, idx: u32) {
+        self.tx_list.push_to_class(idx, self.profiles.get(self.conns[idx].profile).priority);
+    }
+}
