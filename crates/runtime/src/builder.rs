@@ -246,6 +246,7 @@ impl<H: Handler> ShardBuilder<H> {
             stats: ShardStats::default(),
             resume: Vec::new(),
             closing: None,
+            shown: None,
             stopping: false,
             peers,
             number: (shard, worker),

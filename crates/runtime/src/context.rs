@@ -34,6 +34,8 @@ pub(crate) struct Core {
     pub(crate) resume: Vec<Conn>,
     /// The connection whose `closed` is running, and its token.
     pub(crate) closing: Option<(Conn, u32)>,
+    /// The connection whose handler is being shown buffered bytes, and how many. They count as read if it closes meanwhile, as they do where they lie in a frame.
+    pub(crate) shown: Option<(Conn, usize)>,
     pub(crate) stopping: bool,
     /// The other shards, if there are any.
     pub(crate) peers: Option<Box<Peers>>,
@@ -331,9 +333,12 @@ impl<'a> Context<'a> {
         self.core.stack.shutdown_write(conn)
     }
 
-    /// Closes both directions: what is queued is still sent, then FIN. What was received and not consumed makes it a reset, as on Linux.
+    /// Closes both directions: what is queued is still sent, then FIN. What was received and neither consumed nor is being shown makes it a reset, as on Linux.
     /// [`closed`](crate::Handler::closed) follows.
     pub fn close(&mut self, conn: Conn) -> Result<(), Stale> {
+        if let Some((_, len)) = self.core.shown.take_if(|(shown, _)| *shown == conn) {
+            self.core.stack.skip(conn, len)?;
+        }
         self.core.stack.close(conn)
     }
 

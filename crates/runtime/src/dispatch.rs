@@ -141,7 +141,12 @@ impl Dispatch {
                 Ok(len) => len,
                 Err(RecvError::Stale) => return,
             };
+            core.shown = Some((conn, len));
             let consumed = handler.data(&mut Context::new(core), conn, &self.shown[..len]).min(len);
+            if core.shown.take().is_none() {
+                // It was closed: they count as read, and nothing more is shown.
+                return;
+            }
             if core.stack.skip(conn, consumed).is_err() || consumed < len {
                 return;
             }
