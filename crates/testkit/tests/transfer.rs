@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::events::CloseReason;
+use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::state::State;
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim, seeds};
 
@@ -212,4 +213,39 @@ fn a_path_that_slows_down_at_once_costs_few_retransmissions() {
     };
     let (with, without) = (retransmitted(true), retransmitted(false));
     assert!(with <= 5 && without > 10 * with, "{with} with F-RTO, {without} without");
+}
+
+/// Who may queue less than a segment waits for an acknowledgement each time, and the reader has to send it when it has read, not after a delay: as on Linux, it
+/// takes one round for each buffer.
+#[test]
+fn small_buffers_take_a_round_each_and_no_delays() {
+    const LEN: usize = 1 << 18;
+    let delay = Duration::from_micros(50);
+    for (send, receive) in [(4608, None), (8192, None), (8192, Some(4096)), (4608, Some(2048)), (8960, None)]
+    {
+        let host = HostConfig { mtu: 9000, ..HostConfig::default() };
+        let model = LinkModel { delay, ..LinkModel::default() };
+        let mut sim = Sim::pair_with(1, host.clone(), host, model);
+        sim.hosts[1].listen(80);
+        let to = server(&sim, false);
+        let now = sim.now;
+        let client = sim.hosts[0].connect(now, to);
+        sim.collect(0);
+        assert!(sim.run_until(MINUTE, |s| !s.hosts[1].accepted.is_empty()));
+        let served = sim.hosts[1].accepted[0];
+        sim.hosts[0].stack.set_option(client, TcpOption::SendBuffer(send)).unwrap();
+        if let Some(receive) = receive {
+            sim.hosts[1].stack.set_option(served, TcpOption::RecvBuffer(receive)).unwrap();
+        }
+        let now = sim.now;
+        sim.hosts[0].send_all(now, client, bytes(1, LEN), true);
+        sim.collect(0);
+        let done = sim.run_until(MINUTE, |s| s.hosts[1].received[&served].bytes.len() == LEN);
+        let took = sim.now - now;
+        let rounds = LEN.div_ceil(receive.unwrap_or(send).min(send) as usize) as u32;
+        // A window that becomes smaller is waited for once, for a time-out: it might open again (RFC 1122 §4.2.3.4).
+        let patience = receive.map_or(Duration::ZERO, |_| Duration::from_millis(250));
+        let most = 2 * rounds * 2 * delay + patience;
+        assert!(done && took < most, "{send}, {receive:?}: {took:?} for {rounds} rounds");
+    }
 }

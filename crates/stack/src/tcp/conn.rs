@@ -112,6 +112,12 @@ impl Flags {
         self.0 & flag.0 != 0
     }
 
+    /// The first of two is set, and the second is not.
+    #[inline]
+    pub const fn has_first_only(self, first: Self, second: Self) -> bool {
+        self.0 & (first.0 | second.0) == first.0
+    }
+
     #[inline]
     pub fn set(&mut self, flag: Self) {
         self.0 |= flag.0;
@@ -162,6 +168,9 @@ pub(crate) enum Life {
     Reported,
 }
 
+/// The bit beside [`Tcb::quick_acks`].
+const PUSHED: u8 = 1 << 7;
+
 /// Transmission control block: the whole of an idle connection, in two cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
@@ -177,8 +186,9 @@ pub(crate) struct Tcb {
     pub state: State,
     /// Low four bits: shift of the peer's window; high four: of ours.
     pub wscale: u8,
-    /// Immediate acknowledgements still to be given (Linux's quick ack mode).
-    pub quick_acks: u8,
+    /// Low seven bits: immediate acknowledgements still to be given (Linux's quick ack mode); high bit: what a delayed one is for was the end of a write of
+    /// the peer's (`ICSK_ACK_PUSHED`).
+    pub quick_acks_and_pushed: u8,
     /// SYN or SYN+ACK retransmissions, later unanswered probes.
     pub retries: u8,
     pub flags: Flags,
@@ -243,7 +253,7 @@ impl Tcb {
             generation: 0,
             state: State::Closed,
             wscale: 0,
-            quick_acks: 0,
+            quick_acks_and_pushed: 0,
             retries: 0,
             flags: Flags::NONE,
             rcv_nxt: SeqNumber(0),
@@ -284,6 +294,35 @@ impl Tcb {
     #[inline]
     pub const fn rcv_wscale(&self) -> u8 {
         self.wscale >> 4
+    }
+
+    /// Immediate acknowledgements still to be given.
+    #[inline]
+    pub const fn quick_acks(&self) -> u8 {
+        self.quick_acks_and_pushed & !PUSHED
+    }
+
+    /// At least so many of them.
+    #[inline]
+    pub fn raise_quick_acks(&mut self, count: u8) {
+        self.quick_acks_and_pushed = self.quick_acks_and_pushed & PUSHED | self.quick_acks().max(count);
+    }
+
+    /// What is to be acknowledged later was the end of a write, as far as that can be seen.
+    #[inline]
+    pub fn set_pushed(&mut self) {
+        self.quick_acks_and_pushed |= PUSHED;
+    }
+
+    #[inline]
+    pub const fn is_pushed(&self) -> bool {
+        self.quick_acks_and_pushed & PUSHED != 0
+    }
+
+    /// An acknowledgement leaves.
+    #[inline]
+    pub fn count_quick_ack(&mut self) {
+        self.quick_acks_and_pushed = self.quick_acks().saturating_sub(1);
     }
 
     /// The receive window may grow to 64 KiB << this.

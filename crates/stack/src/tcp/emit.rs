@@ -331,7 +331,7 @@ impl Tcp {
         let c = &mut self.conns[idx];
         c.rcv_edge = edge;
         c.rcv_acked = c.rcv_nxt;
-        c.quick_acks = c.quick_acks.saturating_sub(1);
+        c.count_quick_ack();
         c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
         if c.busy != NONE {
             self.busy[c.busy].dsack = None;

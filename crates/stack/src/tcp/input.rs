@@ -278,7 +278,7 @@ impl Tcp {
         }
         self.note_duplicate(idx, seg);
         let c = &mut self.conns[idx];
-        c.quick_acks = c.quick_acks.max(2);
+        c.raise_quick_acks(2);
         self.ack_now(idx);
     }
 
@@ -359,7 +359,7 @@ impl Tcp {
             if seg.ce && !seg.payload.is_empty() {
                 // RFC 3168 §6.1.3: echo until the peer says that it reduced its window, and tell it at once.
                 c.flags.set(Flags::ECN_ECHO);
-                c.quick_acks = c.quick_acks.max(2);
+                c.raise_quick_acks(2);
             }
         }
     }

@@ -388,8 +388,10 @@ impl Tcp {
                 return Some(most);
             }
         } else if b.force && whole == 0 {
-            // A probe into a window that is open, but not for a whole segment.
+            // A probe into a window that is open, but not for a whole segment. It opens no further, so the peer's buffer is smaller than it was: what it was is no
+            // measure any more of what is worth sending.
             b.force = false;
+            b.window_max = c.snd_wnd;
             return Some(most);
         } else if most < a.window {
             // Limited by the congestion window or the size of a super-frame: whole segments.

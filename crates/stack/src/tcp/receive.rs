@@ -212,10 +212,10 @@ impl Tcp {
         if !c.has(Flags::ATO_SET) {
             c.flags.set(Flags::ATO_SET);
             let grant = (c.rcv_wnd() / (2 * u32::from(c.rcv_mss.max(1)))).clamp(2, QUICK_ACKS_MAX);
-            c.quick_acks = c.quick_acks.max(grant as u8);
+            c.raise_quick_acks(grant as u8);
         }
         let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
-        let quick = c.quick_acks > 0 && !c.has(Flags::PINGPONG);
+        let quick = c.quick_acks() > 0 && !c.has(Flags::PINGPONG);
         if unacked > u32::from(c.rcv_mss) || fills_hole {
             self.ack_now(idx);
         } else if quick {
@@ -223,6 +223,9 @@ impl Tcp {
         } else if !c.has(Flags::ACK_DELAYED) {
             c.flags.set(Flags::ACK_DELAYED);
             c.ack_deadline = now_ms.wrapping_add(delay) as u16;
+            if wire < usize::from(c.rcv_mss) || seg.header.flags.contains(TcpFlags::PSH) {
+                c.set_pushed();
+            }
         }
     }
 
@@ -247,7 +250,7 @@ impl Tcp {
     /// Acknowledge at once, and stay quick for a while: something is wrong on the path.
     pub fn quick_ack(&mut self, idx: u32) {
         let c = &mut self.conns[idx];
-        c.quick_acks = c.quick_acks.max(QUICK_ACKS_MAX as u8);
+        c.raise_quick_acks(QUICK_ACKS_MAX as u8);
         self.ack_now(idx);
     }
 
@@ -376,6 +379,10 @@ impl Tcp {
             }
             return;
         }
+        if c.flags.has_first_only(Flags::ACK_DELAYED, Flags::PINGPONG) {
+            self.ack_what_was_read(idx);
+        }
+        let c = &self.conns[idx];
         let left = u64::from(c.rcv_wnd());
         if 2 * left > window_capacity(c) {
             // It cannot have doubled.
@@ -383,6 +390,16 @@ impl Tcp {
         }
         let window = self.window_to_offer(idx);
         if window > 0 && u64::from(window) >= 2 * left {
+            self.ack_now(idx);
+        }
+    }
+
+    /// A write of the peer's has come to its end, and all of it was read: there may be no room for the next one before this one is acknowledged
+    /// (`tcp_cleanup_rbuf`). Not where exchanges are interactive: there the acknowledgement rides on the answer.
+    #[inline(never)]
+    fn ack_what_was_read(&mut self, idx: u32) {
+        let c = &self.conns[idx];
+        if c.is_pushed() && c.quick_acks() == 0 && self.unread(idx) + self.held(idx) == 0 {
             self.ack_now(idx);
         }
     }

@@ -322,7 +322,7 @@ impl Tcp {
             TcpOption::QuickAck(on) => {
                 c.flags.assign(Flags::PINGPONG, !on);
                 if on {
-                    c.quick_acks = c.quick_acks.max(1);
+                    c.raise_quick_acks(1);
                     if c.has(Flags::ACK_DELAYED) {
                         self.ack_now(idx);
                     }
