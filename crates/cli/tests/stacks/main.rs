@@ -14,3 +14,4 @@ mod rig;
 mod rights;
 mod shared;
 mod symbols;
+mod urgent;

@@ -1,0 +1,46 @@
+//! Urgent data, as unmodified programs use them: `MSG_OOB`, `sockatmark` by its `ioctl`, and `SIGURG`.
+
+use crate::rig::{Place, skipped};
+
+const SCRIPT: &str = "
+import fcntl
+def mark(s): return struct.unpack('i', fcntl.ioctl(s, 0x8905, b'\\0' * 4))[0]
+def until(so):
+    while not so(): time.sleep(0.002)
+heard = []
+signal.signal(signal.SIGURG, lambda *_: heard.append(1))
+s = server('127.0.0.1', 7501)
+c = socket.create_connection(('127.0.0.1', 7501)); a, _ = s.accept()
+print('none', mark(a))
+fcntl.fcntl(a, fcntl.F_SETOWN, os.getpid()); print('owner', fcntl.fcntl(a, fcntl.F_GETOWN) == os.getpid())
+c.sendall(b'before'); c.send(b'!', socket.MSG_OOB); c.sendall(b'behind')
+p = select.poll(); p.register(a, select.POLLPRI)
+print('urgent', p.poll(20000) == [(a.fileno(), select.POLLPRI)])
+until(lambda: heard); print('heard', len(heard))
+print('third set', select.select([], [], [a], 20)[2] == [a])
+print('not yet', mark(a)); print(exactly(a, 6)); until(lambda: mark(a)); print('at the mark', mark(a))
+print(a.recv(1, socket.MSG_OOB), exactly(a, 6), mark(a))
+try: a.recv(1, socket.MSG_OOB)
+except OSError as e: print(os.strerror(e.errno))
+# In line, in a child that has inherited the socket.
+a.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+child = os.fork()
+if not child:
+    print(exactly(a, 3), flush=True); until(lambda: mark(a)); print(exactly(a, 4), mark(a), flush=True); os._exit(0)
+c.sendall(b'one'); c.send(b'?', socket.MSG_OOB); c.sendall(b'two')
+print('child', os.waitpid(child, 0)[1])
+# Without an owner nobody hears.
+fcntl.fcntl(a, fcntl.F_SETOWN, 0); before = len(heard)
+c.send(b'.', socket.MSG_OOB); print(exactly(a, 1), len(heard) - before)";
+
+/// The same program on the kernel says what it must say.
+#[test]
+fn a_program_uses_urgent_data_as_on_the_kernel() {
+    if skipped("a_program_uses_urgent_data_as_on_the_kernel") {
+        return;
+    }
+    let place = Place::new("urgent");
+    let on_kernel = place.says(&["--stack", "kernel"], SCRIPT);
+    assert!(on_kernel.starts_with("none 0\nowner True\nurgent True\nheard 1\n"), "{on_kernel}");
+    assert_eq!(place.says(&["--loopback", "stack"], SCRIPT), on_kernel);
+}
