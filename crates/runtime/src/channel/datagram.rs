@@ -10,6 +10,9 @@ pub(super) const HEADER_BYTES: usize = 48;
 /// Most bytes of a datagram.
 pub(super) const DATAGRAM_BYTES_MAX: usize = 65_535;
 
+/// What it costs at least to send one, in bytes of a stream: so many are a segment of one.
+const COST_BYTES: usize = 1024;
+
 /// Bits of [`Header::wanted`].
 pub(super) const TOS: u8 = 1;
 pub(super) const HOP_LIMIT: u8 = 2;
@@ -48,6 +51,13 @@ impl Header {
     /// Bytes of the stream that it and what follows it take.
     pub fn bytes(&self) -> usize {
         HEADER_BYTES + if self.apart { 0 } else { self.len as usize }
+    }
+
+    /// What it costs the stack to send it, in bytes of a stream that would cost as much.
+    pub fn cost(&self) -> usize {
+        let len = self.len as usize;
+        let packets = if self.piece == 0 { 1 } else { len.div_ceil(self.piece.into()).max(1) };
+        len.max(packets * COST_BYTES)
     }
 
     pub fn put(&self) -> [u8; HEADER_BYTES] {
@@ -114,6 +124,18 @@ pub(super) fn error_of(word: u32) -> Option<UdpError> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_small_ones_cost_as_much_as_the_segments_of_a_stream() {
+        let mut head = Header::get(&[0; HEADER_BYTES]).unwrap();
+        assert_eq!(head.cost(), COST_BYTES, "also one without a byte");
+        (head.len, head.piece) = (65_000, 0);
+        assert_eq!(head.cost(), 65_000);
+        head.piece = 1;
+        assert_eq!(head.cost(), 65_000 * COST_BYTES);
+        head.piece = 1400;
+        assert_eq!(head.cost(), 65_000);
+    }
 
     #[test]
     fn headers_and_errors_come_back() {

@@ -8,6 +8,8 @@ use core::ops::Add;
 pub struct ChannelStats {
     /// Bells answered.
     pub bells: u64,
+    /// Turns in which a socket had more to send than is taken of it in one: the rest waited for the next, so that others had theirs.
+    pub portions: u64,
     /// Datagrams that nobody took in time.
     pub datagrams_dropped: u64,
     /// Connections that clients accepted.
@@ -36,6 +38,7 @@ impl Add for ChannelStats {
     fn add(self, other: Self) -> Self {
         Self {
             bells: self.bells + other.bells,
+            portions: self.portions + other.portions,
             datagrams_dropped: self.datagrams_dropped + other.datagrams_dropped,
             accepted: self.accepted + other.accepted,
             offers_revoked: self.offers_revoked + other.offers_revoked,
@@ -55,6 +58,7 @@ impl ChannelStats {
     pub(super) fn report(&self, report: &mut dyn FnMut(Kind, &'static str, u64)) {
         let Self {
             bells,
+            portions,
             datagrams_dropped,
             accepted,
             offers_revoked,
@@ -68,6 +72,7 @@ impl ChannelStats {
         } = *self;
         for (name, count) in [
             ("channel.bells", bells),
+            ("channel.portions", portions),
             ("channel.datagrams_dropped", datagrams_dropped),
             ("channel.accepted", accepted),
             ("channel.offers_revoked", offers_revoked),

@@ -20,6 +20,16 @@ impl Domain {
             known.udp.filter(|_| held)
         };
         let to = |server: &Self, socket| known(server, socket).ok_or(UdpError::Stale);
+        // What was written before goes before, and as things were then.
+        if let UdpRequest::Connect(socket, _)
+        | UdpRequest::SetOptions(socket, _)
+        | UdpRequest::SendWith(socket, ..)
+        | UdpRequest::Send(socket, ..)
+        | UdpRequest::Reply(socket, ..) = &asked
+            && let Some(udp) = known(self, *socket).filter(|_| self.socket(socket.index()).unfinished)
+        {
+            self.post_rest(cx, socket.index(), udp);
+        }
         match asked {
             UdpRequest::Bind(local, options) | UdpRequest::Open(local, options) => {
                 if self.is_full() {
@@ -91,7 +101,7 @@ impl Domain {
             UdpRequest::Local(socket) => Reply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp))),
             // The client releases its number afterwards.
             UdpRequest::Close(socket) => Reply::Udp(to(self, socket).and_then(|udp| {
-                self.go_on(cx, socket.index());
+                self.post_rest(cx, socket.index(), udp);
                 self.forget_post(socket.index());
                 self.socket(socket.index()).udp = None;
                 self.forget_datagrams(udp);

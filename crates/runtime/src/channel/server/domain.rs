@@ -27,7 +27,7 @@ use std::sync::Arc;
 /// Bells of one client answered in a turn, so that one that rings without end does not keep frames waiting.
 const BELLS_PER_TURN_MAX: usize = 256;
 /// Bytes of one socket that are taken in a turn. What is copied into the engine leaves in the same turn, while it is in the cache; the peer takes it out while more is
-/// copied here; and no socket keeps the others waiting.
+/// copied here; and no socket keeps the others waiting. Datagrams are charged for what they cost ([`Header::cost`](crate::channel::datagram::Header::cost)).
 const PORTION_BYTES: usize = 128 << 10;
 /// The engine's token of a connection: the domain above these bits, the socket in them.
 const SOCKET_BITS: u32 = 24;
@@ -322,7 +322,7 @@ impl Domain {
             if let Some(udp) =
                 self.sockets[socket as usize].udp.filter(|_| self.sockets[socket as usize].post.is_some())
             {
-                self.post_go_on(cx, socket, udp);
+                self.post_go_on(cx, socket, udp, PORTION_BYTES);
             }
             return;
         };
@@ -463,8 +463,7 @@ impl Domain {
             return;
         }
         if let Some(udp) = known.udp {
-            // What was written is still sent.
-            self.go_on(cx, socket);
+            self.post_rest(cx, socket, udp);
             self.socket(socket).udp = None;
             self.forget_post(socket);
             self.forget_datagrams(udp);

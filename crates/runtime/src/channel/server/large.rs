@@ -62,6 +62,7 @@ impl Domain {
     pub(super) fn go_on_later(&mut self, socket: u32) {
         if !core::mem::replace(&mut self.sockets[socket as usize].unfinished, true) {
             self.unfinished.push(socket);
+            self.stats.portions += 1;
         }
     }
 

@@ -135,8 +135,8 @@ impl Domain {
         }
     }
 
-    /// Sends what clients wrote, and makes use of the room that they made.
-    pub(super) fn post_go_on(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
+    /// Sends what clients wrote, as much as costs `most` or a little more, and makes use of the room that they made. The rest follows in the next turn.
+    pub(super) fn post_go_on(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle, most: usize) {
         if let Some(mut post) = self.sockets[socket as usize].post.take() {
             if !post.waiting.is_empty() {
                 self.move_waiting(socket, &mut post);
@@ -152,8 +152,9 @@ impl Domain {
             self.post_error(socket, error);
         }
         // Whatever is written meanwhile is rung for anew.
-        let most = taken.wrapping_add(self.region.buffer_bytes() as u64);
-        while taken < most {
+        let end = taken.wrapping_add(self.region.buffer_bytes() as u64);
+        let mut done = 0;
+        while taken < end {
             let mut head = [0; HEADER_BYTES];
             let stream = self.region.stream(socket, Direction::Outgoing);
             let Ok(count) = stream.peek(taken, 0, &mut head) else {
@@ -172,6 +173,11 @@ impl Domain {
                 // The rest is being written.
                 break;
             }
+            if done >= most {
+                self.go_on_later(socket);
+                break;
+            }
+            done += header.cost();
             stream.consume(&mut taken, header.bytes());
             if let Err(error) = send(cx, udp, &header, bytes) {
                 self.post_error(socket, error);
@@ -179,13 +185,21 @@ impl Domain {
         }
         self.long = long;
         self.sockets[socket as usize].taken = taken;
-        if taken != before {
+        // The writer hears of room when there is more of it.
+        if taken != before && !self.sockets[socket as usize].unfinished {
             // Pairs with the fence of a client that found no room.
             fence(Ordering::SeqCst);
             let wants = &self.region.socket(socket).wants_space;
             if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
                 self.ring(socket);
             }
+        }
+    }
+
+    /// What was written is still sent when a socket goes, which is not more than the region holds.
+    pub(super) fn post_rest(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
+        if self.sockets[socket as usize].post.is_some() {
+            self.post_go_on(cx, socket, udp, usize::MAX);
         }
     }
 

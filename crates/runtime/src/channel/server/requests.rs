@@ -56,8 +56,11 @@ impl Domain {
             known.holders &= !bit;
             self.unheld(cx, socket);
         }
-        // Also what was written before it was released.
-        self.go_on(cx, socket);
+        // One that had its part of this turn goes on in the next, however often it rings.
+        if !self.socket(socket).unfinished {
+            // Also what was written before it was released.
+            self.go_on(cx, socket);
+        }
     }
 
     /// Does what a client asks for.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::channel::simulation::SimulatedDomain;
-use ginnel_stack::udp::{UdpError, UdpOptions};
+use ginnel_stack::udp::{UdpError, UdpOptions, UdpSending};
 
 fn peer() -> Peer {
     Peer { listens: true, echoes: true, ..Peer::default() }
@@ -94,6 +94,63 @@ fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
     drop(lazy);
     rig.run(SECOND);
     assert_eq!(rig.in_use(), 1);
+}
+
+#[test]
+fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs() {
+    // 131,072 bytes, charged 1,024 for each, and the one that passes it.
+    const IN_A_TURN: u64 = 128;
+    let mut rig = Rig::new(&ChannelConfig { socket_buffer_bytes: 1 << 18, ..small() }, peer());
+    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let conn = connect(&mut good).unwrap();
+    let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+    rig.peer.with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+    let small = UdpSending { to: None, source: None, piece: 0, hop_limit: None, tos: None };
+    let write = |client: &mut Client| {
+        (0..).take_while(|_| client.udp_post(socket, &small, &[]).is_ok()).count() as u64
+    };
+    rig.run(Duration::from_millis(1));
+    let written = write(&mut greedy);
+    assert!(written > 30 * IN_A_TURN, "{written}");
+    assert_eq!(good.send(conn, b"as ever"), Ok(7));
+    let turn = |rig: &mut Rig| {
+        let before = rig.peer.stats().frames_received;
+        let turn = rig.server.lock().unwrap().poll_once(rig.now).unwrap();
+        // A burst is 64 frames.
+        for _ in 0..4 {
+            rig.peer.poll_once(rig.now).unwrap();
+        }
+        rig.now += Duration::from_micros(1);
+        (turn.work > 0, rig.peer.stats().frames_received - before)
+    };
+    assert_eq!(turn(&mut rig), (true, IN_A_TURN + 1), "its part, and a segment of the other's");
+    assert!(!rig.server.lock().unwrap().handler_mut().before_sleep(), "there is more to do");
+    rig.server.lock().unwrap().handler_mut().after_sleep(false);
+    let (worked, more) = turn(&mut rig);
+    assert!(worked && (IN_A_TURN..IN_A_TURN + 3).contains(&more), "{more}");
+    // However often it rings, and while it writes on.
+    let before = rig.stats().portions;
+    for _ in 0..20 {
+        write(&mut greedy);
+        let (_, more) = turn(&mut rig);
+        assert!(more < IN_A_TURN + 3, "{more}");
+    }
+    assert_eq!(rig.stats().portions - before, 20);
+    assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered meanwhile");
+    is_served(&mut rig, &mut good, conn);
+    // Nor does it change where they go what comes behind them.
+    while turn(&mut rig).1 > 2 {}
+    for _ in 0..200 {
+        greedy.udp_post(socket, &small, &[]).unwrap();
+    }
+    greedy.udp_connect(socket, "10.0.0.2:10".parse().unwrap()).unwrap();
+    assert!((200..204).contains(&turn(&mut rig).1));
+    // All of it goes in the end, also what was written last.
+    greedy.udp_post(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap();
+    greedy.release(socket).unwrap();
+    rig.run(SECOND);
+    assert_eq!((rig.in_use(), rig.stats().violations), (1, 0));
 }
 
 #[test]
