@@ -148,6 +148,11 @@ impl ChannelServer {
         self.domains.iter().flatten().count()
     }
 
+    /// Whether one domain at the most has clients: nobody else waits if they take their time.
+    fn is_alone(&self) -> bool {
+        self.domains.iter().flatten().filter(|domain| domain.members != 0).nth(1).is_none()
+    }
+
     /// The domain and the socket of a connection.
     fn of(&mut self, cx: &Context<'_>, conn: Conn) -> Option<(&mut Domain, u32)> {
         let (domain, socket) = from_token(cx.token(conn).ok()?);
@@ -439,8 +444,8 @@ impl Handler for ChannelServer {
 
     fn is_in_the_way(&self) -> bool {
         self.config.turn_us > 0 && {
-            let cpu = rustix::thread::sched_getcpu();
-            self.domains.iter().flatten().any(|domain| domain.works_on(cpu))
+            let (cpu, alone) = (rustix::thread::sched_getcpu(), self.is_alone());
+            self.domains.iter().flatten().any(|domain| domain.works_on(cpu, alone))
         }
     }
 
@@ -448,10 +453,10 @@ impl Handler for ChannelServer {
         if self.config.turn_us == 0 {
             return None;
         }
-        let cpu = rustix::thread::sched_getcpu();
+        let (cpu, alone) = (rustix::thread::sched_getcpu(), self.is_alone());
         let mut given = false;
         for domain in self.domains.iter_mut().flatten() {
-            match domain.give_way(cpu) {
+            match domain.give_way(cpu, alone) {
                 Some(way) => given |= way,
                 None => return Some(Duration::ZERO),
             }

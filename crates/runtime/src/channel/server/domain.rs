@@ -164,6 +164,8 @@ pub(super) struct Domain {
     pub workers: bool,
     /// The client that was offered a connection last.
     pub dealt_to: usize,
+    /// A client that said that it is on the shard's CPU had all of its last turn. If there are other domains, the next sleep is theirs.
+    pub owes: bool,
     /// Room for a datagram, once there are UDP sockets.
     pub long: Box<[u8]>,
     pub stats: ChannelStats,
@@ -215,6 +217,7 @@ impl Domain {
             starved: false,
             workers: false,
             dealt_to: 0,
+            owes: false,
             long: Box::default(),
             stats: ChannelStats::default(),
             region,
@@ -564,18 +567,25 @@ impl Domain {
         })
     }
 
-    /// Whether a client is at work on `cpu`.
-    pub fn works_on(&self, cpu: usize) -> bool {
-        ones(self.members).any(|number| {
-            let works = self.clients[number].as_ref().is_some_and(|client| !client.is_absent);
-            works
-                && self.region.client_cpu(number) == Some(cpu)
-                && !self.region.down(number).words.is_asleep()
-        })
+    /// Whether a client is at work on `cpu`. `alone`: there is no other domain.
+    pub fn works_on(&self, cpu: usize, alone: bool) -> bool {
+        (alone || !self.owes)
+            && ones(self.members).any(|number| {
+                let works = self.clients[number].as_ref().is_some_and(|client| !client.is_absent);
+                works
+                    && self.region.client_cpu(number) == Some(cpu)
+                    && !self.region.down(number).words.is_asleep()
+            })
     }
 
     /// Leaves `cpu` to the clients that are at work on it. Says whether there are any, or `None` if the shard has work itself.
-    pub fn give_way(&mut self, cpu: usize) -> Option<bool> {
+    ///
+    /// Where a client is only it knows. One that says that it is here and is not, and rings in each turn to have the next, would keep everybody's frames waiting all the time. So with
+    /// other domains beside it (`alone`: there are none) a domain that had all of a turn has no part in the next sleep.
+    pub fn give_way(&mut self, cpu: usize, alone: bool) -> Option<bool> {
+        if core::mem::take(&mut self.owes) && !alone {
+            return Some(false);
+        }
         let region = &self.region;
         let mut given = false;
         for number in ones(self.members) {
@@ -608,6 +618,7 @@ impl Domain {
             let up = region.up(number);
             let woke = client.up.after_sleep(up);
             if let Some(rung) = client.turn.take() {
+                self.owes |= ran_out && !woke;
                 client.is_absent = ran_out && !woke && rung == client.up.rung(up);
             }
             woken |= woke;

@@ -105,6 +105,47 @@ fn a_client_that_rings_for_nothing_in_its_turn_has_no_more_until_it_has_slept() 
 }
 
 #[test]
+fn a_client_that_says_that_it_is_here_and_rings_in_each_turn_delays_another_domain_every_other_time() {
+    let (rig, mut client) = rig(70);
+    let other = {
+        let (domain, parts) = SameThread(rig.server.clone()).open_domain().unwrap();
+        Client::open(parts, Box::new(domain)).unwrap()
+    };
+    // This is where the client says that it is from now on, wherever it goes.
+    wake_up(&mut client);
+    let mut takes_all = |rig: &Rig| {
+        let turn = goes_to_sleep(rig);
+        client.set_credits(1, 5);
+        if turn == TURN {
+            runs_out(rig);
+        }
+        wakes(rig, false);
+        turn
+    };
+    let is_in_the_way = |rig: &Rig| rig.server.lock().unwrap().handler().is_in_the_way();
+    for _ in 0..5 {
+        assert_eq!(takes_all(&rig), TURN);
+        assert!(!is_in_the_way(&rig), "the shard may poll");
+        let mut turned = rig.server.lock().unwrap();
+        let now = turned.now();
+        turned.poll_once(now).unwrap();
+        drop(turned);
+        assert_eq!(takes_all(&rig), Some(None), "it sleeps on its devices");
+        let mut turned = rig.server.lock().unwrap();
+        turned.poll_once(now).unwrap();
+        drop(turned);
+        assert!(is_in_the_way(&rig));
+    }
+    drop(other);
+    for _ in 0..3 {
+        assert_eq!(takes_all(&rig), TURN, "it hurts nobody but itself");
+        let mut turned = rig.server.lock().unwrap();
+        let now = turned.now();
+        turned.poll_once(now).unwrap();
+    }
+}
+
+#[test]
 fn without_turns_a_shard_sleeps_on_its_devices_at_once() {
     let (rig, mut client) = rig(0);
     wake_up(&mut client);
