@@ -7,6 +7,12 @@ use crate::tcp::FlowKey;
 use core::net::SocketAddr;
 
 impl Network {
+    /// Whether any device carries labels.
+    #[inline(always)]
+    pub(crate) fn makes_labels(&self) -> bool {
+        self.labeller.is_some()
+    }
+
     /// Whether the device that packets for a hop leave by can carry labels.
     pub(crate) fn carries_labels(&self, hop: &Hop) -> bool {
         let link = self.links.get(usize::from(hop.link));
@@ -25,10 +31,20 @@ impl Network {
 
     /// Whether a frame of a burst, with a TCP segment of a flow that is not known here, is on this of several shards only because its sender's hash is wrong. Then it goes to its
     /// home. What comes from another shard has no hash, so nothing goes to and fro.
-    #[inline]
-    pub(crate) fn is_misdirected(&mut self, frame: Option<u16>, burst: &RxBurst<'_>, key: &FlowKey) -> bool {
-        let Some(steering) = &self.steering else { return false };
-        let Some(index) = frame else { return false };
+    #[inline(always)]
+    pub(crate) fn is_misdirected(
+        &mut self,
+        frame: Option<(u16, u32)>,
+        burst: &RxBurst<'_>,
+        key: &FlowKey,
+    ) -> bool {
+        self.steering.is_some() && self.is_foreign(frame, burst, key)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn is_foreign(&mut self, frame: Option<(u16, u32)>, burst: &RxBurst<'_>, key: &FlowKey) -> bool {
+        let (Some(steering), Some((index, _))) = (&self.steering, frame) else { return false };
         let labelled = burst.get(usize::from(index)).is_some_and(|frame| frame.label.hash().is_some());
         if !labelled || steering.is_home(key.remote_addr(), key.local_addr()) {
             return false;

@@ -70,8 +70,6 @@ pub(crate) struct PlainSealed {
     offloaded: bool,
     len: usize,
     gso: Option<Gso>,
-    /// The device carries a label.
-    pub takes_label: bool,
 }
 
 impl Network {
@@ -118,15 +116,7 @@ impl Network {
         // Cannot truncate: 58 bytes in front of at most 60.
         let headers = (link_header + ipv4::Header::LEN + header_len) as u16;
         let gso = gso_size.map(|size| Gso { kind: GsoKind::Tcp4, size, header_len: headers, ecn: false });
-        let takes_label = port.capabilities.labels;
-        let sealed = PlainSealed {
-            port: link.port.0,
-            link_header: link_header as u8,
-            offloaded,
-            len,
-            gso,
-            takes_label,
-        };
+        let sealed = PlainSealed { port: link.port.0, link_header: link_header as u8, offloaded, len, gso };
         let gathers = gso_size.is_some() && port.gathers && offloaded;
         Ok(Some(PlainOut { payload, summing, gathers, head, options, sealed }))
     }

@@ -146,13 +146,15 @@ impl Tcp {
         urgent: u16,
         options: &[u32],
     ) -> Result<bool, TxError> {
+        // Of all devices, because which one it is going to be is not known yet, and the others leave it out.
+        let label = if net.makes_labels() { self.label(net, idx) } else { Label::NONE };
         let c = &self.conns[idx];
         let (tos, ttl) = self.service(c);
         let lengths = Lengths { options, payload: segment.len as usize, gso_size: segment.gso_size };
         let Some(packet) = net.begin_tcp_v4(self.now, &c.hop, lengths)? else { return Ok(false) };
         if packet.gathers && self.busy[c.busy].send.lies_in_pieces() {
             let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, Sum::ZERO);
-            self.commit_in_pieces(net, idx, segment, sealed);
+            self.commit_in_pieces(net, idx, segment, (sealed, label));
             return Ok(true);
         }
         let mut sum = Sum::ZERO;
@@ -162,31 +164,25 @@ impl Tcp {
             sum = send.fill(&self.chunks, &self.sources, offset, packet.payload, packet.summing);
         }
         let sealed = packet.seal(&v4_headers(c, segment, (tos, ttl), window, urgent), options, sum);
-        if sealed.takes_label {
-            self.commit_labelled(net, idx, sealed);
-        } else {
-            net.commit_tcp_v4(sealed, Label::NONE);
-        }
+        net.commit_tcp_v4(sealed, label);
         self.stats.segments_out += segment.wire_segments();
         Ok(true)
     }
 
     /// A super-frame for a device that copies, and can copy from where the bytes lie.
     #[inline(never)]
-    fn commit_in_pieces(&mut self, net: &mut Network, idx: u32, segment: &Segment, sealed: PlainSealed) {
-        let label = if sealed.takes_label { self.label(net, idx) } else { Label::NONE };
+    fn commit_in_pieces(
+        &mut self,
+        net: &mut Network,
+        idx: u32,
+        segment: &Segment,
+        (sealed, label): (PlainSealed, Label),
+    ) {
         let c = &self.conns[idx];
         let offset = (segment.seq - c.snd_una) as u64;
         let mut pieces = self.busy[c.busy].send.pieces(&self.chunks, offset, segment.len as usize);
         net.commit_gathered_v4(sealed, label, &mut pieces);
         self.stats.segments_out += segment.wire_segments();
-    }
-
-    /// A packet by a device that carries labels.
-    #[inline(never)]
-    fn commit_labelled(&mut self, net: &mut Network, idx: u32, sealed: PlainSealed) {
-        let label = self.label(net, idx);
-        net.commit_tcp_v4(sealed, label);
     }
 
     /// What is known of a connection's flow: its hash, as its receiver would compute it, and its priority. The hash is computed once as long as the connection is busy.
@@ -205,9 +201,9 @@ impl Tcp {
         Label::new(hash, priority)
     }
 
-    /// The same if the device that a connection's packets leave by carries labels.
+    /// The same if a device carries labels.
     pub(super) fn label_if_carried(&mut self, net: &Network, idx: u32) -> Label {
-        if net.carries_labels(&self.conns[idx].hop) { self.label(net, idx) } else { Label::NONE }
+        if net.makes_labels() { self.label(net, idx) } else { Label::NONE }
     }
 
     /// Type of service and hop limit of what a connection sends.

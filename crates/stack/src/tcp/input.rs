@@ -82,11 +82,8 @@ impl Tcp {
         self.stats.segments_in += u64::from(seg.segments);
         let found = self.find(seg);
         match found {
-            None => {
-                if !net.is_misdirected(seg.frame.map(|(index, _)| index), burst, &seg.key) {
-                    self.input_listen(net, seg, burst);
-                }
-            }
+            None if net.is_misdirected(seg.frame, burst, &seg.key) => {}
+            None => self.input_listen(net, seg, burst),
             Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
             Some(Found::Connection(idx)) => {
                 if self.min_hops_used && self.is_from_afar(self.conns[idx].profile, seg) {
