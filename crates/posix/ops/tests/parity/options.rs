@@ -152,9 +152,57 @@ pub fn looking_ahead(w: &mut World<'_>) {
     w.say("from the beginning", w.a.recv(a, 100, MSG_PEEK));
 }
 
+/// `SO_PRIORITY`, and what `IP_TOS` makes of it.
+pub fn priorities(w: &mut World<'_>) {
+    let word = |value: i32| value.to_ne_bytes();
+    let (listener, at) = w.listener(0);
+    let sockets = [
+        ("stream", w.a.socket(AF_INET, SOCK_STREAM).unwrap()),
+        ("datagrams", w.a.socket(AF_INET, SOCK_DGRAM).unwrap()),
+        ("listener", listener),
+    ];
+    for (name, fd) in sockets {
+        let priority = |w: &mut World<'_>, value| {
+            let set = w.a.setsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY, &word(value));
+            w.say(name, (value, set, w.a.getsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY)));
+        };
+        let tos = |w: &mut World<'_>, value| {
+            let set = w.a.setsockopt(fd, IPPROTO_IP, libc::IP_TOS, &word(value));
+            let is = [(SOL_SOCKET, libc::SO_PRIORITY), (IPPROTO_IP, libc::IP_TOS)];
+            w.say(name, (value, set, is.map(|(level, option)| w.a.getsockopt(fd, level, option))));
+        };
+        for value in [1, 2, 3, 4, 5, 6, 0, 7, 8, 1000, i32::MAX, -1] {
+            priority(w, value);
+        }
+        for value in [0x10, 0x08, 0x18, 0x1c, 0x02, 0x01, 0xb8, 0xff, 0] {
+            tos(w, value);
+        }
+        tos(w, 0x10);
+        priority(w, 3);
+        // The same again changes nothing.
+        tos(w, 0x10);
+        tos(w, 0x08);
+        let without = crate::kernel::without_rights(|| {
+            [6, 7, -1].map(|value| w.a.setsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY, &word(value)))
+        });
+        w.say(name, ("without the right", without));
+        w.say(name, w.a.getsockopt(fd, SOL_SOCKET, libc::SO_PRIORITY));
+    }
+    let b = w.b.socket(AF_INET, SOCK_STREAM).unwrap();
+    w.b.connect(b, &w.at_a(at)).unwrap();
+    let a = w.a.accept4(listener, 0).unwrap();
+    for (level, name) in [(SOL_SOCKET, libc::SO_PRIORITY), (IPPROTO_IP, libc::IP_TOS)] {
+        w.say("accepted", w.a.getsockopt(a, level, name));
+    }
+    w.say("of a connection", w.a.setsockopt(a, SOL_SOCKET, libc::SO_PRIORITY, &word(5)));
+    w.say("and bytes", w.a.send(a, b"urgent", 0));
+    w.say("arrive", w.b.recv(b, 6, libc::MSG_WAITALL));
+}
+
 pub mod tests {
     crate::cases! {
         options_of_connections
+        priorities
         looking_ahead
     }
 }
