@@ -280,15 +280,25 @@ impl Client {
         Err(error)
     }
 
-    /// As posix_spawn(3), which shares memory with the child until that is another program, as vfork(2) does.
+    /// As posix_spawn(3).
     pub fn spawn(&mut self, program: &str, arguments: &[&str]) -> io::Result<u32> {
+        self.start(|variable| sys::spawn(program, arguments, variable))
+    }
+
+    /// As vfork(2) and execve(2), between which the child closes one of its descriptors. It has our memory until it is another program: the table in there must stay as it is.
+    pub fn vfork(&mut self, unwanted: RawFd, program: &str, arguments: &[&str]) -> io::Result<u32> {
+        self.start(|variable| sys::vfork(unwanted, program, arguments, variable))
+    }
+
+    /// Starts another program, which gets the sockets that are kept.
+    fn start(&mut self, start: impl FnOnce((&str, &str)) -> io::Result<u32>) -> io::Result<u32> {
         let set = self.kept()?.iter().fold(0u64, |set, (_, socket)| set | 1 << socket);
         let (ours, its) = control::pair()?;
         self.ask(Kind::Fork, 1, set, &[its.as_fd()])?;
         drop(its);
         let state = self.describe(&ours, None)?;
         self.inheritable(&ours, true)?;
-        let child = sys::spawn(program, arguments, (STATE, &state.as_raw_fd().to_string()));
+        let child = start((STATE, &state.as_raw_fd().to_string()));
         self.inheritable(&ours, false)?;
         child
     }

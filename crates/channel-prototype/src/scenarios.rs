@@ -4,6 +4,7 @@ use crate::client::Client;
 use crate::sys;
 use rustix::process::Signal;
 use std::io::{self, Read, Write};
+use std::os::fd::RawFd;
 use std::os::unix::net::UnixStream;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -19,7 +20,11 @@ pub const ALL: &[Scenario] = &[
     ("exec: what is not close-on-exec goes on, the rest ends", exec_keeps_what_it_should),
     ("exec that fails changes nothing", exec_that_fails),
     ("exec of a program without the library", exec_of_a_stranger),
-    ("posix_spawn (shared memory as in vfork): the new program goes on", spawn_keeps_the_stream),
+    ("posix_spawn: the new program goes on", spawn_keeps_the_stream),
+    (
+        "vfork: a child in its parent's memory closes a socket of its own and becomes another program",
+        vfork_keeps_the_stream,
+    ),
     ("SCM_RIGHTS: the sender ends while the descriptor is on its way", rights_in_flight),
     ("SCM_RIGHTS: nobody receives it", rights_never_received),
     ("kill -9 with the lock held and nothing committed", killed_before_commit),
@@ -289,11 +294,25 @@ fn exec_of_a_stranger(stage: &Stage) -> io::Result<()> {
 }
 
 fn spawn_keeps_the_stream(stage: &Stage) -> io::Result<()> {
-    let mut actor = stage.actor(|path, program, line| {
+    started_program_keeps_the_stream(stage, |client, _, program, arguments| client.spawn(program, arguments))
+}
+
+fn vfork_keeps_the_stream(stage: &Stage) -> io::Result<()> {
+    started_program_keeps_the_stream(stage, |client, unwanted, program, arguments| {
+        client.vfork(unwanted, program, arguments)
+    })
+}
+
+/// One socket goes on in another program and one in ours. `start` starts it, and may close the second in the child.
+fn started_program_keeps_the_stream(
+    stage: &Stage,
+    start: fn(&mut Client, RawFd, &str, &[&str]) -> io::Result<u32>,
+) -> io::Result<()> {
+    let mut actor = stage.actor(move |path, program, line| {
         let mut client = Client::attach(path)?;
         let (kept, closed) = (client.open()?, client.open()?);
         client.keep_across_exec(kept)?;
-        let child = client.spawn(program, &["resumed", "spawned", "300"])?;
+        let child = start(&mut client, closed, program, &["resumed", "spawned", "300"])?;
         tell(line, client.socket_of(kept))?;
         tell(line, client.socket_of(closed))?;
         client.close(kept);

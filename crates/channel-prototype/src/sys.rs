@@ -76,6 +76,40 @@ pub fn spawn(program: &str, arguments: &[&str], variable: (&str, &str)) -> io::R
     if error == 0 { Ok(child as u32) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
+/// What vfork(2) does: a child that has the memory of this process, which stands still until the child is another program. Before that it closes a descriptor of its own.
+pub fn vfork(unwanted: RawFd, program: &str, arguments: &[&str], variable: (&str, &str)) -> io::Result<u32> {
+    struct Next {
+        unwanted: RawFd,
+        path: CString,
+        arguments: Vec<*mut libc::c_char>,
+        environment: Vec<*mut libc::c_char>,
+    }
+    extern "C" fn child(next: *mut libc::c_void) -> libc::c_int {
+        // SAFETY: what vfork hands over, whose frame stands still. Nothing here allocates or comes back.
+        unsafe {
+            let next = &*next.cast::<Next>();
+            libc::close(next.unwanted);
+            libc::execve(
+                next.path.as_ptr(),
+                next.arguments.as_ptr().cast(),
+                next.environment.as_ptr().cast(),
+            );
+            libc::_exit(127)
+        }
+    }
+    let (path, arguments, environment) = program_of(program, arguments, variable);
+    let (arguments, environment) = (pointers(&arguments), pointers(&environment));
+    let mut next = Next { unwanted, path, arguments, environment };
+    // Of 16 bytes each, as a stack is aligned.
+    let mut stack = vec![0u128; 4096];
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: the stack grows downwards from its end; it and `next` are there until the child is another program or gone, for which CLONE_VFORK waits.
+    let child = unsafe {
+        libc::clone(child, stack.as_mut_ptr_range().end.cast(), flags, (&raw mut next).cast::<libc::c_void>())
+    };
+    if child > 0 { Ok(child as u32) } else { Err(io::Error::last_os_error()) }
+}
+
 fn pid(process: u32) -> Pid {
     Pid::from_raw(process as i32).expect("a child has a number")
 }
