@@ -430,7 +430,17 @@ impl Handler for ChannelServer {
 
     fn work(&mut self, cx: &mut WorkContext<'_>) -> Result<usize, Error> {
         let cx = &mut cx.context();
-        Ok(self.domains.iter_mut().flatten().map(|domain| domain.work(cx)).sum())
+        let (mut done, mut deserted) = (0, false);
+        for domain in self.domains.iter_mut().flatten() {
+            let here = domain.work(cx);
+            done += here;
+            // The last of what a process wrote that is gone may have left.
+            deserted |= here > 0 && domain.members == 0 && domain.is_deserted();
+        }
+        if deserted {
+            self.sweep();
+        }
+        Ok(done)
     }
 
     fn before_sleep(&mut self) -> bool {
@@ -461,6 +471,8 @@ impl Handler for ChannelServer {
                 None => return Some(Duration::ZERO),
             }
         }
+        // This sleep is what some owed. One that does not come about is not, and they owe it still.
+        self.domains.iter_mut().flatten().for_each(|domain| domain.owes = false);
         given.then(|| Duration::from_micros(self.config.turn_us.into()))
     }
 

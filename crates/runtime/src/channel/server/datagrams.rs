@@ -99,9 +99,8 @@ impl Domain {
                 waiting.unwrap_or(Err(UdpError::WouldBlock))
             })),
             UdpRequest::Local(socket) => Reply::UdpLocal(to(self, socket).and_then(|udp| cx.udp_local(udp))),
-            // The client releases its number afterwards.
+            // The client releases its number afterwards. Who has datagrams in the region only does that, and they are still sent.
             UdpRequest::Close(socket) => Reply::Udp(to(self, socket).and_then(|udp| {
-                self.post_rest(cx, socket.index(), udp);
                 self.forget_post(socket.index());
                 self.socket(socket.index()).udp = None;
                 self.forget_datagrams(udp);

@@ -28,7 +28,7 @@ use std::sync::Arc;
 const BELLS_PER_TURN_MAX: usize = 256;
 /// Bytes of one socket that are taken in a turn. What is copied into the engine leaves in the same turn, while it is in the cache; the peer takes it out while more is
 /// copied here; and no socket keeps the others waiting. Datagrams are charged for what they cost ([`Header::cost`](crate::channel::datagram::Header::cost)).
-const PORTION_BYTES: usize = 128 << 10;
+pub(super) const PORTION_BYTES: usize = 128 << 10;
 /// The engine's token of a connection: the domain above these bits, the socket in them.
 const SOCKET_BITS: u32 = 24;
 
@@ -326,6 +326,9 @@ impl Domain {
                 self.sockets[socket as usize].udp.filter(|_| self.sockets[socket as usize].post.is_some())
             {
                 self.post_go_on(cx, socket, udp, PORTION_BYTES);
+                if self.socket(socket).closing {
+                    self.unheld(cx, socket);
+                }
             }
             return;
         };
@@ -376,7 +379,8 @@ impl Domain {
             if let TcpOption::RecvBuffer(bytes) = option {
                 self.socket(socket).is_narrow = self.is_narrow(Some(bytes));
             }
-            // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options.
+            // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options. What may be but needs a right the client has refused, too: one that keeps
+            // to no rules gets the priority 7 instead of 6, which everybody may have.
             if matches!(cx.set_option(conn, option), Err(OptionError::Invalid | OptionError::TooMany)) {
                 self.stats.options_refused += 1;
             }
@@ -466,7 +470,9 @@ impl Domain {
             return;
         }
         if let Some(udp) = known.udp {
-            self.post_rest(cx, socket, udp);
+            if !self.post_ends(cx, socket, udp) {
+                return;
+            }
             self.socket(socket).udp = None;
             self.forget_post(socket);
             self.forget_datagrams(udp);
@@ -583,7 +589,7 @@ impl Domain {
     /// Where a client is only it knows. One that says that it is here and is not, and rings in each turn to have the next, would keep everybody's frames waiting all the time. So with
     /// other domains beside it (`alone`: there are none) a domain that had all of a turn has no part in the next sleep.
     pub fn give_way(&mut self, cpu: usize, alone: bool) -> Option<bool> {
-        if core::mem::take(&mut self.owes) && !alone {
+        if self.owes && !alone {
             return Some(false);
         }
         let region = &self.region;

@@ -1,6 +1,6 @@
 //! UDP sockets whose datagrams go through the region.
 
-use super::domain::{Domain, Post};
+use super::domain::{Domain, PORTION_BYTES, Post};
 use crate::channel::control::Reply;
 use crate::channel::datagram::{DATAGRAM_BYTES_MAX, HEADER_BYTES, HOP_LIMIT, Header, TOS, word_of};
 use crate::channel::region::Direction;
@@ -153,7 +153,7 @@ impl Domain {
         }
         // Whatever is written meanwhile is rung for anew.
         let end = taken.wrapping_add(self.region.buffer_bytes() as u64);
-        let mut done = 0;
+        let (mut done, mut rest) = (0, false);
         while taken < end {
             let mut head = [0; HEADER_BYTES];
             let stream = self.region.stream(socket, Direction::Outgoing);
@@ -174,7 +174,7 @@ impl Domain {
                 break;
             }
             if done >= most {
-                self.go_on_later(socket);
+                rest = true;
                 break;
             }
             done += header.cost();
@@ -185,8 +185,10 @@ impl Domain {
         }
         self.long = long;
         self.sockets[socket as usize].taken = taken;
-        // The writer hears of room when there is more of it.
-        if taken != before && !self.sockets[socket as usize].unfinished {
+        if rest {
+            // The writer hears of room when there is more of it.
+            self.go_on_later(socket);
+        } else if taken != before {
             // Pairs with the fence of a client that found no room.
             fence(Ordering::SeqCst);
             let wants = &self.region.socket(socket).wants_space;
@@ -196,11 +198,21 @@ impl Domain {
         }
     }
 
-    /// What was written is still sent when a socket goes, which is not more than the region holds.
+    /// Sends all that clients wrote, which is not more than the region holds: what is asked for comes behind it. Questions are asked one by one.
     pub(super) fn post_rest(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) {
         if self.sockets[socket as usize].post.is_some() {
             self.post_go_on(cx, socket, udp, usize::MAX);
         }
+    }
+
+    /// The last client let go of a UDP socket. What was written is still sent, a portion in a turn. Whether that was all.
+    pub(super) fn post_ends(&mut self, cx: &mut Context<'_>, socket: u32, udp: UdpHandle) -> bool {
+        let known = self.socket(socket);
+        // What is written afterwards, by nobody who may, keeps it no longer.
+        if !core::mem::replace(&mut known.closing, true) && known.post.is_some() && !known.unfinished {
+            self.post_go_on(cx, socket, udp, PORTION_BYTES);
+        }
+        !self.socket(socket).unfinished
     }
 
     /// The next of those that did not fit into the region.

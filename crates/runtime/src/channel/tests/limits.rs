@@ -146,11 +146,45 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
     }
     greedy.udp_connect(socket, "10.0.0.2:10".parse().unwrap()).unwrap();
     assert!((200..204).contains(&turn(&mut rig).1));
-    // All of it goes in the end, also what was written last.
-    greedy.udp_post(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap();
+    // Who found no room hears of it, whoever made it: here a question before which the rest of a portion is sent.
+    while greedy.next_event().is_some() {}
+    assert!(write(&mut greedy) > 2 * IN_A_TURN);
+    turn(&mut rig);
+    while greedy.next_event().is_some() {}
+    assert_eq!(greedy.udp_post(socket, &small, &[]), Ok(()), "there is room, of which it will hear nothing");
+    write(&mut greedy);
+    greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+    turn(&mut rig);
+    let events: Vec<_> = core::iter::from_fn(|| greedy.next_event()).collect();
+    assert_eq!(events, [ClientEvent::Writable { conn: socket }]);
+    // All of it goes in the end, also what was written last, and in portions.
+    let written = write(&mut greedy);
+    while turn(&mut rig).1 > 2 {}
+    let written = written.max(write(&mut greedy));
+    greedy.udp_post(socket, &small, &[std::io::IoSlice::new(b"last")]).unwrap_err();
     greedy.release(socket).unwrap();
+    let mut sent = 0;
+    for _ in 0..written / IN_A_TURN {
+        let (_, more) = turn(&mut rig);
+        assert!(more < IN_A_TURN + 3, "{more}");
+        sent += more;
+        assert_eq!(rig.in_use(), 2, "{sent} of {written}");
+    }
+    turn(&mut rig);
     rig.run(SECOND);
     assert_eq!((rig.in_use(), rig.stats().violations), (1, 0));
+    // So does what a process leaves behind, and then its domain goes.
+    let domains = |rig: &Rig| rig.server.lock().unwrap().handler().domains();
+    let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+    greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+    assert!((0..10 * IN_A_TURN).all(|_| greedy.udp_post(socket, &small, &[]).is_ok()));
+    let before = domains(&rig);
+    drop(greedy);
+    turn(&mut rig);
+    assert_eq!(domains(&rig), before);
+    rig.run(SECOND);
+    assert_eq!(domains(&rig), before - 1);
+    is_served(&mut rig, &mut good, conn);
 }
 
 #[test]
