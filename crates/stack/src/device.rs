@@ -73,7 +73,7 @@ impl Label {
     /// The highest priority (IEEE 802.1Q has eight of them).
     pub const PRIORITY_MAX: u8 = 7;
 
-    const HASH_MASK: u32 = (1 << Self::HASH_BITS) - 1;
+    pub(crate) const HASH_MASK: u32 = (1 << Self::HASH_BITS) - 1;
     const HAS_HASH: u32 = 1 << Self::HASH_BITS;
 
     /// A label with the low bits of a hash, if there is one, and a priority, which is at most [`Label::PRIORITY_MAX`].
@@ -140,8 +140,9 @@ pub struct RxFrame<'a> {
     pub checksum: RxChecksum,
     /// Set if the frame is a super-frame.
     pub gso: Option<Gso>,
-    /// What the sender or the device knows about its flow. Nothing but time depends on it: a frame stays on the shard that received it if the hash says so, and is looked
-    /// at again if that shard does not know its flow; those of a higher priority are processed before others.
+    /// What the sender or the device knows about its flow. A frame stays on the shard that received it if the hash says so, and is looked
+    /// at again if that shard does not know its TCP flow; those of a higher priority are processed before others. So nothing but time depends on it, with one exception: among UDP sockets that share
+    /// a port (`SO_REUSEPORT`) it chooses, and whoever says a wrong one chooses for his own datagrams.
     pub label: Label,
 }
 

@@ -1,7 +1,8 @@
 //! Several shards on one device: to which of them a frame belongs.
 //!
 //! Pure functions of the frame's bytes, so that whichever shard receives a frame says the same, and so does an adapter that hashes, or a sender (what it has
-//! computed stands in the frame's label; if that says that the frame may stay, nothing is computed again, and if it was wrong, the frame goes home when its flow is not found):
+//! computed stands in the frame's label; if that says that the frame may stay, nothing is computed again, and if it was wrong, the frame of a TCP flow goes home when the flow is
+//! not found. Of a datagram it says only which of several sockets that share a port gets it, which is then the sender's choice):
 //!
 //! | what | its home |
 //! |---|---|
@@ -15,7 +16,7 @@
 pub mod toeplitz;
 pub mod udp;
 
-use crate::device::RxFrame;
+use crate::device::{Label, RxFrame};
 use crate::handle::PortId;
 use crate::icmp::error::{TransportError, describe_own_packet};
 use crate::ip::NetworkConfig;
@@ -216,7 +217,9 @@ impl Steering {
     }
 
     fn udp_home(&self, src: SocketAddr, dst: SocketAddr, group: bool, known: Option<u32>) -> Home {
-        let computed = || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port())));
+        // As much of it as a label says, so that the same socket is chosen with a label and without.
+        let computed =
+            || self.toeplitz.hash(src.ip(), dst.ip(), Some((src.port(), dst.port()))) & Label::HASH_MASK;
         let hash = || known.unwrap_or_else(computed);
         match self.udp.home(dst, src, group, hash) {
             Some(UdpHome::Shard(shard)) => Home::Shard(shard),

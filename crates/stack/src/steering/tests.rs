@@ -157,6 +157,31 @@ fn a_datagram_and_an_error_about_one_go_to_the_shard_that_has_the_socket() {
     assert_eq!(steering.home(&datagram), Home::Shard(1));
 }
 
+/// Also where the group is no power of two, so that each bit of the hash counts.
+#[test]
+fn a_datagram_goes_to_the_same_socket_of_a_group_with_a_label_and_without() {
+    use crate::device::{Label, RxFrame};
+    let mut steering = steering(0, 3);
+    let mut homes = UdpHomes::default();
+    let options = UdpOptions { reuse_port: true, ..UdpOptions::default() };
+    for shard in 0..3 {
+        let local = "0.0.0.0:53".parse().unwrap();
+        homes.add(UdpClaim { id: shard.into(), shard, local, remote: None, options });
+    }
+    steering.set_udp_homes(Arc::new(homes));
+    let mut chosen = [0; 3];
+    for port in 5000..5300 {
+        let datagram = frame(0x0800, &ipv4(PEER, OURS, protocol::UDP, 0, &ports(port, 53)));
+        let hash = steering.toeplitz.hash(PEER.into(), OURS.into(), Some((port, 53)));
+        let label = Label::new(Some(hash), 0);
+        let home = steering.home_of(&RxFrame { label, ..RxFrame::new(&datagram) });
+        assert_eq!(home, steering.home(&datagram), "{port}: {hash:#x}");
+        let Home::Shard(shard) = home else { panic!("{home:?}") };
+        chosen[usize::from(shard)] += 1;
+    }
+    assert!(chosen.iter().all(|count| (60..140).contains(count)), "{chosen:?}");
+}
+
 #[test]
 fn what_is_about_the_link_goes_to_the_first_and_what_is_nothing_stays() {
     let steering = steering(3, 4);
