@@ -13,6 +13,9 @@ use std::collections::BTreeMap;
 const ETHERNET: usize = 14;
 const TAG: usize = 4;
 
+/// Most bytes that are kept of one. Headers of IPv4 and TCP with all their options, and of the link, are at most 142; those of IPv6 may be as long as a frame.
+const BYTES_MAX: usize = 256;
+
 /// Headers of SYNs by the index of their connection: one for each connection at the most.
 #[derive(Default)]
 pub(crate) struct SavedSyns(BTreeMap<u32, Box<[u8]>>);
@@ -28,7 +31,7 @@ impl SavedSyns {
 }
 
 impl Tcp {
-    /// Keeps the headers of a SYN that has begun a connection. One that came in fragments is not kept.
+    /// Keeps the headers of a SYN that has begun a connection. One that came in fragments is not kept, nor one with more headers than [`BYTES_MAX`].
     pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         let frame = seg.frame.and_then(|(index, payload_at)| {
             Some((burst.get(usize::from(index))?, usize::try_from(payload_at).ok()?))
@@ -65,5 +68,26 @@ fn headers<'b>(frame: &RxFrame<'b>, end: usize, how: SaveSyn) -> Option<&'b [u8]
             start
         }
     };
-    frame.bytes.get(start..end).filter(|headers| headers.len() > TcpHeader::LEN)
+    frame.bytes.get(start..end).filter(|headers| (TcpHeader::LEN + 1..=BYTES_MAX).contains(&headers.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_kept_from_where_was_asked_for_and_those_of_unusual_length_are_not() {
+        let mut bytes = [0; 400];
+        bytes[12..14].copy_from_slice(&[0x81, 0x00]);
+        let frame = RxFrame::new(&bytes);
+        let kept = |end, how| headers(&frame, end, how).map(<[u8]>::len);
+        assert_eq!(kept(18 + 60, SaveSyn::Off), None);
+        assert_eq!(kept(18 + 60, SaveSyn::Frame), Some(78));
+        assert_eq!(kept(18 + 60, SaveSyn::Packet), Some(60), "behind the tag");
+        assert_eq!(kept(BYTES_MAX, SaveSyn::Frame), Some(BYTES_MAX));
+        assert_eq!(kept(BYTES_MAX + 1, SaveSyn::Frame), None);
+        assert_eq!(kept(18 + BYTES_MAX, SaveSyn::Packet), Some(BYTES_MAX));
+        assert_eq!(kept(18 + BYTES_MAX + 1, SaveSyn::Packet), None);
+        assert_eq!(kept(401, SaveSyn::Packet), None, "longer than the frame");
+    }
 }

@@ -518,7 +518,12 @@ pub const OPTIONS: &[Row] = &[
         .but("what waits between program and stack counts"),
     own_but(TCP, 26, "TCP_CC_INFO", "nothing, as of `cubic` and `reno` on Linux"),
     own(TCP, 27, "TCP_SAVE_SYN"),
-    own_but(TCP, 28, "TCP_SAVED_SYN", "nothing of a SYN that came in fragments"),
+    own_but(
+        TCP,
+        28,
+        "TCP_SAVED_SYN",
+        "nothing of a SYN that came in fragments, or with more than 256 bytes of headers",
+    ),
     refused(TCP, 29, "TCP_REPAIR_WINDOW", NOT_YET),
     refused(TCP, 30, "TCP_FASTOPEN_CONNECT", "SYNs carry no data"),
     own_but(TCP, 31, "TCP_ULP", "as on Linux without modules for it"),
