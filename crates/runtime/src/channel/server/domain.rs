@@ -29,6 +29,10 @@ const BELLS_PER_TURN_MAX: usize = 256;
 /// Bytes of one socket that are taken in a turn. What is copied into the engine leaves in the same turn, while it is in the cache; the peer takes it out while more is
 /// copied here; and no socket keeps the others waiting. Datagrams are charged for what they cost ([`Header::cost`](crate::channel::datagram::Header::cost)).
 pub(super) const PORTION_BYTES: usize = 128 << 10;
+/// The same for all sockets of a domain: one with many keeps the other domains no longer waiting than one with few.
+const TURN_BYTES: usize = 8 * PORTION_BYTES;
+/// What it costs at least to look after a socket, in bytes of a stream.
+const SOCKET_COST_BYTES: usize = 1024;
 /// The engine's token of a connection: the domain above these bits, the socket in them.
 const SOCKET_BITS: u32 = 24;
 
@@ -139,9 +143,11 @@ pub(super) struct Domain {
     pub free: Vec<u32>,
     /// Large buffers that no socket has.
     pub stock: Stock,
-    /// Sockets on which a portion was taken of what was written, and more waits; and those of the turn before.
-    pub unfinished: Vec<u32>,
+    /// Sockets that go on in the next turn: those for which nothing was left of this one, and behind them those of which a portion was taken.
+    pub unfinished: VecDeque<u32>,
     pub portions: Vec<u32>,
+    /// What is left of this turn, in bytes.
+    pub turn_left: usize,
     /// How many clients have at hand.
     pub blanks: usize,
     /// How many were free at first.
@@ -202,8 +208,9 @@ impl Domain {
             sockets: vec![Socket::default(); sockets],
             free: (0..sockets_max as u32).rev().collect(),
             stock: (0..region.large().0).rev().collect(),
-            unfinished: Vec::new(),
+            unfinished: VecDeque::new(),
             portions: Vec::new(),
+            turn_left: TURN_BYTES,
             blanks: 0,
             sockets_max,
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
@@ -319,8 +326,19 @@ impl Domain {
         }
     }
 
+    /// Something was done that cost as much as so many bytes of a stream.
+    #[inline]
+    pub(super) fn charge(&mut self, bytes: usize) {
+        self.turn_left = self.turn_left.saturating_sub(bytes);
+    }
+
     /// Does what clients asked for, as far as it goes.
     pub(super) fn go_on(&mut self, cx: &mut Context<'_>, socket: u32) {
+        if self.turn_left == 0 {
+            self.begin_later(socket);
+            return;
+        }
+        self.charge(SOCKET_COST_BYTES);
         let Some(conn) = self.socket(socket).conn else {
             if let Some(udp) =
                 self.sockets[socket as usize].udp.filter(|_| self.sockets[socket as usize].post.is_some())
@@ -442,6 +460,7 @@ impl Domain {
                 break false;
             }
         };
+        self.charge(done);
         let known = &mut self.sockets[socket as usize];
         known.taken = taken;
         if filled {
@@ -552,6 +571,7 @@ impl Domain {
 
     /// Answers what clients rang for. Returns how many bells.
     pub fn work(&mut self, cx: &mut Context<'_>) -> usize {
+        self.turn_left = TURN_BYTES;
         let continued = self.continue_portions(cx);
         let members = ones(self.members);
         let answered: usize = members.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
@@ -563,7 +583,7 @@ impl Domain {
     /// Whether the shard may sleep as far as this domain is concerned. From now on bells wake it.
     pub fn before_sleep(&mut self) -> bool {
         let region = &self.region;
-        if !self.unfinished.is_empty() {
+        if !self.unfinished.is_empty() || !self.portions.is_empty() {
             return false;
         }
         // All of them, also behind one that has rung.

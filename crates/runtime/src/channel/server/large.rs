@@ -3,7 +3,7 @@
 //! So a connection that moves much wakes the other side once for many bytes, while the memory of one that does not stays what it was. The stock is bounded, and lies in the region,
 //! where nothing that a client writes can make it larger.
 //!
-//! What was written is taken in portions, one in a turn.
+//! What was written is taken in portions, one in a turn, and a domain's are bounded together: whoever had no part of this turn goes first in the next.
 
 use super::super::region::Direction;
 use super::domain::{Domain, Socket};
@@ -60,23 +60,43 @@ impl Domain {
     /// More was written than is taken in a turn.
     #[cold]
     pub(super) fn go_on_later(&mut self, socket: u32) {
-        if !core::mem::replace(&mut self.sockets[socket as usize].unfinished, true) {
-            self.unfinished.push(socket);
-            self.stats.portions += 1;
+        if self.leave(socket) {
+            self.portions.push(socket);
         }
     }
 
-    /// Goes on with what the turn before left. Returns how many sockets.
+    /// The domain had all of its turn.
+    #[cold]
+    pub(super) fn begin_later(&mut self, socket: u32) {
+        if self.leave(socket) {
+            self.unfinished.push_back(socket);
+        }
+    }
+
+    /// A socket is left for the next turn. Whether it was not already.
+    fn leave(&mut self, socket: u32) -> bool {
+        let is_new = !core::mem::replace(&mut self.sockets[socket as usize].unfinished, true);
+        self.stats.portions += u64::from(is_new);
+        is_new
+    }
+
+    /// Goes on with what the turn before left, in the order in which it was left. Returns with how many sockets.
     #[inline]
     pub(super) fn continue_portions(&mut self, cx: &mut Context<'_>) -> usize {
-        core::mem::swap(&mut self.unfinished, &mut self.portions);
-        let count = self.portions.len();
-        while let Some(socket) = self.portions.pop() {
+        let mut continued = 0;
+        self.unfinished.extend(self.portions.drain(..));
+        // What is left anew waits for the next turn.
+        for _ in 0..self.unfinished.len() {
+            if self.turn_left == 0 {
+                break;
+            }
+            let Some(socket) = self.unfinished.pop_front() else { break };
             // It may be another connection's by now, which does no harm.
             self.sockets[socket as usize].unfinished = false;
             self.go_on(cx, socket);
+            continued += 1;
         }
-        count
+        continued
     }
 
     /// Large buffers that sockets have.

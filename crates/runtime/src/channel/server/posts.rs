@@ -185,6 +185,7 @@ impl Domain {
         }
         self.long = long;
         self.sockets[socket as usize].taken = taken;
+        self.charge(done);
         if rest {
             // The writer hears of room when there is more of it.
             self.go_on_later(socket);

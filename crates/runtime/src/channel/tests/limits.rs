@@ -187,6 +187,68 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
     is_served(&mut rig, &mut good, conn);
 }
 
+/// However many sockets a domain has.
+#[test]
+fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_themselves() {
+    // 1,048,576 bytes, charged 1,024 for each datagram, and what each portion passes its end by.
+    const IN_A_TURN: u64 = 1024 + 8;
+    const SOCKETS: usize = 20;
+    let config = ChannelConfig { sockets_max: 32, socket_buffer_bytes: 1 << 18, ..small() };
+    let mut rig = Rig::new(&config, peer());
+    let [(_, mut greedy), (_, mut good)] = two(&rig);
+    let conn = connect(&mut good).unwrap();
+    rig.peer.with(rig.now, |_, cx| cx.udp_bind("0.0.0.0:9".parse().unwrap(), UdpOptions::default()).unwrap());
+    let small = UdpSending { to: None, source: None, piece: 0, hop_limit: None, tos: None };
+    let sockets: Vec<Conn> = (0..SOCKETS)
+        .map(|_| {
+            let socket = greedy.udp_open("0.0.0.0:0".parse().unwrap(), UdpOptions::default()).unwrap();
+            greedy.udp_connect(socket, "10.0.0.2:9".parse().unwrap()).unwrap();
+            socket
+        })
+        .collect();
+    rig.run(Duration::from_millis(1));
+    for &socket in &sockets {
+        while greedy.udp_post(socket, &small, &[]).is_ok() {}
+    }
+    good.send(conn, b"as ever").unwrap();
+    let turn = |rig: &mut Rig| {
+        let before = rig.peer.stats().frames_received;
+        rig.server.lock().unwrap().poll_once(rig.now).unwrap();
+        for _ in 0..20 {
+            rig.peer.poll_once(rig.now).unwrap();
+        }
+        rig.now += Duration::from_micros(1);
+        rig.peer.stats().frames_received - before
+    };
+    // Eight have their part, then eight others, and then the rest.
+    let mut had = [false; SOCKETS];
+    for expected in [8, 16, SOCKETS] {
+        let sent = turn(&mut rig);
+        assert!((900..=IN_A_TURN + 2).contains(&sent), "{sent}");
+        assert!(!rig.server.lock().unwrap().handler_mut().before_sleep());
+        rig.server.lock().unwrap().handler_mut().after_sleep(false);
+        for (had, &socket) in had.iter_mut().zip(&sockets) {
+            // There is room for one only if something was taken.
+            *had |= greedy.udp_post(socket, &small, &[]).is_ok();
+        }
+        assert_eq!(had.iter().filter(|had| **had).count(), expected);
+    }
+    while good.next_event().is_some() {}
+    assert_eq!(good.recv(conn, &mut [0; 64]), Ok(7), "it was answered in the first of them");
+    // A process that ends leaves no more to each turn than one that lives.
+    for &socket in &sockets {
+        while greedy.udp_post(socket, &small, &[]).is_ok() {}
+    }
+    drop(greedy);
+    for _ in 0..40 {
+        let sent = turn(&mut rig);
+        assert!(sent <= 2 * (IN_A_TURN + 2), "{sent}");
+    }
+    rig.run(SECOND);
+    assert_eq!((rig.in_use(), rig.stats().violations), (1, 0));
+    is_served(&mut rig, &mut good, conn);
+}
+
 #[test]
 fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
     let mut rig = Rig::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small() }, peer());
