@@ -56,6 +56,8 @@ pub struct IcmpSource {
     pub code: u8,
     /// Bytes of the largest packet that fits, or which byte was not understood; else 0.
     pub info: u32,
+    /// Hop limit that it arrived with; that of the packet, if it is ours.
+    pub hops: u8,
 }
 
 /// An error about a packet of ours. That the quoted packet has our address as its source is checked; anybody can know that much, so
@@ -72,6 +74,8 @@ pub struct TransportError {
     pub seq: Option<u32>,
     /// What went wrong.
     pub kind: IcmpErrorKind,
+    /// What `IP_MINTTL` and `IPV6_MINHOPCOUNT` are compared with.
+    pub hops: u8,
     /// The message that says so.
     pub source: IcmpSource,
 }
@@ -80,7 +84,7 @@ pub struct TransportError {
 /// off after 8 bytes of transport header (RFC 792), and its lengths and checksums need not be right. The kind of the result, and who
 /// says so, are what we would say ourselves: its neighbour does not answer.
 pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
-    let (src, dst, protocol, transport) = match packet.first()? >> 4 {
+    let (src, dst, protocol, hops, transport) = match packet.first()? >> 4 {
         4 => describe_v4(packet)?,
         6 => describe_v6(packet)?,
         _ => return None,
@@ -104,7 +108,8 @@ pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
         remote: SocketAddr::new(dst, ports.1),
         seq,
         kind: IcmpErrorKind::HostUnreachable,
-        source: IcmpSource { from: src, kind, code, info: 0 },
+        hops,
+        source: IcmpSource { from: src, kind, code, info: 0, hops },
     })
 }
 
@@ -116,17 +121,24 @@ pub(crate) fn quoted_payload(packet: &[u8]) -> &[u8] {
         _ => None,
     };
     described
-        .filter(|(_, _, protocol, _)| *protocol == protocol::UDP)
+        .filter(|(_, _, protocol, ..)| *protocol == protocol::UDP)
         .and_then(|(.., transport)| transport.get(udp::Header::LEN..))
         .unwrap_or_default()
 }
 
-type Described<'a> = (IpAddr, IpAddr, u8, &'a [u8]);
+/// From whom and to whom, protocol, hop limit, and what follows the headers of IP.
+type Described<'a> = (IpAddr, IpAddr, u8, u8, &'a [u8]);
 
 fn describe_v4(packet: &[u8]) -> Option<Described<'_>> {
     let (header, rest) = ipv4::Header::parse_quoted(packet).ok()?;
     // Only the first fragment has the transport's header.
-    (header.fragment_offset == 0).then_some((header.src.into(), header.dst.into(), header.protocol, rest))
+    (header.fragment_offset == 0).then_some((
+        header.src.into(),
+        header.dst.into(),
+        header.protocol,
+        header.ttl,
+        rest,
+    ))
 }
 
 fn describe_v6(packet: &[u8]) -> Option<Described<'_>> {
@@ -135,5 +147,6 @@ fn describe_v6(packet: &[u8]) -> Option<Described<'_>> {
     if chain.fragment.is_some_and(|fragment| fragment.header.offset != 0) {
         return None;
     }
-    Some((header.src.into(), header.dst.into(), chain.protocol, packet.get(chain.offset..)?))
+    let rest = packet.get(chain.offset..)?;
+    Some((header.src.into(), header.dst.into(), chain.protocol, header.hop_limit, rest))
 }

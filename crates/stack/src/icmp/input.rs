@@ -26,6 +26,7 @@ impl Network {
     pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Packet4<'_>) -> Input {
         self.stats.icmp_in += 1;
         let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
+        let source = IcmpSource { from: src, kind: 0, code: 0, info: 0, hops: packet.header.ttl };
         match icmpv4::Message::parse(packet.payload) {
             Ok(icmpv4::Message::EchoRequest(echo)) => {
                 // RFC 1122 §3.2.2.6: nobody shall make a network shout at one host.
@@ -38,16 +39,16 @@ impl Network {
             }
             Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
                 let info = if code == icmpv4::unreachable::FRAGMENTATION_NEEDED { mtu.into() } else { 0 };
-                let source = IcmpSource { from: src, kind: icmpv4::UNREACHABLE, code, info };
+                let source = IcmpSource { kind: icmpv4::UNREACHABLE, code, info, ..source };
                 return self.icmp_error(dst, quote, unreachable_v4(code, mtu), source);
             }
             Ok(icmpv4::Message::TimeExceeded { code, quote }) => {
-                let source = IcmpSource { from: src, kind: icmpv4::TIME_EXCEEDED, code, info: 0 };
+                let source = IcmpSource { kind: icmpv4::TIME_EXCEEDED, code, ..source };
                 return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded, source);
             }
             Ok(icmpv4::Message::ParameterProblem { code, pointer, quote }) => {
                 let kind = icmpv4::PARAMETER_PROBLEM;
-                let source = IcmpSource { from: src, kind, code, info: pointer.into() };
+                let source = IcmpSource { kind, code, info: pointer.into(), ..source };
                 return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
@@ -70,6 +71,7 @@ impl Network {
         self.stats.icmp_in += 1;
         let header = &packet.header;
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
+        let source = IcmpSource { from: src, kind: 0, code: 0, info: 0, hops: header.hop_limit };
         match icmpv6::Message::parse(packet.payload, header.src, header.dst) {
             Ok(icmpv6::Message::EchoRequest(echo)) if !header.src.is_unspecified() => {
                 let tos = header.dscp << 2 | header.ecn;
@@ -78,21 +80,21 @@ impl Network {
                 self.answer_echo(now, &Asked { to, from: src, tos, echo });
             }
             Ok(icmpv6::Message::Unreachable { code, quote }) => {
-                let source = IcmpSource { from: src, kind: icmpv6::UNREACHABLE, code, info: 0 };
+                let source = IcmpSource { kind: icmpv6::UNREACHABLE, code, ..source };
                 return self.icmp_error(dst, quote, unreachable_v6(code), source);
             }
             Ok(icmpv6::Message::PacketTooBig { mtu, quote }) => {
-                let source = IcmpSource { from: src, kind: icmpv6::PACKET_TOO_BIG, code: 0, info: mtu };
+                let source = IcmpSource { kind: icmpv6::PACKET_TOO_BIG, info: mtu, ..source };
                 let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
                 return self.icmp_error(dst, quote, IcmpErrorKind::PacketTooBig { mtu }, source);
             }
             Ok(icmpv6::Message::TimeExceeded { code, quote }) => {
-                let source = IcmpSource { from: src, kind: icmpv6::TIME_EXCEEDED, code, info: 0 };
+                let source = IcmpSource { kind: icmpv6::TIME_EXCEEDED, code, ..source };
                 return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded, source);
             }
             Ok(icmpv6::Message::ParameterProblem { code, pointer, quote }) => {
                 let kind = icmpv6::PARAMETER_PROBLEM;
-                let source = IcmpSource { from: src, kind, code, info: pointer };
+                let source = IcmpSource { kind, code, info: pointer, ..source };
                 return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv6::Message::Ndp(message)) => match source_mac {
@@ -166,7 +168,9 @@ impl Network {
             Some(error) => {
                 self.stats.icmp_errors_in += 1;
                 self.note_quoted(quoted_payload(quote));
-                Input::Error(TransportError { kind, source, ..error })
+                // Linux looks at the quoted packet's over IPv4, and over IPv6 at the message's own.
+                let hops = if dst.is_ipv4() { error.hops } else { source.hops };
+                Input::Error(TransportError { kind, source, hops, ..error })
             }
             None => {
                 self.stats.icmp_errors_foreign += 1;

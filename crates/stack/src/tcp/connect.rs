@@ -144,6 +144,10 @@ impl Tcp {
         let hash = self.secrets.flow_hash(&key);
         let found = demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, &key);
         let Some(Found::Connection(idx)) = found else { return };
+        let profile = self.conns[idx].profile;
+        if self.min_hops_used && self.is_from_afar(profile, key.remote.is_v4(), error.hops) {
+            return;
+        }
         let c = &self.conns[idx];
         // RFC 5927 §4.1: only about something that is in flight.
         let in_flight = error.seq.is_some_and(|s| SeqNumber(s).ge(c.snd_una) && SeqNumber(s).lt(c.snd_nxt));

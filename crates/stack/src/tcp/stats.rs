@@ -56,7 +56,7 @@ counters! {
         paws_rejected,
         /// Segments outside of the window.
         out_of_window,
-        /// Segments dropped because they took more hops than their socket allows (`IP_MINTTL`).
+        /// Segments, and ICMP errors about them, dropped because they took more hops than their socket allows (`IP_MINTTL`).
         min_hops_drops,
         /// Challenge acknowledgements sent.
         challenge_acks,

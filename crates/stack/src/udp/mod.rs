@@ -570,7 +570,7 @@ impl Udp {
         let meaning = UdpError::of(error.kind, v4);
         let asked = socket.options.reports(v4);
         if asked {
-            let IcmpSource { from, kind, code, info } = error.source;
+            let IcmpSource { from, kind, code, info, .. } = error.source;
             let report = socket.report(meaning, error.remote);
             let report = UdpReport { from: Some(from), kind, code, info, ..report };
             socket.keep_report(report, network.quoted());

@@ -416,6 +416,10 @@ pub struct Icmp {
     pub seq: u32,
     /// Payload bytes of the quoted segment.
     pub len: u32,
+    /// Hop limit of the message.
+    pub ttl: u8,
+    /// Hop limit that the segment had left when it was quoted.
+    pub quoted_ttl: u8,
 }
 
 /// Kinds of ICMP errors, named for IPv4; over IPv6 each becomes its counterpart there.

@@ -86,11 +86,19 @@ impl fmt::Display for Segment {
 impl fmt::Display for Icmp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = IcmpKind::NAMES.iter().find(|(_, kind)| *kind == self.kind).map_or("?", |(name, _)| name);
-        write!(f, "icmp {name} ")?;
+        f.write_str("icmp ")?;
+        if self.ttl != 64 {
+            write!(f, "[ttl {}] ", self.ttl)?;
+        }
+        write!(f, "{name} ")?;
         if self.mtu != 0 {
             write!(f, "mtu {} ", self.mtu)?;
         }
-        write!(f, "[{} {}:{}({})]", self.flags, self.seq, self.seq.wrapping_add(self.len), self.len)
+        f.write_str("[")?;
+        if self.quoted_ttl != 64 {
+            write!(f, "[ttl {}] ", self.quoted_ttl)?;
+        }
+        write!(f, "{} {}:{}({})]", self.flags, self.seq, self.seq.wrapping_add(self.len), self.len)
     }
 }
 

@@ -293,6 +293,8 @@ impl Runner<'_> {
                     seq: flow.local_seq(icmp.seq),
                     flags: icmp.flags,
                     len: icmp.len as u16,
+                    ttl: icmp.ttl,
+                    quoted_ttl: icmp.quoted_ttl,
                 };
                 error.to_bytes(local, remote)
             }

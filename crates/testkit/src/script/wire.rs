@@ -73,6 +73,10 @@ pub struct WireIcmp {
     pub flags: Flags,
     /// Payload bytes of the quoted segment.
     pub len: u16,
+    /// Hop limit of the message.
+    pub ttl: u8,
+    /// Hop limit of the quoted segment.
+    pub quoted_ttl: u8,
 }
 
 fn ones_complement_sum(bytes: &[u8], start: u32) -> u32 {
@@ -306,7 +310,7 @@ impl WireIcmp {
     pub fn to_bytes(self, local: IpAddr, remote: IpAddr) -> Vec<u8> {
         let quoted = WireSegment {
             ecn: Ecn::NotEct,
-            ttl: 64,
+            ttl: self.quoted_ttl,
             src_port: self.local_port,
             dst_port: self.remote_port,
             seq: self.seq,
@@ -338,7 +342,7 @@ impl WireIcmp {
             transport_sum(remote, local, ICMPV6, &body)
         };
         body[2..4].copy_from_slice(&(!sum).to_be_bytes());
-        ip_packet(remote, local, protocol, Ecn::NotEct, 64, &body)
+        ip_packet(remote, local, protocol, Ecn::NotEct, self.ttl, &body)
     }
 }
 

@@ -192,7 +192,6 @@ const NO_EFFECT_ON_TCP: &str = "";
 const NO_FILTERS: &str = "programs of BPF do not run in the stack";
 const NOT_WITH_COOKIES: &str = "not on SYN+ACKs with cookies";
 const NOT_WITH_COOKIES_V6: &str = "not on SYN+ACKs with cookies, nor of listeners that take IPv4, too";
-const NOT_QUOTED: &str = "not of packets of its own that ICMP messages quote";
 const TICKS: &str = "in steps of 4 ms, as on a kernel with 250 ticks a second";
 const NOT_YET: &str = "not built yet";
 const KERNELS_TABLES: &str = "kept, without effect: what it selects are the kernel's tables";
@@ -349,7 +348,7 @@ pub const OPTIONS: &[Row] = &[
     kept(IP, 18, "IP_PASSSEC", IP_FLAG, NO_EFFECT_ON_TCP),
     refused(IP, 19, "IP_TRANSPARENT", "addresses are the stack's, or nobody's"),
     kept(IP, 20, "IP_RECVORIGDSTADDR", IP_FLAG, NO_EFFECT_ON_TCP),
-    own_but(IP, 21, "IP_MINTTL", NOT_QUOTED),
+    own(IP, 21, "IP_MINTTL"),
     fixed(IP, 22, "IP_NODEFRAG", Reads::Nothing, Ok(0), NONE),
     kept(IP, 23, "IP_CHECKSUM", IP_FLAG, NO_EFFECT_ON_TCP),
     kept(IP, 24, "IP_BIND_ADDRESS_NO_PORT", IP_FLAG, "`bind` of a UDP socket chooses a port all the same"),
@@ -467,7 +466,7 @@ pub const OPTIONS: &[Row] = &[
         "kept, without effect: the stack chooses flow labels",
     ),
     refused(V6, 72, "IPV6_ADDR_PREFERENCES", NOT_YET),
-    own_but(V6, 73, "IPV6_MINHOPCOUNT", NOT_QUOTED),
+    own(V6, 73, "IPV6_MINHOPCOUNT"),
     kept(V6, 74, "IPV6_ORIGDSTADDR", FLAG, NO_EFFECT_ON_TCP),
     refused(V6, 75, "IPV6_TRANSPARENT", "addresses are the stack's, or nobody's"),
     refused(V6, 76, "IPV6_UNICAST_IF", "devices of the stack have no numbers here"),

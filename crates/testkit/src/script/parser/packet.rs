@@ -180,7 +180,18 @@ fn hex(s: &mut Scanner<'_>) -> Parsed<Vec<u8>> {
     Ok(text.as_bytes().chunks(2).map(|pair| digit(pair[0]) << 4 | digit(pair[1])).collect())
 }
 
+/// `[ttl 5]`, if it stands here; else what packets have.
+fn hop_limit(s: &mut Scanner<'_>) -> Parsed<u8> {
+    if !s.take("[ttl ") {
+        return Ok(64);
+    }
+    let ttl = s.number_as()?;
+    s.expect("]")?;
+    Ok(ttl)
+}
+
 fn icmp(s: &mut Scanner<'_>) -> Parsed<Icmp> {
+    let ttl = hop_limit(s)?;
     let mut name = s.identifier()?.to_string();
     if name == "unreachable" || name == "time_exceeded" {
         name = format!("{name} {}", s.identifier()?);
@@ -190,8 +201,9 @@ fn icmp(s: &mut Scanner<'_>) -> Parsed<Icmp> {
     };
     let mtu = if s.take_word("mtu") { s.number_as()? } else { 0 };
     s.expect("[")?;
+    let quoted_ttl = hop_limit(s)?;
     let flags = if s.at_digit() { Flags::ACK } else { flags(s)? };
     let (seq, len) = sequence(s)?;
     s.expect("]")?;
-    Ok(Icmp { kind: *kind, mtu, flags, seq, len })
+    Ok(Icmp { kind: *kind, mtu, flags, seq, len, ttl, quoted_ttl })
 }

@@ -84,6 +84,11 @@ fn flows_and_icmp_errors_are_read() {
     let event = only_event("+0 <2 icmp unreachable frag_needed mtu 1200 [1:1001(1000)]");
     let EventKind::Inbound(Packet { flow: 2, body: Body::Icmp(icmp) }) = event.kind else { panic!() };
     assert_eq!((icmp.kind, icmp.mtu, icmp.seq, icmp.len), (IcmpKind::FragNeeded, 1200, 1, 1000));
+    assert_eq!((icmp.ttl, icmp.quoted_ttl), (64, 64));
+    let event = only_event("+0 < icmp [ttl 9] unreachable port_unreachable [[ttl 3] S 0:0(0)]");
+    let EventKind::Inbound(Packet { body: Body::Icmp(icmp), .. }) = event.kind else { panic!() };
+    assert_eq!((icmp.kind, icmp.ttl, icmp.quoted_ttl), (IcmpKind::PortUnreachable, 9, 3));
+    assert_eq!(icmp.to_string(), "icmp [ttl 9] unreachable port_unreachable [[ttl 3] S 0:0(0)]");
 }
 
 #[test]
