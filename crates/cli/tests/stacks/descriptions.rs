@@ -100,3 +100,37 @@ c.sendall(b'still here'); say(a.recv(99))"
     let said = same_on_both(&place, &script);
     assert_eq!(said.matches("True 55").count(), 2, "{said}");
 }
+
+/// Who is told of a refusal by `connect`, and who disconnects, does so for all: what another process does then is a new attempt.
+const AGAIN: &str = "
+import ctypes, errno
+libc = ctypes.CDLL(None)
+at = ('127.0.0.1', 7431)
+def name(number): return errno.errorcode.get(number, number)
+def in_child(s, then):
+    r, w = os.pipe(); child = os.fork()
+    if not child:
+        os.read(r, 1); print('child', name(s.connect_ex(at)), flush=True)
+        p = select.poll(); p.register(s, select.POLLOUT); p.poll(20000)
+        print(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), s.getpeername() == at, flush=True)
+        s.sendall(b'hello'); os._exit(0)
+    then(); os.write(w, b'x'); a, _ = l.accept(); print(exactly(a, 5), os.waitpid(child, 0)[1], flush=True)
+s = socket.socket(); s.setblocking(False); print(name(s.connect_ex(at)))
+p = select.poll(); p.register(s, select.POLLOUT); print(bool(p.poll(20000)), flush=True)
+def refused():
+    global l
+    print('parent', name(s.connect_ex(at)), flush=True); l = server(*at)
+in_child(s, refused)
+s.close(); s = socket.create_connection(at); old, _ = l.accept(); s.setblocking(False)
+def disconnected(): print('parent', libc.connect(s.fileno(), b'\\0' * 16, 16), flush=True)
+in_child(s, disconnected)";
+
+#[test]
+fn a_connect_after_a_refusal_is_a_new_attempt_in_every_process() {
+    if skipped("a_connect_after_a_refusal_is_a_new_attempt_in_every_process") {
+        return;
+    }
+    let place = Place::new("again");
+    let said = same_on_both(&place, AGAIN);
+    assert!(said.starts_with("EINPROGRESS\nTrue\nparent ECONNREFUSED\nchild EINPROGRESS\n"), "{said}");
+}

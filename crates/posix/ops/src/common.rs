@@ -15,8 +15,10 @@ struct Agreed {
     nonblocking: bool,
     shut: Shut,
     options: Options,
+    /// The connection is over, and a call has said so: the next `connect` is a new attempt, whoever makes it.
+    given_up: bool,
 }
-fields!(Agreed { nonblocking, shut, options });
+fields!(Agreed { nonblocking, shut, options, given_up });
 
 /// Where it stands. A socket without anything on the stack has no place.
 fn place(socket: &Socket) -> Option<CommonOf> {
@@ -32,7 +34,7 @@ impl Lane {
     /// Another process is about to have a description, too.
     pub fn share(&mut self, file: FileId) {
         if self.files.get(file).shared.is_none() {
-            self.agree(file);
+            self.agree(file, false);
         }
     }
 
@@ -40,15 +42,22 @@ impl Lane {
     #[inline]
     pub fn tell_sharers(&mut self, file: FileId) {
         if self.files.get(file).shared.is_some() {
-            self.agree(file);
+            self.agree(file, false);
         }
     }
 
-    fn agree(&mut self, file: FileId) {
+    /// Writes down that the socket is as good as new here.
+    pub fn tell_given_up(&mut self, file: FileId) {
+        if self.files.get(file).shared.is_some() {
+            self.agree(file, true);
+        }
+    }
+
+    fn agree(&mut self, file: FileId, given_up: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
         let Some(place) = place(socket) else { return };
-        let agreed =
-            Agreed { nonblocking: socket.nonblocking, shut: socket.shut, options: socket.options.common() };
+        let (nonblocking, shut) = (socket.nonblocking, socket.shut);
+        let agreed = Agreed { nonblocking, shut, options: socket.options.common(), given_up };
         let mut bytes = Vec::new();
         agreed.put(&mut bytes);
         self.files.get(file).shared = self.client.tell_common(place, &bytes);
@@ -79,7 +88,9 @@ impl Lane {
             self.files.get(file).shared = Some(now);
             return;
         };
+        let mut given_up = false;
         if let Some(agreed) = Agreed::get(&mut &bytes[..]) {
+            given_up = agreed.given_up;
             socket.nonblocking = agreed.nonblocking;
             socket.shut(agreed.shut.read, agreed.shut.write);
             socket.options.take_over(agreed.options);
@@ -88,5 +99,8 @@ impl Lane {
             }
         }
         self.files.get(file).shared = Some(version);
+        if given_up {
+            self.drop_connection(file);
+        }
     }
 }

@@ -148,6 +148,7 @@ impl Ops {
             Ok(()) => Ok(()),
             Err(error) => {
                 // As after `tcp_disconnect`: it may try again.
+                lane.tell_given_up(file);
                 lane.drop_connection(file);
                 Err(error)
             }
@@ -345,6 +346,7 @@ impl Lane {
             Shape::Listening(_) => self.stop_listening(file),
             Shape::Stream(stream) => {
                 let _ = self.client.abort(stream.conn);
+                self.tell_given_up(file);
                 self.drop_connection(file);
             }
         }
@@ -361,7 +363,7 @@ impl Lane {
     }
 
     /// The socket has no connection any more, but the address that the program bound it to.
-    fn drop_connection(&mut self, file: FileId) {
+    pub fn drop_connection(&mut self, file: FileId) {
         let Some(stream) = self.files.stream(file).copied() else { return };
         self.unbind_conn(stream.conn);
         let port = self.client.ends(stream.conn).map_or(0, |[local, _]| local.port());
