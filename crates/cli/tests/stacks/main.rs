@@ -9,6 +9,7 @@ mod guests;
 mod handlers;
 mod homes;
 mod inside;
+mod jumps;
 mod lives;
 mod rig;
 mod rights;

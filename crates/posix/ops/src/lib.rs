@@ -31,6 +31,7 @@ mod file;
 mod fork;
 mod held;
 mod ioctl;
+mod jumps;
 mod kernel;
 mod lane;
 mod lifetime;

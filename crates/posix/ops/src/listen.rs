@@ -4,6 +4,7 @@ use crate::Ops;
 use crate::connect::errno_of;
 use crate::fd_table::FileId;
 use crate::file::{Kind, Listening, Shape, Shut, Socket, Stream, Urgency};
+use crate::jumps::OnJump;
 use crate::kernel;
 use crate::lane::Lane;
 use crate::raw;
@@ -12,6 +13,7 @@ use crate::sockaddr::{self, Family, Written};
 use core::cell::Cell;
 use core::ffi::c_int;
 use core::net::SocketAddr;
+use core::pin::pin;
 use ginnel::ListenOptions;
 use libc::{POLLIN, pollfd};
 use rustix::fd::RawFd;
@@ -107,12 +109,16 @@ impl Ops {
         let half = lane.kernel_half(file);
         let mut watched = [pollfd { fd: half.unwrap_or(-1), events: POLLIN, revents: 0 }];
         let watched = &mut watched[..usize::from(half.is_some())];
+        let unused = new;
+        let on_jump = pin!(OnJump::new(|| self.accepts_no_more(unused)));
+        let on_jump = on_jump.watch();
         let (mut lane, result) = self.until(lane, &[file], watched, &wait, |lane, _| {
             match (lane.accept_step(file, flags), half) {
                 (Err(Errno::AGAIN), Some(half)) => kernel::accept(half, flags, family).map(Accepted::Kernel),
                 (result, _) => result.map(|socket| Accepted::Stack(Box::new(socket))),
             }
         });
+        drop(on_jump);
         let result = result.and_then(|accepted| match accepted {
             Accepted::Stack(socket) => Ok(socket),
             Accepted::Kernel(from) => {
@@ -144,6 +150,16 @@ impl Ops {
                 }
                 by_kernel.ok_or(error)
             }
+        }
+    }
+}
+
+impl Ops {
+    /// A handler jumps over `accept`, which has taken a number.
+    #[cold]
+    fn accepts_no_more(&self, unused: Option<RawFd>) {
+        if let (Some(unused), Ok(mut lane)) = (unused, self.lock()) {
+            lane.placeholders.give_back(unused, self.config.descriptors_kept);
         }
     }
 }

@@ -4,12 +4,14 @@
 use crate::channels::Channels;
 use crate::descriptor::{Internal, own};
 use crate::held::Locked;
+use crate::jumps::OnJump;
 use crate::lane::Lane;
 use crate::nap::{self, KernelPart, Nap};
 use crate::raw;
 use crate::signal::{Handlers, SignalSet};
 use crate::{FileId, Ops};
 use core::cell::Cell;
+use core::pin::pin;
 use core::time::Duration;
 use libc::{POLLIN, pollfd, sigset_t};
 use rustix::event::{EventfdFlags, eventfd};
@@ -241,6 +243,10 @@ impl Ops {
             Err(error) => return (lane, Err(error)),
         };
         lane.interrupt_own_sleep();
+        // While this sleeps a handler may jump away from it.
+        let slept_before = asleep();
+        let on_jump = pin!(OnJump::new(|| self.sleeps_no_more(sleeper, files, slept_before)));
+        let watched = on_jump.watch();
         for &file in files {
             let watcher = Watcher::Thread { sleeper, exclusive: wait.exclusive };
             let file = lane.files.get(file);
@@ -265,21 +271,20 @@ impl Ops {
                 break Err(Errno::AGAIN);
             }
         };
-        for &file in files {
-            let users = lane.files.get(file);
-            users.watchers.retain(|w| !matches!(w, Watcher::Thread { sleeper: s, .. } if *s == sleeper));
-            users.users -= 1;
-            if users.users == 0 {
-                // Its last descriptor was closed while this call waited.
-                lane.forget(file);
-            }
-        }
-        lane.sleepers.remove(sleeper);
-        if lane.sleepers.leader.is_none() {
-            // It may have been told to lead, and has what it waited for instead.
-            lane.sleepers.hand_over();
-        }
+        lane.wait_no_more(sleeper, files);
+        drop(watched);
         (lane, result)
+    }
+
+    /// A handler jumps over a call that sleeps, which never returns.
+    #[cold]
+    fn sleeps_no_more(&self, sleeper: u32, files: &[FileId], slept_before: Option<u32>) {
+        // Of a call that was interrupted in the middle nothing can be taken back.
+        let Ok(mut lane) = self.lock() else { return };
+        lane.interrupt_own_sleep();
+        ASLEEP.set(slept_before);
+        lane.sleepers.sleepers[sleeper as usize].asleep = false;
+        lane.wait_no_more(sleeper, files);
     }
 
     /// Waits until the sleeper is woken, a descriptor of the kernel may be ready, as stands in `kernel` then, patience ends, or for no reason.
@@ -445,6 +450,24 @@ impl Lane {
             return None;
         }
         Some(nap.fd())
+    }
+
+    /// A call does not wait for these any more, whatever came of it.
+    fn wait_no_more(&mut self, sleeper: u32, files: &[FileId]) {
+        for &file in files {
+            let users = self.files.get(file);
+            users.watchers.retain(|w| !matches!(w, Watcher::Thread { sleeper: s, .. } if *s == sleeper));
+            users.users -= 1;
+            if users.users == 0 {
+                // Its last descriptor was closed while this call waited.
+                self.forget(file);
+            }
+        }
+        self.sleepers.remove(sleeper);
+        if self.sleepers.leader.is_none() {
+            // It may have been told to lead, and has what it waited for instead.
+            self.sleepers.hand_over();
+        }
     }
 
     /// A call that waits in a handler of a signal: the sleep of this thread that the handler interrupted leads nobody any more, and goes on only when the handler is done.

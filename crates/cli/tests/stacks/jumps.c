@@ -1,0 +1,148 @@
+// Calls that wait are left by siglongjmp, and the program goes on with the same sockets.
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/select.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+static sigjmp_buf out;
+static struct sockaddr_in at;
+static int listener, ours, theirs, set;
+static char bytes[1 << 20];
+
+static void jump(int number)
+{
+    siglongjmp(out, 1);
+}
+
+static void alarm_in(int ms)
+{
+    struct itimerval in = {.it_value = {.tv_usec = ms * 1000}};
+    setitimer(ITIMER_REAL, &in, 0);
+}
+
+static int deep(int (*call)(void), int depth)
+{
+    volatile char room[512];
+    room[0] = depth;
+    return depth ? deep(call, depth - 1) + room[0] * 0 : call();
+}
+
+static void leave(const char *name, int (*call)(void), int depth)
+{
+    if (!sigsetjmp(out, 1)) {
+        alarm_in(30);
+        int result = deep(call, depth);
+        alarm_in(0);
+        printf("%s: returned %d\n", name, result);
+    } else {
+        printf("%s: left\n", name);
+    }
+    fflush(stdout);
+}
+
+static int by_recv(void) { return recv(ours, bytes, 1, 0); }
+static int by_send(void) { for (;;) if (send(ours, bytes, sizeof bytes, 0) < 0) return -1; }
+static int by_accept(void) { return accept(listener, 0, 0); }
+static int by_poll(void) { struct pollfd p = {ours, POLLIN, 0}; return poll(&p, 1, -1); }
+static int by_select(void) { fd_set r; FD_ZERO(&r); FD_SET(ours, &r); return select(ours + 1, &r, 0, 0, 0); }
+static int by_epoll(void) { struct epoll_event e; return epoll_wait(set, &e, 1, -1); }
+static int by_connect(void)
+{
+    // In the end the backlog is full, and nobody answers.
+    for (;;)
+        if (connect(socket(AF_INET, SOCK_STREAM, 0), (void *)&at, sizeof at)) return -1;
+}
+
+static void pair(void)
+{
+    ours = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(ours, (void *)&at, sizeof at)) perror("connect");
+    theirs = accept(listener, 0, 0);
+}
+
+static void *beside(void *unused)
+{
+    char c;
+    long got = recv(theirs, &c, 1, 0);
+    printf("thread: %ld\n", got);
+    return 0;
+}
+
+int main(void)
+{
+    struct sigaction action = {.sa_handler = jump, .sa_flags = SA_RESTART};
+    sigaction(SIGALRM, &action, 0);
+    listener = socket(AF_INET, SOCK_STREAM, 0);
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = inet_addr("127.0.0.1");
+    bind(listener, (void *)&at, sizeof at);
+    socklen_t n = sizeof at;
+    getsockname(listener, (void *)&at, &n);
+    listen(listener, 5);
+    pair();
+    set = epoll_create1(0);
+    struct epoll_event e = {EPOLLIN, {.fd = 7}};
+    epoll_ctl(set, EPOLL_CTL_ADD, ours, &e);
+
+    struct { const char *name; int (*call)(void); } calls[] = {
+        {"recv", by_recv}, {"accept", by_accept}, {"poll", by_poll}, {"select", by_select}, {"epoll_wait", by_epoll},
+    };
+    // From deep frames and from flat ones, and back.
+    for (int round = 0; round < 20; round++)
+        for (int i = 0; i < 5; i++) leave(calls[i].name, calls[i].call, round % 3 * 5);
+    // All go on.
+    send(theirs, "abc", 3, 0);
+    alarm_in(0);
+    printf("epoll_wait %d, poll %d, select %d\n", by_epoll(), by_poll(), by_select());
+    printf("recv %d %c\n", by_recv(), bytes[0]);
+    recv(ours, bytes, 2, MSG_WAITALL);
+    // Another thread waits while this one leaves, and hears all the same.
+    pthread_t thread;
+    sigset_t alarms;
+    sigemptyset(&alarms), sigaddset(&alarms, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &alarms, 0), pthread_create(&thread, 0, beside, 0), pthread_sigmask(SIG_UNBLOCK, &alarms, 0);
+    usleep(20000);
+    leave("recv beside it", by_recv, 3);
+    send(ours, "x", 1, 0);
+    pthread_join(thread, 0);
+    leave("send", by_send, 0);
+    // What was sent is there, and then the end: nothing keeps the socket open that was closed.
+    close(ours);
+    long total = 0, got;
+    while ((got = recv(theirs, bytes, sizeof bytes, 0)) > 0) total += got;
+    printf("then %s, %ld\n", total > 0 ? "bytes" : "nothing", got);
+    close(theirs);
+    // A socket on which a call was left ends when it is closed.
+    pair();
+    leave("recv", by_recv, 8);
+    close(ours);
+    printf("end %zd\n", recv(theirs, bytes, 1, 0));
+    close(theirs);
+    leave("connect", by_connect, 2);
+    // No descriptor is lost on the way.
+    int before = dup(0);
+    close(before);
+    for (int i = 0; i < 50; i++) {
+        listener = socket(AF_INET, SOCK_STREAM, 0);
+        listen(listener, 1);
+        if (!sigsetjmp(out, 1)) {
+            alarm_in(5);
+            by_accept();
+        }
+        close(listener);
+    }
+    int after = dup(0);
+    printf("numbers lost: %d\n", after > before + 3);
+    return 0;
+}
