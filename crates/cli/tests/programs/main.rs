@@ -3,6 +3,7 @@
 
 mod clients;
 mod dns;
+mod errors;
 mod haproxy;
 mod iperf;
 mod lighttpd;

@@ -6,6 +6,7 @@ use crate::channel::control::{Reply, Request, ReserveError, Reserved, Sharing, U
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
+use ginnel_stack::icmp::extensions::Extensions;
 use ginnel_stack::options::{CaState, ConnectOptions, ListenOptions, SaveSyn, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::state::State;
 use ginnel_stack::udp::{Datagram, PathMtu, UdpError, UdpOptions, UdpReport, UdpSending};
@@ -67,7 +68,8 @@ record!(UdpOptions {
     path_mtu,
     coalesces,
 });
-record!(UdpReport { error, to, from, kind, code, info, len, next, more });
+record!(UdpReport { error, to, from, kind, code, info, extensions, len, next, more });
+record!(Extensions { at, broken });
 record!(Datagram { len, from, to, tos, hop_limit, piece });
 record!(UdpSending { to, source, piece, hop_limit, tos });
 record!(TcpInfo {

@@ -1,5 +1,6 @@
 //! Errors about packets of ours, as transports see them.
 
+use super::extensions::Extensions;
 use crate::wire::{icmpv4, icmpv6, ipv4, ipv6, protocol, udp};
 use core::net::{IpAddr, SocketAddr};
 
@@ -56,6 +57,8 @@ pub struct IcmpSource {
     pub code: u8,
     /// Bytes of the largest packet that fits, or which byte was not understood; else 0.
     pub info: u32,
+    /// What is behind the packet that it quotes, for datagrams.
+    pub extensions: Option<Extensions>,
     /// Hop limit that it arrived with; that of the packet, if it is ours.
     pub hops: u8,
 }
@@ -109,7 +112,7 @@ pub(crate) fn describe_own_packet(packet: &[u8]) -> Option<TransportError> {
         seq,
         kind: IcmpErrorKind::HostUnreachable,
         hops,
-        source: IcmpSource { from: src, kind, code, info: 0, hops },
+        source: IcmpSource { from: src, kind, code, info: 0, extensions: None, hops },
     })
 }
 

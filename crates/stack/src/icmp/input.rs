@@ -1,6 +1,7 @@
 //! ICMP messages that arrive: echo requests are answered, errors go to the transport that sent the quoted packet.
 
 use super::error::{IcmpErrorKind, IcmpSource, TransportError, describe_own_packet, quoted_payload};
+use super::extensions::Extensions;
 use crate::device::Label;
 use crate::handle::LinkId;
 use crate::ip::{Input, IpHeader, Network, Packet4, Packet6};
@@ -26,7 +27,8 @@ impl Network {
     pub(crate) fn icmpv4_input(&mut self, now: Instant, packet: &Packet4<'_>) -> Input {
         self.stats.icmp_in += 1;
         let (src, dst) = (IpAddr::V4(packet.header.src), IpAddr::V4(packet.header.dst));
-        let source = IcmpSource { from: src, kind: 0, code: 0, info: 0, hops: packet.header.ttl };
+        let source =
+            IcmpSource { from: src, kind: 0, code: 0, info: 0, extensions: None, hops: packet.header.ttl };
         match icmpv4::Message::parse(packet.payload) {
             Ok(icmpv4::Message::EchoRequest(echo)) => {
                 // RFC 1122 §3.2.2.6: nobody shall make a network shout at one host.
@@ -40,16 +42,16 @@ impl Network {
             Ok(icmpv4::Message::Unreachable { code, mtu, quote }) => {
                 let info = if code == icmpv4::unreachable::FRAGMENTATION_NEEDED { mtu.into() } else { 0 };
                 let source = IcmpSource { kind: icmpv4::UNREACHABLE, code, info, ..source };
-                return self.icmp_error(dst, quote, unreachable_v4(code, mtu), source);
+                return self.icmp_error(dst, packet.payload, quote, unreachable_v4(code, mtu), source);
             }
             Ok(icmpv4::Message::TimeExceeded { code, quote }) => {
                 let source = IcmpSource { kind: icmpv4::TIME_EXCEEDED, code, ..source };
-                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded, source);
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, source);
             }
             Ok(icmpv4::Message::ParameterProblem { code, pointer, quote }) => {
                 let kind = icmpv4::PARAMETER_PROBLEM;
                 let source = IcmpSource { kind, code, info: pointer.into(), ..source };
-                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem, source);
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv4::Message::Redirect { .. }) => self.stats.redirects_ignored += 1,
             Ok(icmpv4::Message::EchoReply(_) | icmpv4::Message::Other { .. }) => {
@@ -71,7 +73,8 @@ impl Network {
         self.stats.icmp_in += 1;
         let header = &packet.header;
         let (src, dst) = (IpAddr::V6(header.src), IpAddr::V6(header.dst));
-        let source = IcmpSource { from: src, kind: 0, code: 0, info: 0, hops: header.hop_limit };
+        let source =
+            IcmpSource { from: src, kind: 0, code: 0, info: 0, extensions: None, hops: header.hop_limit };
         match icmpv6::Message::parse(packet.payload, header.src, header.dst) {
             Ok(icmpv6::Message::EchoRequest(echo)) if !header.src.is_unspecified() => {
                 let tos = header.dscp << 2 | header.ecn;
@@ -81,21 +84,27 @@ impl Network {
             }
             Ok(icmpv6::Message::Unreachable { code, quote }) => {
                 let source = IcmpSource { kind: icmpv6::UNREACHABLE, code, ..source };
-                return self.icmp_error(dst, quote, unreachable_v6(code), source);
+                return self.icmp_error(dst, packet.payload, quote, unreachable_v6(code), source);
             }
             Ok(icmpv6::Message::PacketTooBig { mtu, quote }) => {
                 let source = IcmpSource { kind: icmpv6::PACKET_TOO_BIG, info: mtu, ..source };
                 let mtu = u16::try_from(mtu).unwrap_or(u16::MAX);
-                return self.icmp_error(dst, quote, IcmpErrorKind::PacketTooBig { mtu }, source);
+                return self.icmp_error(
+                    dst,
+                    packet.payload,
+                    quote,
+                    IcmpErrorKind::PacketTooBig { mtu },
+                    source,
+                );
             }
             Ok(icmpv6::Message::TimeExceeded { code, quote }) => {
                 let source = IcmpSource { kind: icmpv6::TIME_EXCEEDED, code, ..source };
-                return self.icmp_error(dst, quote, IcmpErrorKind::TimeExceeded, source);
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::TimeExceeded, source);
             }
             Ok(icmpv6::Message::ParameterProblem { code, pointer, quote }) => {
                 let kind = icmpv6::PARAMETER_PROBLEM;
                 let source = IcmpSource { kind, code, info: pointer, ..source };
-                return self.icmp_error(dst, quote, IcmpErrorKind::ParameterProblem, source);
+                return self.icmp_error(dst, packet.payload, quote, IcmpErrorKind::ParameterProblem, source);
             }
             Ok(icmpv6::Message::Ndp(message)) => match source_mac {
                 Some(source_mac) => {
@@ -157,7 +166,14 @@ impl Network {
 
     /// An error that quotes a packet. It must be one of ours: sent from the address the error came to (RFC 5927 §4.1 is the
     /// least; the transport checks the rest).
-    fn icmp_error(&mut self, dst: IpAddr, quote: &[u8], kind: IcmpErrorKind, source: IcmpSource) -> Input {
+    fn icmp_error(
+        &mut self,
+        dst: IpAddr,
+        message: &[u8],
+        quote: &[u8],
+        kind: IcmpErrorKind,
+        mut source: IcmpSource,
+    ) -> Input {
         let described = describe_own_packet(quote).filter(|error| {
             error.local.ip() == dst
                 && self.local.link_of(dst).is_some()
@@ -167,7 +183,12 @@ impl Network {
         match described {
             Some(error) => {
                 self.stats.icmp_errors_in += 1;
-                self.note_quoted(quoted_payload(quote));
+                let payload = quoted_payload(quote);
+                self.note_quoted(payload);
+                if !payload.is_empty() {
+                    let headers = quote.len() - payload.len();
+                    source.extensions = Extensions::find(source.kind, dst.is_ipv4(), message, quote, headers);
+                }
                 // Linux looks at the quoted packet's over IPv4, and over IPv6 at the message's own.
                 let hops = if dst.is_ipv4() { error.hops } else { source.hops };
                 Input::Error(TransportError { kind, source, hops, ..error })

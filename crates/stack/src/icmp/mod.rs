@@ -1,6 +1,7 @@
 //! ICMP (RFC 792, RFC 1122 §3.2.2) and ICMPv6 (RFC 4443).
 
 pub mod error;
+pub mod extensions;
 mod input;
 pub(crate) mod limit;
 mod send;

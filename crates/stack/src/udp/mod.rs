@@ -570,9 +570,9 @@ impl Udp {
         let meaning = UdpError::of(error.kind, v4);
         let asked = socket.options.reports(v4);
         if asked {
-            let IcmpSource { from, kind, code, info, .. } = error.source;
+            let IcmpSource { from, kind, code, info, extensions, .. } = error.source;
             let report = socket.report(meaning, error.remote);
-            let report = UdpReport { from: Some(from), kind, code, info, ..report };
+            let report = UdpReport { from: Some(from), kind, code, info, extensions, ..report };
             socket.keep_report(report, network.quoted());
         }
         // Linux: soft errors, and errors of sockets without a fixed other end, are only for those who ask.
@@ -598,7 +598,18 @@ impl Socket {
     }
 
     fn report(&self, error: UdpError, to: SocketAddr) -> UdpReport {
-        UdpReport { error, to, from: None, kind: 0, code: 0, info: 0, len: 0, next: None, more: false }
+        UdpReport {
+            error,
+            to,
+            from: None,
+            kind: 0,
+            code: 0,
+            info: 0,
+            extensions: None,
+            len: 0,
+            next: None,
+            more: false,
+        }
     }
 
     fn keep_report(&mut self, report: UdpReport, known: &[u8]) {

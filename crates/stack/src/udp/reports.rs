@@ -2,6 +2,7 @@
 
 use super::{Udp, UdpError};
 use crate::handle::UdpHandle;
+use crate::icmp::extensions::Extensions;
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
@@ -23,6 +24,8 @@ pub struct UdpReport {
     pub code: u8,
     /// Bytes of the largest packet that would have fitted, or which byte was not understood; else 0.
     pub info: u32,
+    /// What the message says behind what it quotes (RFC 4884), which is the last of what is known of the datagram.
+    pub extensions: Option<Extensions>,
     /// Bytes of the datagram that are known.
     pub len: usize,
     /// The report behind this one came with an ICMP message, of this meaning.
@@ -84,6 +87,7 @@ mod tests {
             kind: 3,
             code: 3,
             info: 0,
+            extensions: None,
             len: 0,
             next: None,
             more: false,

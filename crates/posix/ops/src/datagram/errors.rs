@@ -33,8 +33,11 @@ fn errno_of(report: &UdpReport) -> Errno {
     }
 }
 
-/// `struct sock_extended_err`, and behind it the address of who says so.
-fn extended(report: &UdpReport, family: Family) -> Vec<u8> {
+/// `SO_EE_RFC4884_FLAG_INVALID`.
+const EXTENSIONS_BROKEN: u8 = 1;
+
+/// `struct sock_extended_err`, and behind it the address of who says so. `tells`: where extensions are, too (`struct sock_ee_data_rfc4884`).
+fn extended(report: &UdpReport, family: Family, tells: bool) -> Vec<u8> {
     let origin = match report.from.map(|from| from.is_ipv4()) {
         None => ORIGIN_LOCAL,
         Some(true) => ORIGIN_ICMP,
@@ -44,7 +47,9 @@ fn extended(report: &UdpReport, family: Family) -> Vec<u8> {
     out.extend(errno_of(report).raw_os_error().to_ne_bytes());
     out.extend([origin, report.kind, report.code, 0]);
     out.extend(report.info.to_ne_bytes());
-    out.extend([0; 4]);
+    let extensions = report.extensions.filter(|_| tells);
+    out.extend(extensions.map_or(0, |extensions| extensions.at).to_ne_bytes());
+    out.extend([extensions.map_or(0, |e| if e.broken { EXTENSIONS_BROKEN } else { 0 }), 0]);
     match report.from {
         Some(from) => out.extend(sockaddr::write(SocketAddr::new(from, 0), family).bytes()),
         None => out.resize(out.len() + sockaddr::write(family.any(), family).bytes().len(), 0),
@@ -66,6 +71,8 @@ impl Lane {
         if !self.client.udp_has_reports(dgram.conn) {
             return Err(Errno::AGAIN);
         }
+        let tells = |name| socket.options.is_on(name);
+        let (tells_v4, tells_v6) = (tells("IP_RECVERR_RFC4884"), tells("IPV6_RECVERR_RFC4884"));
         let (report, known) = *self.client.udp_take_report(dgram.conn).map_err(|_| Errno::AGAIN)?;
         let mut rest = &known[..];
         for buffer in buffers {
@@ -76,11 +83,12 @@ impl Lane {
         let mut received = Received::of_stream(known.len() - rest.len());
         received.from = Some(sockaddr::write(report.to, family));
         received.flags = libc::MSG_ERRQUEUE | if rest.is_empty() { 0 } else { libc::MSG_TRUNC };
+        let tells = if report.from.is_some_and(|from| from.is_ipv4()) { tells_v4 } else { tells_v6 };
         let (level, kind): (c_int, c_int) = match family {
             Family::V4 => (libc::IPPROTO_IP, libc::IP_RECVERR),
             Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
         };
-        received.control_within(control_room).put(level, kind, &extended(&report, family));
+        received.control_within(control_room).put(level, kind, &extended(&report, family, tells));
         Ok(received)
     }
 
