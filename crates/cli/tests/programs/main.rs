@@ -4,6 +4,7 @@
 mod clients;
 mod dns;
 mod errors;
+mod ftp;
 mod haproxy;
 mod iperf;
 mod lighttpd;
@@ -12,6 +13,7 @@ mod mosquitto;
 mod python;
 mod redis;
 mod reload;
+mod ssh;
 
 use ginnel_testkit::interop::{Place, unavailable_with};
 use ginnel_testkit::skip;

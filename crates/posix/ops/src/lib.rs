@@ -21,6 +21,7 @@
 pub mod book;
 mod channels;
 mod common;
+mod confine;
 mod connect;
 mod datagram;
 mod descriptor;

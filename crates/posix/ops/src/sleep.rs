@@ -186,6 +186,14 @@ fn signal(event: &Internal) {
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
+/// Makes what the next call sleeps on.
+pub(crate) fn prepare(lane: &mut Lane) -> Result<(), Errno> {
+    let sleeper = lane.sleepers.add()?;
+    lane.nap(sleeper as usize, None);
+    lane.sleepers.remove(sleeper);
+    Ok(())
+}
+
 /// What a waiting call waits with.
 pub(crate) struct Wait<'a> {
     pub patience: Patience,

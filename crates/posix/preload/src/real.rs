@@ -27,11 +27,11 @@ macro_rules! real {
     };
 }
 
-use core::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::{
-    epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pid_t, pollfd, sigset_t, size_t,
-    sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
+    epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pid_t, pollfd, rlimit, sigset_t,
+    size_t, sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
 };
 
 /// The function of this name in the libraries behind this one. `name` ends with a zero.
@@ -89,6 +89,9 @@ real! {
     fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
     fn epoll_create(size: c_int) -> c_int;
     fn epoll_create1(flags: c_int) -> c_int;
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
+    fn setrlimit(resource: c_int, limit: *const rlimit) -> c_int;
+    fn prlimit(pid: pid_t, resource: c_int, limit: *const rlimit, old: *mut rlimit) -> c_int;
     fn epoll_ctl(set: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
     fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     fn epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;

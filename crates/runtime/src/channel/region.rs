@@ -284,6 +284,11 @@ impl Region {
         Ok(())
     }
 
+    /// Bytes that are mapped.
+    pub fn bytes(&self) -> u64 {
+        self.layout.total as u64
+    }
+
     /// To be given to a client.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()

@@ -1,6 +1,7 @@
 //! The functions that stand in front of libc's. Each asks whether a descriptor is the stack's, and if not passes the call on.
 
 mod bytes;
+mod confine;
 mod descriptors;
 mod epoll;
 mod exec;

@@ -43,7 +43,9 @@ mod by_name {
         listen(a, b) -> c_int;
         poll(a, b, c) -> c_int;
         ppoll(a, b, c, d) -> c_int;
+        prctl(a, b, c, d, e) -> c_int;
         preadv2(a, b, c, d, e) -> c_long;
+        prlimit64(a, b, c, d) -> c_int;
         pselect(a, b, c, d, e, f) -> c_int;
         pwritev2(a, b, c, d, e) -> c_long;
         read(a, b, c) -> c_long;
@@ -109,6 +111,9 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e, f]: [c_long; 6]) -> Option<c
             libc::SYS_socket => call::socket(a, b, c),
             libc::SYS_epoll_create1 => call::epoll_create1(a),
             libc::SYS_close_range => call::close_range(a, b, c),
+            libc::SYS_prctl => call::prctl(a, b, c, d, e),
+            libc::SYS_prlimit64 => call::prlimit64(a, b, c, d),
+            libc::SYS_seccomp => return Some(super::confine::seccomp(a, b, c)),
             libc::SYS_dup3 => call::dup3(a, b, c),
             libc::SYS_ppoll => call::ppoll(a, b, c, d),
             libc::SYS_pselect6 => {

@@ -20,6 +20,11 @@ impl Memory {
     pub fn part(&self) -> std::io::Result<()> {
         self.0.part()
     }
+
+    /// Addresses that it takes up.
+    pub fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
 }
 
 impl Client {

@@ -1,0 +1,42 @@
+//! vsftpd, which has an empty root, a filter of system calls and 200 MB of addresses for each session, and opens connections of its own for data.
+
+use crate::{assert_same, bytes, place};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+#[test]
+fn vsftpd_sends_and_takes_files() {
+    let Some(place) = place("vsftpd_sends_and_takes_files", &["vsftpd", "curl"]) else { return };
+    // The user "ftp" must come in, and what is above its root is to be nobody's but root's.
+    let root = std::env::temp_dir().join(format!("ginnel-ftp-{}", std::process::id()));
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    std::fs::create_dir_all(root.join("in")).unwrap();
+    mode(&root, 0o755);
+    mode(&root.join("in"), 0o777);
+    std::fs::create_dir_all("/run/vsftpd/empty").unwrap();
+    let long = bytes(20_000_000);
+    std::fs::write(root.join("long"), &long).unwrap();
+    place.write("long", &long);
+    let config = place.write(
+        "vsftpd.conf",
+        format!(
+            "listen=YES\nlisten_address=10.9.0.2\nlisten_port=2121\nbackground=NO\nanonymous_enable=YES\nno_anon_password=YES
+anon_root={}\nwrite_enable=YES\nanon_upload_enable=YES\nconnect_from_port_20=YES\nxferlog_enable=NO\nsecure_chroot_dir=/run/vsftpd/empty\n",
+            root.display()
+        ),
+    );
+    let mut vsftpd = place.start(&["/usr/sbin/vsftpd", &config]);
+    vsftpd.wait_for("10.9.0.2:2121");
+    let url = "ftp://10.9.0.2:2121";
+    // Connections for data from the client, and to it.
+    for (way, options) in [("passive", &["-sS"][..]), ("active", &["-sS", "-P", "-"])] {
+        place.must("curl", &[options, &["-o", way, &format!("{url}/long")]].concat());
+        assert_same(way, &place.read(way), &long);
+        place.must("curl", &[options, &["-T", "long", &format!("{url}/in/{way}")]].concat());
+        assert_same(way, &std::fs::read(root.join("in").join(way)).unwrap(), &long);
+        let list = String::from_utf8(place.must("curl", &[options, &[&format!("{url}/")]].concat())).unwrap();
+        assert!(list.contains(" 20000000 ") && list.lines().count() == 2, "{way}: {list}");
+    }
+    vsftpd.stop();
+    std::fs::remove_dir_all(root).unwrap();
+}
