@@ -1,6 +1,6 @@
 //! How stacks come and go.
 
-use crate::rig::{Place, Started, skipped, until};
+use crate::rig::{Place, Started, finish, skipped, until};
 use std::fs;
 
 #[test]
@@ -249,4 +249,43 @@ if child == 0:
 a.close(); print(exactly(c, 12)); c.sendall(b'ok'); print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), c.recv(9))";
     let place = Place::new("clone");
     assert_eq!(place.says(&["--loopback", "stack"], script), "b'by the child'\n0 b''\n");
+}
+
+/// A server starts programs as other users (a session's shell, a compiler), which the stack does not let in. Only such that use the network are told.
+#[test]
+fn programs_of_another_user_run_as_long_as_they_use_no_network() {
+    const NAME: &str = "programs_of_another_user_run_as_long_as_they_use_no_network";
+    if skipped(NAME) {
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        ginnel_testkit::skip(NAME, "not root");
+        return;
+    }
+    if !std::path::Path::new("/bin/bash").exists() {
+        ginnel_testkit::skip(NAME, "no bash");
+        return;
+    }
+    let place = Place::new("another-user");
+    let script = "
+def as_nobody(*command):
+    child = os.fork()
+    if not child:
+        os.setgid(65534); os.setuid(65534); os.execv(command[0], command)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+s = server('127.0.0.1', 7433)
+print(as_nobody('/bin/sh', '-c', 'echo hello; exit 3'), flush=True)
+print(as_nobody('/bin/bash', '-c', 'echo 1; exec 3<>/dev/tcp/127.0.0.1/7433; echo 2'))";
+    let on_stack = |policy: &str| {
+        let output = finish(place.script(&["--loopback", "stack", "--on-missing", policy], script));
+        assert!(output.status.success(), "{output:?}");
+        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    };
+    let [said, told] = on_stack("fail");
+    assert_eq!(said, "hello\n3\n1\n125\n", "{told}");
+    assert!(told.contains("Permission denied") && told.lines().count() == 1, "{told}");
+    let [said, told] = on_stack("kernel");
+    // The kernel has nobody there, and bash goes on.
+    assert_eq!(said, "hello\n3\n1\n2\n0\n", "{told}");
+    assert_eq!(told.matches("goes on with the kernel's network").count(), 1, "{told}");
 }

@@ -7,6 +7,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use ginnel_posix_ops::{ListenSpawn, Ops, OpsConfig};
 use runtime::door::{Guest, Process};
 use rustix::fd::{FromRawFd, OwnedFd};
+use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::path::Path;
@@ -48,6 +49,11 @@ static WAITS: AtomicBool = AtomicBool::new(false);
 /// How it comes in then.
 static WAY_IN: Mutex<Option<(Guest, String)>> = Mutex::new(None);
 
+/// The stack is there, and not for the user that this program runs as: the shell of a session, a compiler that a server starts. Most such programs use no network, so it is said when
+/// one does. Its name, and the cause.
+static TURNED_AWAY: Mutex<Option<(String, String)>> = Mutex::new(None);
+static IS_TURNED_AWAY: AtomicBool = AtomicBool::new(false);
+
 /// Whether the program is to use a stack, if it uses any network.
 #[inline]
 pub fn is_on_a_stack() -> bool {
@@ -58,6 +64,25 @@ pub fn is_on_a_stack() -> bool {
 #[inline]
 pub fn needed() -> Option<&'static Ops> {
     ops().or_else(|| if WAITS.load(Ordering::Acquire) { come_in() } else { None })
+}
+
+/// The same for a call that makes a socket of the network's.
+#[inline]
+pub fn needed_for_network() -> Option<&'static Ops> {
+    let ops = needed();
+    if ops.is_none() && IS_TURNED_AWAY.load(Ordering::Acquire) {
+        stay_away();
+    }
+    ops
+}
+
+#[cold]
+fn stay_away() {
+    let _undisturbed = Undisturbed::begin();
+    IS_TURNED_AWAY.store(false, Ordering::Release);
+    if let Some((stack, cause)) = TURNED_AWAY.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        missing(&stack, &cause);
+    }
 }
 
 fn way_in() -> MutexGuard<'static, Option<(Guest, String)>> {
@@ -101,8 +126,13 @@ extern "C" fn at_start() {
         None => wait_at_the_door(&stack),
         Some(number) => over(&stack, number).map(use_from_now_on),
     };
-    if let Err(cause) = begun {
-        missing(&stack, &cause);
+    match begun {
+        Ok(()) => {}
+        Err(cause) if access(&*stack, Access::WRITE_OK) == Err(Errno::ACCESS) => {
+            *TURNED_AWAY.lock().unwrap_or_else(PoisonError::into_inner) = Some((stack, cause));
+            IS_TURNED_AWAY.store(true, Ordering::Release);
+        }
+        Err(cause) => missing(&stack, &cause),
     }
 }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 #[unsafe(no_mangle)]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     if Ops::takes_socket(domain, kind, protocol)
-        && let Some(ops) = attach::needed()
+        && let Some(ops) = attach::needed_for_network()
     {
         return ops.socket(domain, kind, protocol).to_c();
     }
