@@ -298,6 +298,43 @@ fn a_probe_is_one_segment_even_where_the_device_cuts_larger_ones() {
     assert!(stats.mtu_probes >= 4, "{stats:?}");
 }
 
+/// A slot has many short connections in the time after which a timer goes into the wheel: what was noted for one that is gone must not put that of a later one there.
+#[test]
+fn timers_of_short_connections_never_reach_the_wheel() {
+    let config = TcpConfig::default();
+    let mut server = End::new('S', 1, 2, &config, true, false);
+    let mut client = End::new('C', 2, 1, &config, true, false);
+    let to = SocketAddr::new(address(1).into(), 80);
+    server.stack.listen(to, ListenOptions::default()).unwrap();
+    // The first number that this gives lets an application do nothing.
+    let (idle, mut seen) = (|| Random(1), Transcript::new());
+    let mut now = Instant::from_millis(1_000);
+    let mut frames = Vec::new();
+    for _ in 0..100 {
+        let conn = client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
+        for turn in 0..8 {
+            if turn == 3 {
+                client.stack.close(conn).unwrap();
+            }
+            frames = client.turn(now, &frames, &mut idle(), &mut seen);
+            frames = server.turn(now, &frames, &mut idle(), &mut seen);
+            server.conns.clear();
+            assert!(server.stack.tcp.wheel.is_empty(), "{now:?}");
+            now += Duration::from_micros(50);
+        }
+    }
+    assert_eq!(server.stack.tcp_stats().passive_opens, 100);
+    assert_eq!(server.stack.usage().connections, 0);
+    // One that stays has its timer there after all.
+    client.stack.connect(now, to, &ConnectOptions::default()).unwrap();
+    for _ in 0..20 {
+        frames = client.turn(now, &frames, &mut idle(), &mut seen);
+        frames = server.turn(now, &frames, &mut idle(), &mut seen);
+        now += Duration::from_millis(1);
+    }
+    assert_eq!(server.stack.tcp.wheel.len(), 1);
+}
+
 /// What a server that holds its quick acknowledgements for 100 µs sends after two requests of 10 bytes that come `apart`, one of which it answers with
 /// 20 bytes `after` the first came, if it does: lengths of payload and times in µs.
 fn held_acks(apart: Duration, after: Option<Duration>) -> Vec<(usize, u64)> {

@@ -71,10 +71,13 @@ impl TimerNode {
         self.next != 0
     }
 
-    /// A node that is not armed, but that its owner has noted to be armed soon. Arming it ends that.
-    pub(crate) const DEFERRED: Self = Self { next: 0, prev: u32::MAX, deadline: 0 };
+    /// A node that is not armed, but that its owner has noted under this number to be armed soon. Arming it ends that.
+    #[inline]
+    pub(crate) const fn deferred(number: u32) -> Self {
+        Self { next: 0, prev: u32::MAX, deadline: number }
+    }
 
-    /// Whether the node is [`TimerNode::DEFERRED`].
+    /// Whether the node is a [deferred](TimerNode::deferred) one.
     #[inline]
     pub(crate) const fn is_deferred(&self) -> bool {
         self.next == 0 && self.prev == u32::MAX

@@ -87,7 +87,7 @@ pub(crate) struct Tcp {
     pub flows: FlowTable,
     pub wheel: TimerWheel,
     /// Timers that are not in the wheel yet, in order of time.
-    pub deferred: VecDeque<timers::Deferred>,
+    pub deferred: timers::Deferrals,
     pub time_wait: TimeWaitTable,
     pub listeners: ListenTable,
     pub profiles: ProfileTable,
@@ -133,7 +133,7 @@ impl Tcp {
             addresses: AddressPool::default(),
             flows: FlowTable::with_capacity(flows),
             wheel: TimerWheel::new(now),
-            deferred: VecDeque::new(),
+            deferred: timers::Deferrals::default(),
             time_wait: TimeWaitTable::new(
                 config.time_wait_max,
                 Duration::from_secs(config.time_wait_seconds.into()),

@@ -13,6 +13,7 @@ use crate::stack::{Listed, Protocol, Timer, TimerKind};
 use crate::time::Instant;
 use crate::timer_wheel::TimerNode;
 use core::time::Duration;
+use std::collections::VecDeque;
 
 /// TIME_WAIT entries that one turn removes at the most.
 const TIME_WAIT_BATCH: usize = 512;
@@ -35,20 +36,48 @@ const DEFERRED_MAX: usize = 1 << 15;
 
 /// A connection whose timer goes into the wheel at a later time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Deferred {
+struct Deferred {
     idx: u32,
     until: Instant,
+}
+
+/// Such connections in order of time. Each entry has a number, which its connection notes: slots have many short connections in the time of a
+/// deferral, and the entry of one that is gone must not put the timer of a later one into the wheel.
+#[derive(Debug, Default)]
+pub(crate) struct Deferrals {
+    queue: VecDeque<Deferred>,
+    /// Number of the first entry.
+    first: u32,
+}
+
+impl Deferrals {
+    /// Appends an entry. Returns its number.
+    fn push(&mut self, deferred: Deferred) -> u32 {
+        let number = self.first.wrapping_add(self.queue.len() as u32);
+        self.queue.push_back(deferred);
+        number
+    }
+
+    /// Takes the first entry if its time has come. Returns its connection and its number.
+    #[inline]
+    fn pop_due(&mut self, now: Instant) -> Option<(u32, u32)> {
+        let &Deferred { idx, until } = self.queue.front()?;
+        if until > now {
+            return None;
+        }
+        self.queue.pop_front();
+        let number = self.first;
+        self.first = number.wrapping_add(1);
+        Some((idx, number))
+    }
 }
 
 impl Tcp {
     /// Runs all timers that are due.
     pub fn advance(&mut self, net: &mut Network) {
-        while let Some(&Deferred { idx, until }) = self.deferred.front()
-            && until <= self.now
-        {
-            self.deferred.pop_front();
+        while let Some((idx, number)) = self.deferred.pop_due(self.now) {
             // Otherwise it was armed meanwhile, or its connection is gone.
-            if self.conns[idx].timer.is_deferred() {
+            if self.conns[idx].timer == TimerNode::deferred(number) {
                 self.conns[idx].timer = TimerNode::default();
                 if let Some(at) = self.earliest(idx).or_else(|| self.timestamp_outdated_at(idx)) {
                     self.wheel.schedule(&mut self.conns, idx, at);
@@ -71,7 +100,7 @@ impl Tcp {
             return Some(self.now);
         }
         let time_wait = self.time_wait.next_deadline(self.now).map(|at| at + TIME_WAIT_SLACK);
-        let deferred = self.deferred.front().map(|d| d.until);
+        let deferred = self.deferred.queue.front().map(|d| d.until);
         [self.wheel.next_deadline(), time_wait, deferred, self.held_acks.next_deadline()]
             .into_iter()
             .flatten()
@@ -170,11 +199,10 @@ impl Tcp {
         let node = &mut self.conns[idx].timer;
         if node.is_armed() || at <= until {
             self.wheel.schedule_no_later(&mut self.conns, idx, at);
-        } else if self.deferred.len() == DEFERRED_MAX {
+        } else if self.deferred.queue.len() == DEFERRED_MAX {
             self.wheel.schedule(&mut self.conns, idx, at);
         } else {
-            *node = TimerNode::DEFERRED;
-            self.deferred.push_back(Deferred { idx, until });
+            *node = TimerNode::deferred(self.deferred.push(Deferred { idx, until }));
         }
     }
 
