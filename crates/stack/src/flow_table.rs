@@ -149,6 +149,9 @@ pub struct FlowTable {
 }
 
 impl FlowTable {
+    /// Bytes of a bucket, which is what a search touches.
+    pub const BUCKET_BYTES: usize = size_of::<Bucket>();
+
     /// A table for at most `entries_max` entries (and at most 2^30). Reserves address space, touches one page.
     pub fn with_capacity(entries_max: usize) -> Self {
         let entries_max = entries_max.min(ENTRIES_LIMIT);
@@ -361,6 +364,16 @@ impl FlowTable {
             self.add(hash, value);
         }
         self.deal_out();
+        self.fetch_next();
+    }
+
+    /// Asks for what the next division is going to move. The buckets lie in a row, and the processor itself sees which come; what is chained to them lies anywhere.
+    #[inline]
+    fn fetch_next(&self) {
+        let next = self.buckets[self.split as usize].link;
+        if next != 0 {
+            prefetch(&self.overflow[next as usize - 1]);
+        }
     }
 
     /// Moves entries of the pending chain to where they belong, a bounded number of them.

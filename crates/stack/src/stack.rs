@@ -195,7 +195,12 @@ impl Stack {
     fn fetch_ahead(&self, burst: &RxBurst<'_>, hints: &mut [u32; BURST_FRAMES_MAX]) {
         let mut hashes = [0; BURST_FRAMES_MAX];
         let mut usual = [false; BURST_FRAMES_MAX];
+        // What short connections touch was touched a moment ago, but for the bucket that a new one gets.
+        let all = self.tcp.live_outgrow_cache();
         for (index, frame) in burst.iter().enumerate() {
+            if !all && !usual::begins(frame.bytes) {
+                continue;
+            }
             let Some(key) = usual::ends(frame.bytes) else { continue };
             let hash = self.tcp.secrets.flow_hash(&key);
             self.tcp.flows.prefetch(hash);

@@ -7,7 +7,7 @@ use crate::device::{RxChecksum, RxFrame};
 use crate::handle::{LinkId, PortId};
 use crate::tcp::demux::{FlowKey, Host};
 use crate::wire::checksum::{Sum, pseudo_v4, pseudo_v6};
-use crate::wire::tcp::TcpHeader;
+use crate::wire::tcp::{TcpFlags, TcpHeader};
 use crate::wire::{array, be16, be32, protocol};
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -18,6 +18,8 @@ const L4_V4: usize = ETHERNET + 20;
 const END_V4: usize = L4_V4 + TcpHeader::LEN;
 const L4_V6: usize = ETHERNET + 40;
 const END_V6: usize = L4_V6 + TcpHeader::LEN;
+/// Where the flags are in a segment.
+const FLAGS: usize = 13;
 
 /// A usual segment. Its checksum is right, and so are its addresses.
 pub(crate) struct Usual<'b> {
@@ -45,6 +47,16 @@ impl<'b> Usual<'b> {
         let options = headers.get(l4 + TcpHeader::LEN..)?;
         Some(Self { key, ecn, hops, header, options, payload, payload_at: payload_at as u32 })
     }
+}
+
+/// Whether a frame may be a usual segment that begins a connection: for fetching ahead, so nothing is checked.
+#[inline(always)]
+pub(crate) fn begins(frame: &[u8]) -> bool {
+    let flags = match frame.get(12) {
+        Some(0x86) => frame.get(L4_V6 + FLAGS),
+        _ => frame.get(L4_V4 + FLAGS),
+    };
+    flags.is_some_and(|flags| flags & TcpFlags::SYN.0 != 0)
 }
 
 /// Addresses and ports of what may be a usual segment: for hashing ahead, so nothing is checked but what tells where they are.

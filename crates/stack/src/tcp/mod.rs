@@ -248,6 +248,12 @@ impl Tcp {
         self.flows.bytes_used() + self.conns.live() * size_of::<Tcb>() > CACHE_BYTES
     }
 
+    /// The same of what belongs to connections that live: what is left of those that ended is not looked up again.
+    #[inline]
+    pub fn live_outgrow_cache(&self) -> bool {
+        self.conns.live() * (size_of::<Tcb>() + FlowTable::BUCKET_BYTES) > CACHE_BYTES
+    }
+
     /// Asks for the cache lines of what the flow table has under a hash, and returns that: a hint for [`Tcp::find`].
     #[inline]
     pub fn fetch_ahead(&self, hash: u32) -> u32 {
