@@ -78,9 +78,15 @@ const CONGESTION_EXPERIENCED: u8 = 3;
 #[inline(always)]
 fn wire_segments(gso: Option<Gso>, payload: &[u8]) -> u16 {
     match gso {
-        Some(gso) => payload.len().div_ceil(usize::from(gso.size.max(1))).max(1) as u16,
+        Some(gso) => super_frame_segments(gso, payload),
         None => 1,
     }
+}
+
+/// The same of a super-frame.
+#[inline(never)]
+fn super_frame_segments(gso: Gso, payload: &[u8]) -> u16 {
+    payload.len().div_ceil(usize::from(gso.size.max(1))).max(1) as u16
 }
 
 /// The segment of a usual frame, which is number `index` of its burst, with its flow hash and what the flow table had for that.

@@ -415,13 +415,19 @@ impl ConnTable {
             self.free = self.slots[index as usize].token;
             index
         } else if self.slots.len() < self.max {
-            self.slots.push(Tcb::vacant());
-            (self.slots.len() - 1) as u32
+            self.grow()
         } else {
             return None;
         };
         self.live += 1;
         Some(index)
+    }
+
+    /// Adds a slot that was never used.
+    #[inline(never)]
+    fn grow(&mut self) -> u32 {
+        self.slots.push(Tcb::vacant());
+        (self.slots.len() - 1) as u32
     }
 
     /// Gives a slot back. From here on handles to it are stale.

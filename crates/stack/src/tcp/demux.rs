@@ -112,6 +112,7 @@ impl AddressPool {
         if key.remote.is_v4() { (key.remote.low(), key.local.low(), false) } else { self.store_v6(key) }
     }
 
+    #[inline(never)]
     fn store_v6(&mut self, key: &FlowKey) -> (u32, u32, bool) {
         let pair = (key.remote, key.local);
         let index = match self.free.pop() {
@@ -132,11 +133,16 @@ impl AddressPool {
         if v6 { size_of::<(Host, Host)>() } else { 0 }
     }
 
+    #[inline(never)]
+    fn release_v6(&mut self, index: u32) {
+        self.free.push(index);
+    }
+
     /// Gives back what `store` took.
     #[inline]
     pub fn release(&mut self, v6: bool, remote_ip: u32) {
         if v6 {
-            self.free.push(remote_ip);
+            self.release_v6(remote_ip);
         }
     }
 

@@ -45,12 +45,17 @@ impl Tcp {
     /// Data came that are to be acknowledged at once, for no other reason than that acknowledgements are quick.
     #[inline]
     pub fn quick_ack_or_hold(&mut self, idx: u32) {
-        let delay = self.profile(idx).delayed_ack_ms;
-        let c = &mut self.conns[idx];
-        if self.held_acks.time.is_zero() || c.has(Flags::ACK_DELAYED) {
+        if self.held_acks.time.is_zero() || self.conns[idx].has(Flags::ACK_DELAYED) {
             self.ack_now(idx);
             return;
         }
+        self.hold_ack(idx);
+    }
+
+    #[inline(never)]
+    fn hold_ack(&mut self, idx: u32) {
+        let delay = self.profile(idx).delayed_ack_ms;
+        let c = &mut self.conns[idx];
         // If it is forgotten here it is a delayed one like any other.
         c.flags.set(Flags::ACK_DELAYED);
         c.ack_deadline = self.now_ms.wrapping_add(delay) as u16;

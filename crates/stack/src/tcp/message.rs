@@ -7,7 +7,6 @@
 use super::ack;
 use super::busy::{Busy, Extras, RetransmitTimer};
 use super::conn::{Flags, NONE};
-use super::emit::Segment;
 use super::sent_queue::Ends;
 use super::{Tcp, rtt};
 use crate::ip::{Network, TxError};
@@ -50,8 +49,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let flags = TcpFlags(TcpFlags::ACK.0 | TcpFlags::PSH.0 | if fin { TcpFlags::FIN.0 } else { 0 });
         let seq = c.snd_nxt;
-        let segment = Segment { seq, len, flags, gso_size: None, ect: false };
-        if !self.emit_plain(net, idx, &segment)? {
+        if !self.emit_single(net, idx, seq, len, flags)? {
             return Ok(false);
         }
         self.stats.bytes_out += u64::from(len);

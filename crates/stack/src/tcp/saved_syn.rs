@@ -25,13 +25,22 @@ impl SavedSyns {
     #[inline]
     pub fn forget(&mut self, idx: u32) {
         if !self.0.is_empty() {
-            self.0.remove(&idx);
+            self.remove(idx);
         }
+    }
+
+    /// Apart, because hardly anybody keeps any.
+    #[cold]
+    #[inline(never)]
+    fn remove(&mut self, idx: u32) {
+        self.0.remove(&idx);
     }
 }
 
 impl Tcp {
     /// Keeps the headers of a SYN that has begun a connection. One that came in fragments is not kept, nor one with more headers than [`BYTES_MAX`].
+    #[cold]
+    #[inline(never)]
     pub(super) fn save_syn(&mut self, idx: u32, how: SaveSyn, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         let frame = seg.frame.and_then(|(index, payload_at)| {
             Some((burst.get(usize::from(index))?, usize::try_from(payload_at).ok()?))

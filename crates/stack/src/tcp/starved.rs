@@ -49,7 +49,15 @@ impl Tcp {
     }
 
     /// Tells senders that found no memory that there is some, no more of them than can have a chunk.
+    #[inline]
     pub fn wake_starved(&mut self) {
+        if !(self.starved.poor.is_empty() && self.starved.rich.is_empty()) {
+            self.wake_some();
+        }
+    }
+
+    #[inline(never)]
+    fn wake_some(&mut self) {
         for _ in 0..self.chunks.available() {
             let Some(conn) = self.starved.poor.pop_front() else { break };
             self.wake(conn);
