@@ -184,9 +184,7 @@ impl Tcp {
         (seg, burst): (&Arrived<'_>, &RxBurst<'_>),
         listener: u32,
     ) {
-        if self.min_hops_used
-            && self.is_from_afar(self.listeners.get(listener).profile, seg.key.remote.is_v4(), seg.hops)
-        {
+        if self.min_hops_used && self.is_from_afar(self.listeners.get(listener).profile, seg) {
             return;
         }
         // Beyond anything the old connection could have sent.

@@ -145,7 +145,7 @@ impl Tcp {
         let found = demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, &key);
         let Some(Found::Connection(idx)) = found else { return };
         let profile = self.conns[idx].profile;
-        if self.min_hops_used && self.is_from_afar(profile, key.remote.is_v4(), error.hops) {
+        if self.min_hops_used && self.took_more_hops(profile, key.remote.is_v4(), error.hops) {
             return;
         }
         let c = &self.conns[idx];

@@ -86,9 +86,7 @@ impl Tcp {
             None => self.input_listen(net, seg, burst),
             Some(Found::TimeWait(index)) => self.input_time_wait(net, index, seg, burst),
             Some(Found::Connection(idx)) => {
-                if self.min_hops_used
-                    && self.is_from_afar(self.conns[idx].profile, seg.key.remote.is_v4(), seg.hops)
-                {
+                if self.min_hops_used && self.is_from_afar(self.conns[idx].profile, seg) {
                     return;
                 }
                 if self.conns[idx].has(Flags::INLINE) && !seg.payload.is_empty() && !self.may_lend(idx, seg) {
@@ -121,9 +119,14 @@ impl Tcp {
         }
     }
 
-    /// Whether a segment, or an ICMP error, took more hops than its socket allows (RFC 5082): it is dropped, and nobody is told.
+    /// Whether a segment took more hops than its socket allows (RFC 5082): it is dropped, and nobody is told.
     #[inline(never)]
-    pub fn is_from_afar(&mut self, profile: ProfileId, is_v4: bool, hops: u8) -> bool {
+    pub fn is_from_afar(&mut self, profile: ProfileId, seg: &Arrived<'_>) -> bool {
+        self.took_more_hops(profile, seg.key.remote.is_v4(), seg.hops)
+    }
+
+    /// The same for whatever arrived with this hop limit.
+    pub fn took_more_hops(&mut self, profile: ProfileId, is_v4: bool, hops: u8) -> bool {
         let [v4, v6] = self.profiles.get(profile).min_hops;
         let is_far = hops < if is_v4 { v4 } else { v6 };
         self.stats.min_hops_drops += u64::from(is_far);

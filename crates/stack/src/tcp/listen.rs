@@ -329,9 +329,7 @@ impl Tcp {
             self.reset_segment(net, seg);
             return;
         };
-        if self.min_hops_used
-            && self.is_from_afar(self.listeners.get(listener).profile, seg.key.remote.is_v4(), seg.hops)
-        {
+        if self.min_hops_used && self.is_from_afar(self.listeners.get(listener).profile, seg) {
             return;
         }
         let flags = seg.header.flags;
