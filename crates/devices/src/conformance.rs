@@ -7,10 +7,13 @@ mod frames;
 mod wake;
 
 use frames::{Frame, Received};
-use ginnel_stack::device::{BURST_FRAMES_MAX, Device, Label, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue};
+use ginnel_stack::device::{
+    BURST_FRAMES_MAX, Device, Label, Piece, RxBurst, RxFrame, RxQueue, TxMeta, TxQueue,
+};
 use ginnel_stack::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{BorrowedFd, RawFd};
+use std::sync::atomic::AtomicU8;
 use std::time::Duration;
 
 /// A frame that takes longer than this is lost. Generous: the machine may be busy.
@@ -267,9 +270,16 @@ fn super_frames_in_pieces_keep_their_content(bench: &mut Bench) {
             room.fill(0xee);
             room[..head.len()].copy_from_slice(head);
             let mut lengths = [1, 700, 2048, 5000, 17].into_iter().cycle();
+            // Every second piece lies in memory that others might write.
+            let copy: Vec<AtomicU8> = rest.iter().map(|&byte| AtomicU8::new(byte)).collect();
+            let (mut copy, mut shared) = (&copy[..], false);
             let mut pieces = core::iter::from_fn(|| {
                 let (piece, behind) = rest.split_at(rest.len().min(lengths.next()?));
                 rest = behind;
+                let (copied, behind) = copy.split_at(piece.len());
+                copy = behind;
+                shared = !shared;
+                let piece = if shared { Piece::Shared(copied) } else { Piece::Own(piece) };
                 (!piece.is_empty()).then_some(piece)
             });
             let gather = tx.gather().expect("it did before");

@@ -9,6 +9,7 @@
 
 use crate::time::Instant;
 use arrayvec::ArrayVec;
+use core::sync::atomic::{AtomicU8, Ordering};
 
 /// Largest number of frames in one burst: enough to hide memory latency behind each other, small enough for
 /// headers of all of them to stay in the first-level cache.
@@ -257,11 +258,71 @@ pub trait TxQueue {
     }
 }
 
+/// Bytes of a payload where they lie.
+#[derive(Clone, Copy, Debug)]
+pub enum Piece<'a> {
+    /// They do not change.
+    Own(&'a [u8]),
+    /// They lie in memory that others may write at any time: to be copied, once, and whoever looks at them looks at the copy.
+    Shared(&'a [AtomicU8]),
+}
+
+impl<'a> Piece<'a> {
+    /// How many bytes it has.
+    #[inline]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Own(bytes) => bytes.len(),
+            Self::Shared(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether it has none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The first `count` bytes, and the rest.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    #[inline]
+    pub fn split_at(self, count: usize) -> (Self, Self) {
+        match self {
+            Self::Own(bytes) => {
+                let (first, rest) = bytes.split_at(count);
+                (Self::Own(first), Self::Own(rest))
+            }
+            Self::Shared(bytes) => {
+                let (first, rest) = bytes.split_at(count);
+                (Self::Shared(first), Self::Shared(rest))
+            }
+        }
+    }
+
+    /// Copies it to `out`, which is as long: byte by byte if others may write there meanwhile. Devices that have a faster way use that.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn copy_to(&self, out: &mut [u8]) {
+        match self {
+            Self::Own(bytes) => out.copy_from_slice(bytes),
+            Self::Shared(bytes) => {
+                assert_eq!(bytes.len(), out.len(), "as long as the piece");
+                for (to, from) in out.iter_mut().zip(*bytes) {
+                    *to = from.load(Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
 /// Sends frames whose payload lies elsewhere, in pieces: see [`TxQueue::gather`].
 pub trait GatherTx {
     /// Sends a frame that begins with the first `head` bytes of the room reserved last and goes on with all `pieces`. The room is as long as the whole frame. Otherwise as
     /// [`TxQueue::commit`].
-    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = &[u8]>, meta: TxMeta);
+    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = Piece<'_>>, meta: TxMeta);
 }
 
 impl<T: RxQueue + ?Sized> RxQueue for Box<T> {

@@ -487,6 +487,37 @@ impl Stack {
         self.tcp.send_source(conn, source, offset, len)
     }
 
+    /// Queues up to `len` bytes of a source from `offset` on, without copying: as many as the send buffer has room for. Returns how many; if fewer than given,
+    /// [`Event::Writable`] follows.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    pub fn send_lent(
+        &mut self,
+        conn: Conn,
+        source: SourceId,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize, SendError> {
+        self.tcp.send_lent(conn, source, offset, len)
+    }
+
+    /// Copies what is queued of sources whose bytes others may write ([`Source::shared`]), until `len` bytes from the first unacknowledged one on are copies, or
+    /// memory is used up. Returns how many are.
+    pub fn own(&mut self, conn: Conn, len: u64) -> u64 {
+        self.tcp.own(conn, len)
+    }
+
+    /// [`Event::Writable`] is to follow when some of what is queued was acknowledged.
+    pub fn await_acked(&mut self, conn: Conn) {
+        self.tcp.await_acked(conn);
+    }
+
+    /// Bytes that are queued and not acknowledged. 0 if the connection is over.
+    pub fn queued(&self, conn: Conn) -> u64 {
+        self.tcp.queued(conn)
+    }
+
     /// Queues bytes of which the last is urgent (`MSG_OOB`).
     ///
     /// # Errors

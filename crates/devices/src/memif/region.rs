@@ -133,6 +133,24 @@ impl Region {
         true
     }
 
+    /// The same from memory that others may write meanwhile, too.
+    #[must_use]
+    pub(super) fn copy_in_shared(&self, offset: usize, from: &[AtomicU8]) -> bool {
+        if !self.contains(offset, from.len()) {
+            return false;
+        }
+        // SAFETY: as in `copy_in`; nobody draws conclusions from a byte that somebody changes during the copy: it is only moved here. If both are the same memory, as when a program gets a
+        // file of ours from elsewhere, it is still another mapping of it, and so another address.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                from.as_ptr().cast::<u8>(),
+                self.base.add(offset).as_ptr(),
+                from.len(),
+            );
+        }
+        true
+    }
+
     /// A word at an offset that the caller has checked once and for all.
     ///
     /// Panics if it is not inside or not aligned: that is a bug of the caller, not something a peer can bring about.
@@ -155,6 +173,15 @@ impl Region {
         // SAFETY: as in `u16`.
         unsafe { self.base.add(offset).cast::<AtomicU64>().as_ref() }
     }
+}
+
+/// Copies bytes that others may write meanwhile to private memory of the same length, once.
+///
+/// Panics if it has another.
+pub(super) fn copy_shared(from: &[AtomicU8], to: &mut [u8]) {
+    assert_eq!(from.len(), to.len());
+    // SAFETY: as many bytes of both; `to` is borrowed alone. As in `Region::copy_out`, nobody draws conclusions from a byte that is changed during the copy.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to.as_mut_ptr(), to.len()) };
 }
 
 impl Drop for Region {

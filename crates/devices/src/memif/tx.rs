@@ -2,13 +2,13 @@
 
 use super::extension::{self, HEADER_BYTES};
 use super::port::{Attached, Bell, Complaint, Port};
-use super::region::Region;
+use super::region::{Region, copy_shared};
 use super::ring::{Descriptor, Ring};
 use super::rx::{Buffers, Violation};
 use super::signal::Signaller;
 use super::{FRAME_BYTES_MAX, Guard, MemifStats, count};
 use crate::offload::WireFrames;
-use ginnel_stack::device::{Capabilities, GatherTx, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, GatherTx, Piece, TxMeta, TxQueue};
 use ginnel_stack::time::Instant;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
@@ -125,17 +125,17 @@ impl TxRing {
 
     /// Copies a frame, with its header in front, into free buffers. `Ok(false)` if they are too few.
     fn put(&mut self, bytes: &[u8]) -> Result<bool, Violation> {
-        self.put_gathered(bytes, &mut core::iter::empty())
+        self.put_gathered(bytes, &mut core::iter::empty::<Piece<'_>>())
     }
 
     /// The same of a frame that goes on with all `pieces`, none of which is empty.
     fn put_gathered<'a>(
         &mut self,
         head: &[u8],
-        pieces: &mut (impl Iterator<Item = &'a [u8]> + ?Sized),
+        pieces: &mut (impl Iterator<Item = Piece<'a>> + ?Sized),
     ) -> Result<bool, Violation> {
         let (mut used, mut bytes) = (0, 0);
-        let mut piece = head;
+        let mut piece = Piece::Own(head);
         // Whether it is the frame's last is seen at the next.
         let mut last: Option<(u16, Descriptor)> = None;
         while !piece.is_empty() {
@@ -154,13 +154,18 @@ impl TxRing {
             let region = self.regions.get(usize::from(buffer.region)).ok_or(Violation)?;
             while filled < buffer.length as usize {
                 let (now, later) = piece.split_at(piece.len().min(buffer.length as usize - filled));
-                if !region.copy_in(buffer.offset as usize + filled, now) {
+                let at = buffer.offset as usize + filled;
+                let inside = match now {
+                    Piece::Own(bytes) => region.copy_in(at, bytes),
+                    Piece::Shared(bytes) => region.copy_in_shared(at, bytes),
+                };
+                if !inside {
                     return Err(Violation);
                 }
                 filled += now.len();
                 piece = later;
                 if piece.is_empty() {
-                    piece = pieces.next().unwrap_or(&[]);
+                    piece = pieces.next().unwrap_or(Piece::Own(&[]));
                     if piece.is_empty() {
                         break;
                     }
@@ -318,7 +323,7 @@ impl TxQueue for MemifTx {
 
 /// A payload goes from where it lies to the shared memory, without the staging buffer.
 impl GatherTx for MemifTx {
-    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = &[u8]>, meta: TxMeta) {
+    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = Piece<'_>>, meta: TxMeta) {
         if let Some(ring) = &mut self.connection.ring
             && ring.header_bytes > 0
         {
@@ -336,7 +341,11 @@ impl GatherTx for MemifTx {
         // It is cut here, or dropped.
         let mut len = head;
         for piece in pieces {
-            self.staging[FRAME_AT + len..][..piece.len()].copy_from_slice(piece);
+            let room = &mut self.staging[FRAME_AT + len..][..piece.len()];
+            match piece {
+                Piece::Own(bytes) => room.copy_from_slice(bytes),
+                Piece::Shared(bytes) => copy_shared(bytes, room),
+            }
             len += piece.len();
         }
         self.commit(len, meta);

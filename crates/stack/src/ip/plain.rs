@@ -4,7 +4,7 @@
 
 use super::output::{Summing, TxError};
 use super::{Hop, Network};
-use crate::device::{Gso, GsoKind, Label, TxMeta};
+use crate::device::{Gso, GsoKind, Label, Piece, TxMeta};
 use crate::link::neighbour::LINK_HEADER_MAX;
 use crate::time::Instant;
 use crate::wire::checksum::Sum;
@@ -132,7 +132,7 @@ impl Network {
         &mut self,
         sealed: PlainSealed,
         label: Label,
-        pieces: &mut dyn Iterator<Item = &[u8]>,
+        pieces: &mut dyn Iterator<Item = Piece<'_>>,
     ) {
         let head = sealed.gso.map_or(sealed.len, |gso| usize::from(gso.header_len));
         let port = &mut self.ports[usize::from(sealed.port)];

@@ -8,7 +8,7 @@ pub(crate) mod ndp;
 pub mod neighbour;
 mod resolve;
 
-use crate::device::{Capabilities, TxMeta, TxQueue};
+use crate::device::{Capabilities, Piece, TxMeta, TxQueue};
 use crate::error::ConfigError;
 use crate::handle::{LinkId, PortId};
 use crate::ip::path_mtu::IPV6_MTU_MIN;
@@ -149,7 +149,7 @@ impl Port {
     pub(crate) fn commit_gathered(
         &mut self,
         (head, len): (usize, usize),
-        pieces: &mut dyn Iterator<Item = &[u8]>,
+        pieces: &mut dyn Iterator<Item = Piece<'_>>,
         meta: TxMeta,
         stats: &mut NetworkStats,
     ) {

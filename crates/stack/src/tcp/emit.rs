@@ -189,7 +189,8 @@ impl Tcp {
     ) {
         let c = &self.conns[idx];
         let offset = (segment.seq - c.snd_una) as u64;
-        let mut pieces = self.busy[c.busy].send.pieces(&self.chunks, offset, segment.len as usize);
+        let send = &self.busy[c.busy].send;
+        let mut pieces = send.pieces(&self.chunks, &self.sources, offset, segment.len as usize);
         net.commit_gathered_v4(sealed, label, &mut pieces);
         self.stats.segments_out += segment.wire_segments();
     }

@@ -16,6 +16,7 @@
 use super::footprint::Held;
 use super::source::{SourceId, SourceTable};
 use crate::chunk_pool::{CHUNK_BYTES, ChunkId, ChunkPool};
+use crate::device::Piece;
 use crate::ip::Summing;
 use crate::wire::checksum::{Sum, copy_and_sum};
 use std::collections::VecDeque;
@@ -62,6 +63,8 @@ enum Content {
         source: SourceId,
         /// Of the first byte in the source.
         offset: u64,
+        /// Its bytes can be had where they lie ([`Source::shared`](super::source::Source::shared)).
+        lies_open: bool,
     },
 }
 
@@ -93,6 +96,10 @@ pub struct SendBuffer {
     /// Items that were discarded: the number of the first one that is there.
     discarded: u64,
     slices: usize,
+    /// Those whose bytes cannot be had where they lie.
+    hidden: usize,
+    /// Slices have become ours: chunks in the middle may be partly used, and two items share one.
+    uneven: bool,
     tail: Option<Tail>,
 }
 
@@ -112,10 +119,10 @@ impl SendBuffer {
         self.start == self.end
     }
 
-    /// What it holds; slices of sources are not ours. Looks at every item, but only if there are slices: not for the path of a packet.
+    /// What it holds; slices of sources are not ours. Looks at every item, but only if there are slices, or were: not for the path of a packet.
     pub(crate) fn held(&self) -> Held {
         let list_bytes = self.items.capacity() * size_of::<Item>();
-        if self.slices == 0 {
+        if self.slices == 0 && !self.uneven {
             // Only around a slice do two items share a chunk.
             return Held { bytes: self.len(), chunks: self.items.len(), list_bytes, looked_at: 0 };
         }
@@ -178,15 +185,15 @@ impl SendBuffer {
         offset: u64,
         len: u64,
     ) -> Result<(), PushSourceError> {
-        let source_len = sources.get(source).ok_or(PushSourceError::Stale)?.len();
-        if offset.checked_add(len).is_none_or(|end| end > source_len) {
+        let known = sources.get(source).ok_or(PushSourceError::Stale)?;
+        if offset.checked_add(len).is_none_or(|end| end > known.len()) {
             return Err(PushSourceError::OutOfRange);
         }
         if len == 0 {
             return Ok(());
         }
         let continues = self.items.back().is_some_and(|last| match last.content {
-            Content::Slice { source: queued, offset: from } => {
+            Content::Slice { source: queued, offset: from, .. } => {
                 queued == source && from + (self.end - last.position) == offset
             }
             Content::Bytes { .. } => false,
@@ -195,9 +202,12 @@ impl SendBuffer {
             if self.slices == SLICES_MAX {
                 return Err(PushSourceError::Full);
             }
+            let lies_open = known.shared(offset, 1).is_some();
             sources.begin_use(source);
             self.slices += 1;
-            self.items.push_back(Item { position: self.end, content: Content::Slice { source, offset } });
+            self.hidden += usize::from(!lies_open);
+            let content = Content::Slice { source, offset, lies_open };
+            self.items.push_back(Item { position: self.end, content });
         }
         self.end += len;
         Ok(())
@@ -263,7 +273,7 @@ impl SendBuffer {
                         }
                     }
                 }
-                Content::Slice { source, offset } => {
+                Content::Slice { source, offset, .. } => {
                     let source = sources.in_use(source);
                     source.fill(offset + within, piece);
                     match summing {
@@ -280,20 +290,26 @@ impl SendBuffer {
         sum
     }
 
-    /// Whether all bytes can be had as [`pieces`](Self::pieces): none is a source's.
+    /// Whether all bytes can be had as [`pieces`](Self::pieces): those of sources, too.
     #[inline]
     pub fn lies_in_pieces(&self) -> bool {
-        self.slices == 0
+        self.hidden == 0
     }
 
     /// The `len` bytes that begin `offset` bytes after the first unacknowledged one, where they lie. Only if [`lies_in_pieces`](Self::lies_in_pieces).
     ///
     /// # Panics
     /// If fewer bytes are queued, or none are asked for.
-    pub fn pieces<'a>(&'a self, pool: &'a ChunkPool, offset: u64, len: usize) -> Pieces<'a> {
+    pub fn pieces<'a>(
+        &'a self,
+        pool: &'a ChunkPool,
+        sources: &'a SourceTable,
+        offset: u64,
+        len: usize,
+    ) -> Pieces<'a> {
         assert!(len > 0 && offset <= self.len() && len as u64 <= self.len() - offset, "more than is queued");
         let position = self.start + offset;
-        Pieces { buffer: self, pool, index: self.index_at(position), position, left: len }
+        Pieces { buffer: self, pool, sources, index: self.index_at(position), position, left: len }
     }
 
     /// Drops the first `n` bytes, which were acknowledged.
@@ -326,6 +342,42 @@ impl SendBuffer {
         }
     }
 
+    /// Copies slices of sources whose bytes others may write into chunks, from the front on: until `len` bytes at the front or all are ours, or memory is used up. Returns how many
+    /// bytes at the front are.
+    pub fn own_front(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable, len: u64) -> u64 {
+        let until = self.start + len.min(self.len());
+        let mut index = 0;
+        while let Some(item) = self.items.get(index).copied()
+            && item.position < until
+        {
+            let Content::Slice { source, offset, lies_open: true } = item.content else {
+                index += 1;
+                continue;
+            };
+            let end = self.item_end(index);
+            let n = (end - item.position).min(CHUNK_BYTES as u64);
+            let Some(chunk) = pool.alloc() else { return item.position - self.start };
+            sources.in_use(source).fill(offset, &mut pool.bytes_mut(chunk)[..n as usize]);
+            self.uneven = true;
+            self.items[index].content = Content::Bytes { chunk, start: 0, goes_on: false };
+            if item.position + n < end {
+                let content = Content::Slice { source, offset: offset + n, lies_open: true };
+                self.items.insert(index + 1, Item { position: item.position + n, content });
+                // What was copied behind it is one place further.
+                if let Some(tail) = &mut self.tail
+                    && tail.item > self.discarded + index as u64
+                {
+                    tail.item += 1;
+                }
+            } else {
+                sources.end_use(source);
+                self.slices -= 1;
+            }
+            index += 1;
+        }
+        until - self.start
+    }
+
     /// Drops everything.
     #[inline(always)]
     pub fn clear(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
@@ -333,6 +385,7 @@ impl SendBuffer {
             return;
         }
         self.start = self.end;
+        self.uneven = false;
         self.discarded += self.items.len() as u64;
         self.tail = None;
         if let (1, Some(Item { content: Content::Bytes { chunk, .. }, .. })) =
@@ -351,7 +404,7 @@ impl SendBuffer {
 
     #[inline(never)]
     fn clear_items(&mut self, pool: &mut ChunkPool, sources: &mut SourceTable) {
-        self.slices = 0;
+        (self.slices, self.hidden) = (0, 0);
         for item in self.items.drain(..) {
             match item.content {
                 Content::Bytes { goes_on: true, .. } => {}
@@ -404,9 +457,10 @@ impl SendBuffer {
                     self.tail = None;
                 }
             }
-            Content::Slice { source, .. } => {
+            Content::Slice { source, lies_open, .. } => {
                 sources.end_use(source);
                 self.slices -= 1;
+                self.hidden -= usize::from(!lies_open);
             }
         }
         self.discarded += 1;
@@ -441,24 +495,38 @@ impl SendBuffer {
 pub struct Pieces<'a> {
     buffer: &'a SendBuffer,
     pool: &'a ChunkPool,
+    sources: &'a SourceTable,
     index: usize,
     position: u64,
     left: usize,
 }
 
 impl<'a> Iterator for Pieces<'a> {
-    type Item = &'a [u8];
+    type Item = Piece<'a>;
 
-    fn next(&mut self) -> Option<&'a [u8]> {
+    #[inline]
+    fn next(&mut self) -> Option<Piece<'a>> {
         let item = self.buffer.items.get(self.index).filter(|_| self.left > 0)?;
-        let Content::Bytes { chunk, start, .. } = item.content else { return None };
         let end = self.buffer.item_end(self.index);
-        let count = usize::try_from(end - self.position).unwrap_or(usize::MAX).min(self.left);
-        let from = usize::from(start) + (self.position - item.position) as usize;
-        self.index += 1;
+        let within = self.position - item.position;
+        let mut count = usize::try_from(end - self.position).unwrap_or(usize::MAX).min(self.left);
+        let piece = match item.content {
+            Content::Bytes { chunk, start, .. } => {
+                let from = usize::from(start) + within as usize;
+                Piece::Own(&self.pool.bytes(chunk)[from..from + count])
+            }
+            Content::Slice { source, offset, .. } => {
+                let bytes = self.sources.in_use(source).shared(offset + within, count)?;
+                count = count.min(bytes.len());
+                Piece::Shared(&bytes[..count])
+            }
+        };
         self.position += count as u64;
         self.left -= count;
-        Some(&self.pool.bytes(chunk)[from..from + count])
+        if self.position == end {
+            self.index += 1;
+        }
+        Some(piece)
     }
 }
 

@@ -108,6 +108,57 @@ impl Tcp {
         }
     }
 
+    /// Queues up to `len` bytes of a source from `offset` on, as many as the send buffer has room for, and returns how many. If fewer than given, `Writable` will follow.
+    pub fn send_lent(
+        &mut self,
+        conn: Conn,
+        source: SourceId,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize, SendError> {
+        let idx = self.writable(conn)?;
+        let limit = u64::from(self.profile(idx).send_buffer_bytes);
+        let busy = self.ensure_busy(idx);
+        let b = &mut self.busy[busy];
+        let count = limit.saturating_sub(b.send.len()).min(len as u64);
+        let pushed = b.send.push_source(&mut self.sources, source, offset, count);
+        if count < len as u64 || pushed == Err(PushSourceError::Full) {
+            self.conns[idx].flags.set(Flags::WANT_WRITABLE);
+        }
+        match pushed {
+            Ok(()) => {
+                if count > 0 {
+                    self.want_transmit(idx);
+                }
+                Ok(count as usize)
+            }
+            Err(PushSourceError::Full) => Ok(0),
+            Err(_) => Err(SendError::InvalidSource),
+        }
+    }
+
+    /// Copies what is queued of sources whose bytes others may write, until `len` bytes from the first unacknowledged one on are copies, or memory is used up. Returns how many are.
+    pub fn own(&mut self, conn: Conn, len: u64) -> u64 {
+        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
+        if busy == NONE {
+            return 0;
+        }
+        self.busy[busy].send.own_front(&mut self.chunks, &mut self.sources, len)
+    }
+
+    /// `Writable` is to follow when some of what is queued was acknowledged.
+    pub fn await_acked(&mut self, conn: Conn) {
+        if let Some(idx) = self.index(conn) {
+            self.conns[idx].flags.set(Flags::WANT_WRITABLE);
+        }
+    }
+
+    /// Bytes that are queued and not acknowledged.
+    pub fn queued(&self, conn: Conn) -> u64 {
+        let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
+        if busy == NONE { 0 } else { self.busy[busy].send.len() }
+    }
+
     /// Sends one byte as urgent data, the way `MSG_OOB` does: the last byte of `bytes` is the urgent one.
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         let taken = self.send(conn, bytes)?;

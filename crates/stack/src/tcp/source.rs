@@ -5,6 +5,7 @@
 //! queued slice refers to it any more.
 
 use crate::wire::checksum::Sum;
+use core::sync::atomic::AtomicU8;
 
 /// Something that can produce the same bytes any time. It is called on the shard's thread while segments are built,
 /// so it must neither block nor be slow.
@@ -23,6 +24,13 @@ pub trait Source: Send {
     /// The sum of `len` bytes from `offset` on, if it is known without reading them. It must be that of what
     /// [`Source::fill`] gives, or the peer drops the segment.
     fn sum(&self, offset: u64, len: usize) -> Option<Sum> {
+        let _ = (offset, len);
+        None
+    }
+
+    /// The bytes from `offset` on where they lie, `len` of them or as many as lie together, if they lie in memory that others may write meanwhile. Either all of a source's
+    /// bytes can be had so or none.
+    fn shared(&self, offset: u64, len: usize) -> Option<&[AtomicU8]> {
         let _ = (offset, len);
         None
     }

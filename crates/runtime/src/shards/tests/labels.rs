@@ -9,7 +9,7 @@ use crate::shards::Shards;
 use core::time::Duration;
 use ginnel_devices::memif::{self, MemifConfig, Role, SocketName};
 use ginnel_devices::memory::Spread;
-use ginnel_stack::device::{Capabilities, Device, GatherTx, Label, TxMeta, TxQueue};
+use ginnel_stack::device::{Capabilities, Device, GatherTx, Label, Piece, TxMeta, TxQueue};
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::{Conn, Listener};
 use ginnel_stack::options::{ConnectOptions, ListenOptions};
@@ -181,7 +181,7 @@ impl TxQueue for Liar {
 }
 
 impl GatherTx for Liar {
-    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = &[u8]>, meta: TxMeta) {
+    fn commit_gathered(&mut self, head: usize, pieces: &mut dyn Iterator<Item = Piece<'_>>, meta: TxMeta) {
         let gather = self.0.gather().expect("memif gathers");
         gather.commit_gathered(head, pieces, TxMeta { label: (self.1)(meta.label), ..meta });
     }

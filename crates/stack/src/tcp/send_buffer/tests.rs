@@ -1,5 +1,6 @@
 use super::*;
 use crate::tcp::source::{PreloadedSource, Source};
+use core::sync::atomic::AtomicU8;
 use proptest::prelude::*;
 
 const NO_LIMIT: u64 = u64::MAX;
@@ -43,6 +44,31 @@ impl Bench {
 
     fn all(&self) -> Vec<u8> {
         self.filled(0, self.buffer.len() as usize)
+    }
+}
+
+/// A source whose bytes others might write. What lies together ends in its middle.
+struct Open(Vec<AtomicU8>);
+
+impl Open {
+    fn new(bytes: &[u8]) -> Self {
+        Self(bytes.iter().map(|&byte| AtomicU8::new(byte)).collect())
+    }
+}
+
+impl Source for Open {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn fill(&self, offset: u64, out: &mut [u8]) {
+        Piece::Shared(&self.0[offset as usize..offset as usize + out.len()]).copy_to(out);
+    }
+
+    fn shared(&self, offset: u64, len: usize) -> Option<&[AtomicU8]> {
+        let (start, middle) = (offset as usize, self.0.len() / 2);
+        let end = if start < middle { middle } else { self.0.len() };
+        Some(&self.0[start..end.min(start + len)])
     }
 }
 
@@ -209,6 +235,9 @@ enum Step {
     Release {
         which: usize,
     },
+    Own {
+        len: u64,
+    },
     Clear,
 }
 
@@ -219,6 +248,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         6 => (0..3usize, 0..3000u64, 0..3000u64)
             .prop_map(|(which, offset, len)| Step::PushSource { which, offset, len }),
         3 => (0..=10_000u64).prop_map(|part| Step::Discard { part }),
+        3 => (0..8000u64).prop_map(|len| Step::Own { len }),
         8 => (any::<u64>(), lens()).prop_map(|(offset, len)| Step::Fill { offset, len }),
         1 => (0..3usize).prop_map(|which| Step::Release { which }),
         1 => Just(Step::Clear),
@@ -232,7 +262,11 @@ proptest! {
         let mut bench = Bench::new();
         let contents: Vec<Vec<u8>> =
             (1..4u32).map(|n| (0..n * 1000).map(|i| ((i * i * n) >> 3) as u8).collect()).collect();
-        let mut ids: Vec<SourceId> = contents.iter().map(|bytes| bench.source(bytes)).collect();
+        let add = |bench: &mut Bench, which: usize| match which {
+            2 => bench.sources.add(Box::new(Open::new(&contents[2]))),
+            _ => bench.source(&contents[which]),
+        };
+        let mut ids: Vec<SourceId> = (0..3).map(|which| add(&mut bench, which)).collect();
         let mut oracle: Vec<u8> = Vec::new();
         let mut counter = 0u8;
         for step in steps {
@@ -263,14 +297,29 @@ proptest! {
                     let expected = &oracle[offset as usize..offset as usize + len];
                     prop_assert_eq!(bench.filled(offset, len), expected);
                     if len > 0 && bench.buffer.lies_in_pieces() {
-                        let pieces: Vec<&[u8]> = bench.buffer.pieces(&bench.pool, offset, len).collect();
-                        prop_assert!(pieces.iter().all(|piece| !piece.is_empty()));
-                        prop_assert_eq!(pieces.concat(), expected);
+                        let pieces = bench.buffer.pieces(&bench.pool, &bench.sources, offset, len);
+                        let copies = pieces.map(|piece| {
+                            let mut copy = vec![0; piece.len()];
+                            piece.copy_to(&mut copy);
+                            copy
+                        });
+                        let copies: Vec<Vec<u8>> = copies.collect();
+                        prop_assert!(copies.iter().all(|piece| !piece.is_empty()));
+                        prop_assert_eq!(copies.concat(), expected);
                     }
                 }
                 Step::Release { which } => {
                     prop_assert!(bench.sources.release(ids[which]));
-                    ids[which] = bench.source(&contents[which]);
+                    ids[which] = add(&mut bench, which);
+                }
+                Step::Own { len } => {
+                    let owned = bench.buffer.own_front(&mut bench.pool, &mut bench.sources, len);
+                    prop_assert_eq!(owned, len.min(oracle.len() as u64));
+                    // What others might write by now is not looked at.
+                    let pieces = (0..owned).filter(|_| bench.buffer.lies_in_pieces()).flat_map(|at| {
+                        bench.buffer.pieces(&bench.pool, &bench.sources, at, 1)
+                    });
+                    prop_assert!(pieces.into_iter().all(|piece| matches!(piece, Piece::Own(_))));
                 }
                 Step::Clear => {
                     bench.buffer.clear(&mut bench.pool, &mut bench.sources);
