@@ -299,6 +299,42 @@ impl<'a> Context<'a> {
         self.core.stack.send_source(conn, id, offset, len)
     }
 
+    /// The same of as many as there is room for: see [`Stack::send_lent`](ginnel_stack::stack::Stack::send_lent). Only to an engine in this thread.
+    pub(crate) fn send_lent(
+        &mut self,
+        conn: Conn,
+        id: SourceId,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize, SendError> {
+        self.core
+            .stack
+            .here_mut()
+            .map_or(Err(SendError::Stale), |stack| stack.send_lent(conn, id, offset, len))
+    }
+
+    /// See [`Stack::own`](ginnel_stack::stack::Stack::own).
+    pub(crate) fn own(&mut self, conn: Conn, len: u64) -> u64 {
+        self.core.stack.here_mut().map_or(0, |stack| stack.own(conn, len))
+    }
+
+    /// Whether the engine is in this thread.
+    pub(crate) fn engine_is_here(&self) -> bool {
+        self.core.stack.here().is_some()
+    }
+
+    /// See [`Stack::await_acked`](ginnel_stack::stack::Stack::await_acked).
+    pub(crate) fn await_acked(&mut self, conn: Conn) {
+        if let Some(stack) = self.core.stack.here_mut() {
+            stack.await_acked(conn);
+        }
+    }
+
+    /// See [`Stack::queued`](ginnel_stack::stack::Stack::queued).
+    pub(crate) fn queued(&self, conn: Conn) -> u64 {
+        self.core.stack.here().map_or(0, |stack| stack.queued(conn))
+    }
+
     /// Queues bytes of which the last is urgent (`MSG_OOB`). Otherwise like [`Context::send`].
     pub fn send_urgent(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         self.core.stack.send_urgent(conn, bytes)

@@ -93,8 +93,7 @@ impl Lane {
                 ready |= READABLE;
             }
             // Half as much room as what waits (`sk_stream_is_writeable`).
-            let waiting = status.unsent;
-            let enough = (waiting / 2).max(1);
+            let (waiting, enough) = (status.unsent, (status.occupied / 2).max(1));
             let enough = if waiting >= not_sent { status.room + waiting - not_sent + 1 } else { enough };
             let room = no_more_out || status.room >= enough;
             if room || self.client.await_room(stream.conn, enough) == Ok(true) {

@@ -30,6 +30,8 @@ pub struct Status {
     pub room: usize,
     /// Bytes that were written and that the stack has not taken.
     pub unsent: usize,
+    /// Bytes that were written and lie in the buffer: the stack gives their room back when it has copied them, or when the peer has acknowledged them.
+    pub occupied: usize,
     /// It is established, or was.
     pub connected: bool,
     /// The peer's FIN follows what there is to read.
@@ -76,11 +78,15 @@ impl<'a> Hand<'a> {
     pub fn status(&self) -> Status {
         let bits = self.words.state.load(Ordering::Acquire);
         let requests = self.words.requests.load(Ordering::Relaxed);
-        let unsent = self.outgoing.unread(self.words.positions(Direction::Outgoing).written());
+        let positions = self.words.positions(Direction::Outgoing);
+        let written = positions.written();
+        let waiting = self.outgoing.unread(written);
+        let occupied = waiting.unwrap_or(0);
         Status {
             readable: self.readable(),
-            room: unsent.map_or(0, |waiting| self.outgoing.room_beside(waiting)),
-            unsent: unsent.unwrap_or(0),
+            room: waiting.map_or(0, |waiting| self.outgoing.room_beside(waiting)),
+            unsent: written.saturating_sub(positions.taken()).min(occupied as u64) as usize,
+            occupied,
             connected: bits & state::CONNECTED != 0,
             peer_closed: bits & state::FIN != 0,
             write_closed: requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0,
@@ -260,6 +266,12 @@ impl<'a> Hand<'a> {
     /// Whether there are reports of errors to be asked for.
     pub fn has_reports(&self) -> bool {
         self.words.error.load(Ordering::Acquire) & REPORTS != 0
+    }
+
+    /// The stack sends from the buffer what it has taken.
+    pub fn is_lent(&self) -> bool {
+        let positions = self.words.positions(Direction::Outgoing);
+        positions.taken() > positions.read()
     }
 
     /// The stack is to tell when there is room.

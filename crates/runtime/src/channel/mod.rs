@@ -78,7 +78,7 @@ pub struct ChannelConfig {
     /// there may always be. Default 8 GiB.
     pub buffer_bytes_max: u64,
     /// Bytes of the buffer that a direction gets instead which has filled its own, and whose socket may hold so many bytes in the stack, too (`tcp.recv_buffer_bytes` and
-    /// `tcp.send_buffer_bytes`, `SO_RCVBUF` and `SO_SNDBUF`); a power of two from 4,096 to 16,777,216. It is kept until the connection ends. Default 1 MiB.
+    /// `tcp.send_buffer_bytes`, `SO_RCVBUF` and `SO_SNDBUF`); a power of two from 4,096 to 16,777,216. It is kept until the connection ends. Default 2 MiB.
     pub large_buffer_bytes: u32,
     /// How many of these a domain has on each shard, 0 to 65,536. Memory is taken as they are used. If all are in use, others go on with what they have. Default 256.
     pub large_buffers_max: u32,
@@ -104,7 +104,7 @@ impl Default for ChannelConfig {
             clients_max: 16,
             socket_buffer_bytes: 1 << 16,
             buffer_bytes_max: 8 << 30,
-            large_buffer_bytes: 1 << 20,
+            large_buffer_bytes: 2 << 20,
             large_buffers_max: 256,
             datagram_bytes_max: 16 << 20,
             backlog_max: 4096,

@@ -39,7 +39,7 @@ pub(crate) const SECOND_CHOICE: u32 = 1 << 31;
 
 const PAGE: usize = 4096;
 /// "ginnelch", and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6306;
+const MAGIC: u64 = 0x6869_6e6e_656c_6307;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// At the start of the region. Written once, by the stack.
@@ -451,6 +451,21 @@ impl Region {
     /// The same for a socket.
     pub fn common_of_socket(&self, socket: u32) -> Option<&Common> {
         ((socket as usize) < self.layout.sockets).then(|| self.common(LISTENERS_MAX + socket as usize))
+    }
+
+    /// The bytes of a large ring, which clients may write at any time.
+    pub fn large_ring(&self, number: u32) -> &[core::sync::atomic::AtomicU8] {
+        assert!(number < self.layout.large, "a large ring's number");
+        let bytes = self.layout.large_bytes;
+        // SAFETY: atomics, of one byte each.
+        unsafe { self.slice(self.layout.large_at + number as usize * bytes, bytes) }
+    }
+
+    /// Copies some of them. What clients write meanwhile may be in the copy or not.
+    pub fn copy_of_large(&self, number: u32, at: usize, out: &mut [u8]) {
+        let bytes = &self.large_ring(number)[at..at + out.len()];
+        // SAFETY: as many bytes, inside of the mapping; `out` is private memory. Nobody draws conclusions from a byte that is changed during the copy: it is only moved here.
+        unsafe { core::ptr::copy_nonoverlapping(bytes.as_ptr().cast(), out.as_mut_ptr(), out.len()) };
     }
 
     /// The bytes of a socket in one direction.

@@ -8,6 +8,7 @@ mod deferred;
 mod domain;
 mod holders;
 mod large;
+mod lent;
 mod ports;
 mod posts;
 mod reports;

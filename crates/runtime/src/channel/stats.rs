@@ -30,6 +30,10 @@ pub struct ChannelStats {
     pub options_refused: u64,
     /// Times that a connection filled its buffer and there was no large one left: there were `channel.large_buffers_max`.
     pub large_buffers_refused: u64,
+    /// Bytes that the engine was to send from large buffers, without copying them.
+    pub lent_bytes: u64,
+    /// Those of them that were copied after all, because a client wanted their room.
+    pub lent_bytes_copied: u64,
 }
 
 impl Add for ChannelStats {
@@ -49,6 +53,8 @@ impl Add for ChannelStats {
             listeners_refused: self.listeners_refused + other.listeners_refused,
             options_refused: self.options_refused + other.options_refused,
             large_buffers_refused: self.large_buffers_refused + other.large_buffers_refused,
+            lent_bytes: self.lent_bytes + other.lent_bytes,
+            lent_bytes_copied: self.lent_bytes_copied + other.lent_bytes_copied,
         }
     }
 }
@@ -69,6 +75,8 @@ impl ChannelStats {
             listeners_refused,
             options_refused,
             large_buffers_refused,
+            lent_bytes,
+            lent_bytes_copied,
         } = *self;
         for (name, count) in [
             ("channel.bells", bells),
@@ -83,6 +91,8 @@ impl ChannelStats {
             ("channel.listeners_refused", listeners_refused),
             ("channel.options_refused", options_refused),
             ("channel.large_buffers_refused", large_buffers_refused),
+            ("channel.lent_bytes", lent_bytes),
+            ("channel.lent_bytes_copied", lent_bytes_copied),
         ] {
             report(Kind::Counter, name, count);
         }

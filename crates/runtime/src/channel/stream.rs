@@ -22,7 +22,9 @@ pub(super) struct Positions {
     ring: AtomicU32,
     /// Written by the stack: the ring in which the writer may go on.
     granted: AtomicU32,
-    /// Written by the reader.
+    /// Written by the stack where it reads: how many bytes it has taken. It comes back to them until it has `read` them; 0, or less than that, if it does not.
+    taken: AtomicU64,
+    /// Written by the reader: what is before may be written over.
     read: Padded<AtomicU64>,
 }
 
@@ -31,16 +33,23 @@ impl Positions {
     pub fn new() -> Self {
         let position = || Padded(AtomicU64::new(0));
         let (ring, granted) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { written: position(), base: AtomicU64::new(0), ring, granted, read: position() }
+        let (base, taken) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { written: position(), base, ring, granted, taken, read: position() }
     }
 
     /// Of a new connection, before anybody else knows it.
     pub fn clear(&self) {
-        for position in [&self.written.0, &self.base, &self.read.0] {
+        for position in [&self.written.0, &self.base, &self.taken, &self.read.0] {
             position.store(0, Ordering::Relaxed);
         }
         self.ring.store(0, Ordering::Relaxed);
         self.granted.store(0, Ordering::Relaxed);
+    }
+
+    /// What a writer that keeps to no rules says.
+    #[cfg(all(test, not(loom)))]
+    pub fn pretend_ring(&self, number: u32) {
+        self.ring.store(number, Ordering::Relaxed);
     }
 
     /// The writer may go on in a large ring, by its number, as soon as all was read.
@@ -51,6 +60,11 @@ impl Positions {
     /// How many bytes were ever written, as the writer says.
     pub fn written(&self) -> u64 {
         self.written.0.load(Ordering::Acquire)
+    }
+
+    /// How many the stack has taken, of what clients wrote.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed).max(self.read())
     }
 
     /// How many were ever read, as the reader says.
@@ -277,6 +291,27 @@ impl<'a> Stream<'a> {
             ring.copy_out(at, first);
             (at, until_end, out) = (0, ring.capacity, second);
         }
+    }
+
+    /// Where the byte at the reader's position lies: the number of its large ring, if it is in one, its place there, and how many bytes follow without a gap.
+    pub fn place_in_large(&self, read: u64) -> Option<(u32, usize, usize)> {
+        let number = self.positions.ring.load(Ordering::Relaxed).checked_sub(1)?;
+        if number >= self.rings.count {
+            return None;
+        }
+        let (at, until_end) = self.ring(number + 1).place(read, self.positions.base.load(Ordering::Relaxed));
+        Some((number, at, until_end))
+    }
+
+    /// The stack has taken `count` bytes more, and comes back to them.
+    pub fn take(&self, taken: &mut u64, count: usize) {
+        *taken += count as u64;
+        self.positions.taken.store(*taken, Ordering::Relaxed);
+    }
+
+    /// What is before `read` is read.
+    pub fn give_back(&self, read: u64) {
+        self.positions.read.0.store(read, Ordering::Release);
     }
 
     /// The reader has read `count` bytes more. `read` is its position, and moves.

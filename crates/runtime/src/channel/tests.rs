@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 
 mod blanks;
 mod large;
+mod lent;
 mod limits;
 mod options;
 mod shared;

@@ -1,6 +1,6 @@
 //! What the operations of POSIX need beside what happened: how things stand, and what programs do rarely.
 
-use super::{Client, Status};
+use super::{Client, RUNG, Status};
 use crate::channel::control::{Reply, Request, Reserved, Sharing};
 use crate::error::Error;
 use crate::own_fd::OwnFd;
@@ -50,7 +50,12 @@ impl Client {
         let hand = self.hand(conn)?;
         self.blocked[conn.index() as usize].store(true, Relaxed);
         hand.await_room();
-        Ok(hand.status().room >= enough)
+        let there = hand.status().room >= enough;
+        if !there && hand.is_lent() {
+            // The stack may take it out, and does so only for those who wait.
+            self.ring(conn.index(), RUNG);
+        }
+        Ok(there)
     }
 
     /// Reserves an address for a socket that is going to listen or to connect; port 0 lets the stack choose one.

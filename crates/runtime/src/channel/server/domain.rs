@@ -10,6 +10,7 @@ use super::super::wishes::{self, When};
 use super::super::{ChannelConfig, ChannelStats};
 use super::deferred::Deferred;
 use super::large::Stock;
+use super::lent::{self, Lent};
 use super::served::Served;
 use crate::context::Context;
 use crate::handler::UrgentData;
@@ -110,6 +111,8 @@ pub(super) struct Socket {
     pub unfinished: bool,
     /// Large buffers that it has: for what comes, and for what goes.
     pub large: [Option<u32>; 2],
+    /// What the engine sends from there.
+    pub lent: Option<Lent>,
 }
 
 /// Datagrams of a socket that are not in the region.
@@ -148,6 +151,10 @@ pub(super) struct Domain {
     pub portions: Vec<u32>,
     /// What is left of this turn, in bytes.
     pub turn_left: usize,
+    /// Sockets that had little room because of what they lent.
+    pub cramped: Vec<u32>,
+    /// Turns that those have waited.
+    pub cramped_turns: u32,
     /// How many clients have at hand.
     pub blanks: usize,
     /// How many were free at first.
@@ -211,6 +218,8 @@ impl Domain {
             unfinished: VecDeque::new(),
             portions: Vec::new(),
             turn_left: TURN_BYTES,
+            cramped: Vec::new(),
+            cramped_turns: 0,
             blanks: 0,
             sockets_max,
             listeners: (0..LISTENERS_MAX).map(|_| None).collect(),
@@ -449,10 +458,23 @@ impl Domain {
                 break false;
             }
             let count = count.min(most);
-            let copy = |at: usize, out: &mut [u8]| stream.copy_waiting(taken, at, out);
+            let known = &mut self.sockets[socket as usize];
+            let lend = (conn, taken, count);
+            let (accepted, count) = match lent::lend(cx, &self.region, known, &stream, &mut self.stats, lend)
+            {
+                Some(lent) => lent,
+                None => {
+                    let copy = |at: usize, out: &mut [u8]| stream.copy_waiting(taken, at, out);
+                    (cx.send_with(conn, count, copy), count)
+                }
+            };
             // After an end of the stream nothing can be sent any more: it is dropped, as the client is about to learn.
-            let accepted = cx.send_with(conn, count, copy).unwrap_or(count);
-            stream.consume(&mut taken, accepted);
+            let accepted = accepted.unwrap_or(count);
+            if known.lent.is_some() {
+                stream.take(&mut taken, accepted);
+            } else {
+                stream.consume(&mut taken, accepted);
+            }
             moved |= accepted > 0;
             done += accepted;
             if accepted < count {
@@ -466,15 +488,23 @@ impl Domain {
         if filled {
             self.enlarge(cx, socket, conn, Direction::Outgoing);
         }
+        if self.sockets[socket as usize].lent.is_some() {
+            moved = self.give_back(cx, socket, conn);
+        }
         if moved {
-            // Pairs with the fence of a client that found no room.
-            fence(Ordering::SeqCst);
-            let wants = &self.region.socket(socket).wants_space;
-            if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
-                self.ring(socket);
-            }
+            self.tell_of_space(socket);
         }
         whole
+    }
+
+    /// Tells a client that waits for it that there is room to write.
+    pub(super) fn tell_of_space(&mut self, socket: u32) {
+        // Pairs with the fence of a client that found no room.
+        fence(Ordering::SeqCst);
+        let wants = &self.region.socket(socket).wants_space;
+        if wants.load(Ordering::Relaxed) != 0 && wants.swap(0, Ordering::Relaxed) != 0 {
+            self.ring(socket);
+        }
     }
 
     /// The last client let go of it.
@@ -511,6 +541,7 @@ impl Domain {
         let known = self.socket(socket);
         known.in_use = false;
         known.generation = known.generation.wrapping_add(1);
+        self.take_lent_back(cx, socket);
         self.take_large_back(socket);
         self.free.push(socket);
         self.take_more(cx);
@@ -575,9 +606,12 @@ impl Domain {
         let continued = self.continue_portions(cx);
         let members = ones(self.members);
         let answered: usize = members.map(|number| self.answer_bells(cx, number, BELLS_PER_TURN_MAX)).sum();
+        // Who wants room can wait as long as there is something to do, for the peer acknowledges meanwhile.
+        let roomier =
+            if self.cramped.is_empty() { 0 } else { self.make_room_in_time(cx, continued + answered) };
         self.deal(cx);
         self.wake_clients();
-        continued + answered
+        continued + answered + roomier
     }
 
     /// Whether the shard may sleep as far as this domain is concerned. From now on bells wake it.

@@ -13,7 +13,7 @@ use ginnel_stack::handle::Conn;
 /// Numbers of the buffers that nobody has, the one that was used last on top: its pages are there.
 pub(super) type Stock = Vec<u32>;
 
-fn place(direction: Direction) -> usize {
+pub(super) fn place(direction: Direction) -> usize {
     match direction {
         Direction::Incoming => 0,
         Direction::Outgoing => 1,
