@@ -27,7 +27,7 @@ struct Said {
     bytes: Vec<u8>,
     /// Where the stream ends.
     fin: Option<u32>,
-    /// It was reset by this end.
+    /// It was reset by this end before both had said all: afterwards it is the answer to a segment that was under way for longer than the connection lived, a matter of the line.
     reset: bool,
     /// Positions behind urgent bytes.
     urgent: Vec<u32>,
@@ -230,11 +230,12 @@ impl Heard {
                 (number, who) = self.between(TCP, from, to, true);
             }
         }
+        let is_over = self.conversations[number].said.iter().all(|said| said.fin.is_some());
         let said = &mut self.conversations[number].said[who];
         if flags & SYN != 0 {
             said.first = Some(seq.wrapping_add(1));
         }
-        said.reset |= flags & RST != 0;
+        said.reset |= flags & RST != 0 && !is_over;
         let at = seq.wrapping_sub(said.first?) as i32;
         let (Ok(at), 0) = (usize::try_from(at), flags & (SYN | RST)) else { return None };
         let end = at + payload.len();
@@ -314,6 +315,11 @@ mod tests {
             let told = heard(&[syn.clone(), answer.clone(), segment(true, 100, ACK, b"request"), other]);
             assert_ne!(told, whole, "{told:?}");
         }
+        let ends = [segment(true, 100, ACK | FIN, b"bye"), segment(false, 8, ACK | FIN, b"")];
+        let ended = [&[syn.clone(), answer.clone()], &ends[..]].concat();
+        let late = segment(false, 9, RST, b"");
+        assert_eq!(heard(&[&ended[..], &[late.clone()]].concat()), heard(&ended), "an answer to a straggler");
+        assert_ne!(heard(&[&ended[..3], &[late]].concat()), heard(&ended[..3]), "one half is open");
         let again = [syn, answer, segment(true, 500, SYN, b""), segment(true, 501, ACK, b"two")];
         assert_eq!(heard(&again).0.len(), 2, "a port that is used again");
     }

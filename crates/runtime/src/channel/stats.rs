@@ -8,7 +8,7 @@ use core::ops::Add;
 pub struct ChannelStats {
     /// Bells answered.
     pub bells: u64,
-    /// Turns in which a socket had more to send than is taken of it in one: the rest waited for the next, so that others had theirs.
+    /// Sockets that were left for the next turn, because they had more to send than is taken of one in a turn, or because their domain had all of its turn: so that others had theirs.
     pub portions: u64,
     /// Datagrams that nobody took in time.
     pub datagrams_dropped: u64,

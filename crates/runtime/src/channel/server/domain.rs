@@ -31,7 +31,7 @@ const BELLS_PER_TURN_MAX: usize = 256;
 /// copied here; and no socket keeps the others waiting. Datagrams are charged for what they cost ([`Header::cost`](crate::channel::datagram::Header::cost)).
 pub(super) const PORTION_BYTES: usize = 128 << 10;
 /// The same for all sockets of a domain: one with many keeps the other domains no longer waiting than one with few.
-const TURN_BYTES: usize = 8 * PORTION_BYTES;
+const TURN_BYTES: usize = 1024 << 10;
 /// What it costs at least to look after a socket, in bytes of a stream.
 const SOCKET_COST_BYTES: usize = 1024;
 /// The engine's token of a connection: the domain above these bits, the socket in them.
