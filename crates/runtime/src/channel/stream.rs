@@ -363,6 +363,7 @@ mod tests {
         positions: Positions,
         bytes: UnsafeCell<[u8; CAPACITY]>,
         /// Two large rings.
+        #[cfg_attr(loom, allow(dead_code))] // it only owns what `rings` points to there
         large: Box<UnsafeCell<[u8; 2 * LARGE]>>,
         rings: Rings,
         #[cfg(loom)]

@@ -15,7 +15,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How often a case runs against the kernel before it counts as failed: real time on a shared machine stumbles now and then.
-const KERNEL_ATTEMPTS: u32 = 3;
+const KERNEL_ATTEMPTS: u32 = 6;
 
 /// How cases are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
