@@ -318,7 +318,11 @@ mod tests {
         let ends = [segment(true, 100, ACK | FIN, b"bye"), segment(false, 8, ACK | FIN, b"")];
         let ended = [&[syn.clone(), answer.clone()], &ends[..]].concat();
         let late = segment(false, 9, RST, b"");
-        assert_eq!(heard(&[&ended[..], &[late.clone()]].concat()), heard(&ended), "an answer to a straggler");
+        assert_eq!(
+            heard(&[&ended[..], core::slice::from_ref(&late)].concat()),
+            heard(&ended),
+            "an answer to a straggler"
+        );
         assert_ne!(heard(&[&ended[..3], &[late]].concat()), heard(&ended[..3]), "one half is open");
         let again = [syn, answer, segment(true, 500, SYN, b""), segment(true, 501, ACK, b"two")];
         assert_eq!(heard(&again).0.len(), 2, "a port that is used again");
