@@ -363,7 +363,6 @@ mod tests {
         positions: Positions,
         bytes: UnsafeCell<[u8; CAPACITY]>,
         /// Two large rings.
-        #[cfg_attr(loom, allow(dead_code))] // it only owns what `rings` points to there
         large: Box<UnsafeCell<[u8; 2 * LARGE]>>,
         rings: Rings,
         #[cfg(loom)]
@@ -392,6 +391,7 @@ mod tests {
 
         fn stream(&self) -> Stream<'_> {
             let bytes = NonNull::new(self.bytes.get().cast()).expect("a field has an address");
+            assert_eq!(self.rings.first.as_ptr(), self.large.get().cast(), "the large rings are this one's");
             Stream {
                 positions: &self.positions,
                 bytes,
