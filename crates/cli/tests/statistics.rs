@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -145,22 +145,32 @@ const IN: usize = 0;
 const OUT: usize = 1;
 
 impl Wire {
-    fn read(&mut self, path: &Path) {
-        let mut reader = PcapNgReader::new(File::open(path).unwrap()).unwrap();
-        while let Some(block) = reader.next_block() {
-            let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
-            let (mut way, mut size) = (None, None);
-            for option in &packet.options {
-                match option {
-                    EnhancedPacketOption::Flags(flags) => way = Some((flags & 3) as usize - 1),
-                    EnhancedPacketOption::Comment(text) => {
-                        size = text.split(' ').find_map(|word| word.parse::<usize>().ok());
+    /// What the captures of a stack's shards have, in the order in which it passed: a frame may arrive at another shard than its connection's.
+    fn of(paths: &[PathBuf]) -> Self {
+        let mut frames = Vec::new();
+        for path in paths {
+            let mut reader = PcapNgReader::new(File::open(path).unwrap()).unwrap();
+            while let Some(block) = reader.next_block() {
+                let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+                let (mut way, mut size) = (None, None);
+                for option in &packet.options {
+                    match option {
+                        EnhancedPacketOption::Flags(flags) => way = Some((flags & 3) as usize - 1),
+                        EnhancedPacketOption::Comment(text) => {
+                            size = text.split(' ').find_map(|word| word.parse::<usize>().ok());
+                        }
+                        _ => {}
                     }
-                    _ => {}
                 }
+                frames.push((packet.timestamp, way.expect("a direction"), packet.data.into_owned(), size));
             }
-            self.frame(way.expect("a direction"), &packet.data, size);
         }
+        frames.sort_by_key(|(time, ..)| *time);
+        let mut wire = Self::default();
+        for (_, way, data, size) in frames {
+            wire.frame(way, &data, size);
+        }
+        wire
     }
 
     fn frame(&mut self, way: usize, bytes: &[u8], size: Option<usize>) {
@@ -220,7 +230,8 @@ impl Wire {
                 break;
             }
         }
-        if payload > 0 && !was_reset {
+        // Behind a reset of the peer that another shard received, its connection's shard may have sent, and counted, more.
+        if payload > 0 && (way == OUT || !was_reset) {
             let begins = start + u32::from(tcp.syn());
             stream.beyond.push((begins, begins + payload as u32));
             stream.data_end = stream.data_end.max(1);
@@ -366,11 +377,9 @@ fn over_memif(shards: usize) {
     assert_eq!(time_wait.len() as u64, count(&stat, "pool.time_wait.used"));
     assert_eq!(stat["shards"].as_array().unwrap().len(), shards);
     server.stop();
-    let mut wire = Wire::default();
-    wire.read(Path::new(&capture));
-    for shard in 1..shards {
-        wire.read(Path::new(&format!("{capture}.{shard}")));
-    }
+    let mut captures = vec![PathBuf::from(&capture)];
+    captures.extend((1..shards).map(|shard| PathBuf::from(format!("{capture}.{shard}"))));
+    let wire = Wire::of(&captures);
     reconcile(&stat, &wire, "memif");
     let flows: BTreeSet<(String, String)> =
         wire.flows.keys().map(|(ours, peer)| (ours.to_string(), peer.to_string())).collect();
@@ -430,8 +439,7 @@ fn retransmissions_agree_with_a_capture() {
     }
     let stat = folder.wait_for("web", "it is quiet", is_quiet);
     server.stop();
-    let mut wire = Wire::default();
-    wire.read(Path::new(&capture));
+    let wire = Wire::of(&[PathBuf::from(&capture)]);
     reconcile(&stat, &wire, "web0");
     assert!(wire.retransmitted > 20, "{wire:?}");
     assert_eq!((wire.accepted(), wire.payload(OUT) > 12 << 20), (12, true));

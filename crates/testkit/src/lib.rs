@@ -6,6 +6,7 @@ pub mod puppet;
 pub mod script;
 pub mod sim;
 mod skip;
+pub mod stalls;
 pub mod transcript;
 
 pub use skip::skip;

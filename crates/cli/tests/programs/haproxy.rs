@@ -21,7 +21,7 @@ fn start<'a>(place: &'a Place, arguments: &[&str], global: &str, proxy: &str) ->
     place.wait_for("127.0.0.1:8000");
     let mut conf = format!(
         "global\n maxconn 2000\n stats socket {}/stats level admin\n {global}\n\
-         defaults\n timeout connect 10s\n timeout client 30s\n timeout server 30s\n",
+         defaults\n timeout connect 10s\n timeout client 30s\n timeout server 30s\n timeout check 10s\n",
         place.folder().display()
     );
     for (number, (mode, bind, server)) in LISTENERS.iter().enumerate() {

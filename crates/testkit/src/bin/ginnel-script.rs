@@ -11,7 +11,7 @@ usage: ginnel-script [options] [FILES or directories]   (default: all of tests/s
   --ip v4|v6                only this IP version
   --repeat N                run everything N times
   --jobs N                  cases at once (default 32)
-  --attempts N              attempts of a kernel case (default 3)
+  --attempts N              failures of a kernel case that count (default 4); those while the machine stood still do not
   --quiet                   report failures only
   --differences             print docs/tcp-differences.md and exit";
 

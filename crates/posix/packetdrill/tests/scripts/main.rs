@@ -4,6 +4,7 @@ mod library;
 
 use ginnel_testkit::script::ast::{BackendKind, Script, Target};
 use ginnel_testkit::script::{runner, suite};
+use ginnel_testkit::stalls;
 use library::Library;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +15,9 @@ const QUICK: Duration = Duration::from_millis(1500);
 
 /// Runs at once: they mostly wait.
 const JOBS: usize = 24;
-/// How often a run is tried before it counts as failed: real time on a shared machine stumbles now and then.
+/// As many of what stumbled among so many.
+const FEW_JOBS: usize = 4;
+/// How often each of those is tried before it counts as failed.
 const TRIES: u32 = 3;
 
 fn run(script: &Script, target: Target) -> Result<(), String> {
@@ -27,34 +30,35 @@ fn scripts() -> Vec<Script> {
     files.iter().map(|file| suite::load(file).unwrap_or_else(|e| panic!("{e}"))).collect()
 }
 
-/// Runs all of them, and says which failed and how.
-fn failures(cases: &[(&Script, Target)]) -> Vec<String> {
-    let mut order: Vec<_> = cases.iter().collect();
-    order.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+/// Does something with each, so many at once, and gives what came of it.
+fn in_parallel<'a, T: Send>(
+    jobs: usize,
+    cases: &[(&'a Script, Target)],
+    work: impl Fn(&'a Script, Target) -> Option<T> + Sync,
+) -> Vec<T> {
+    let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..JOBS {
+        for _ in 0..jobs {
             scope.spawn(|| {
-                while let Some((script, target)) = order.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let mut result = run(script, *target);
-                    for _ in 1..TRIES {
-                        if result.is_ok() {
-                            break;
-                        }
-                        result = run(script, *target);
-                    }
-                    if let Err(problem) = result {
-                        failed.lock().unwrap().push(format!(
-                            "{} over {}: {problem}",
-                            script.path.display(),
-                            library::ip_name(target.ip)
-                        ));
-                    }
+                while let Some((script, target)) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = work(script, *target);
+                    results.lock().unwrap().extend(result);
                 }
             });
         }
     });
-    let mut failed = failed.into_inner().unwrap();
+    results.into_inner().unwrap()
+}
+
+/// Runs all of them, and says which failed and how.
+fn failures(mut cases: Vec<(&Script, Target)>) -> Vec<String> {
+    cases.sort_by_key(|(script, target)| std::cmp::Reverse(script.nominal_duration(*target)));
+    let stumbled =
+        in_parallel(JOBS, &cases, |script, target| run(script, target).err().map(|_| (script, target)));
+    let mut failed = in_parallel(FEW_JOBS, &stumbled, |script, target| {
+        let problem = stalls::in_real_time(TRIES, || run(script, target)).err()?;
+        Some(format!("{} over {}: {problem}", script.path.display(), library::ip_name(target.ip)))
+    });
     failed.sort();
     failed
 }
@@ -71,8 +75,9 @@ fn pass(lasting: impl Fn(Duration) -> bool) {
         .filter(|(_, target)| target.backend == BackendKind::Ginnel)
         .filter(|(script, target)| lasting(script.nominal_duration(*target)))
         .collect();
-    let failed = failures(&cases);
-    println!("{} of {} runs pass", cases.len() - failed.len(), cases.len());
+    let all = cases.len();
+    let failed = failures(cases);
+    println!("{} of {all} runs pass", all - failed.len());
     assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
