@@ -2,7 +2,7 @@
 
 use crate::command::Commander;
 use crate::config::RunConfig;
-use crate::door::Users;
+use crate::door::Roll;
 use crate::error::Error;
 use crate::inspect::Office;
 use crate::run_dir::{self, RunDir};
@@ -53,8 +53,8 @@ impl Presence {
     }
 
     /// The door of the stack has this list of those who came in.
-    pub(crate) fn introduce(&self, users: Arc<Users>) {
-        self.office.introduce(users);
+    pub(crate) fn introduce(&self, roll: Roll) {
+        self.office.introduce(roll);
     }
 
     /// Says in the directory that the stack serves: there is a file `ready` from now on.

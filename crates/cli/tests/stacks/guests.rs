@@ -9,8 +9,12 @@ fn what_a_shell_starts_takes_no_places() {
     let place = Place::new("shell");
     std::fs::write(place.path().join("few.toml"), "[channel]\nclients_max = 2\n").unwrap();
     let _up = place.up("lab", &["--config", "few.toml", "--loopback", "stack"]);
-    let script = "for n in 1 2 3 4 5 6 7 8 9 10; do (echo $n >here$n; until test -e go; do sleep 0.05; done) & done; ls >/dev/null; wait; echo done";
-    let shell = Started::new(place.ginnel(&["run", "--stack", "lab", "--", "sh", "-c", script]));
+    // Bounded, so that nothing is left of a test that failed.
+    let wait = "for turn in $(seq 600); do test -e go && break; sleep 0.05; done";
+    let script = format!(
+        "for n in 1 2 3 4 5 6 7 8 9 10; do (echo $n >here$n; {wait}) & done; ls >/dev/null; wait; echo done"
+    );
+    let shell = Started::new(place.ginnel(&["run", "--stack", "lab", "--", "sh", "-c", &script]));
     until("all are there", || (1..=10).all(|n| place.path().join(format!("here{n}")).exists()));
     let clients = place.must(&["stat", "lab", "--json"]);
     assert!(

@@ -27,8 +27,9 @@ mod users;
 pub use message::fuzz;
 pub use message::{Held, NOT_PINNED, Refusal, Terms, VERSION};
 pub use process::{Expected, Guest, Process};
+pub(crate) use users::Roll;
 pub use users::User;
-pub(crate) use users::Users;
+use users::Users;
 
 use crate::command::Commander;
 use crate::error::Error;
@@ -74,12 +75,25 @@ struct Counts {
 /// The way in for other processes, served by a thread of its own until it is dropped. Whoever is attached then finds the stack gone.
 #[derive(Debug)]
 pub struct Door {
-    /// What the thread has to look at besides the sockets.
-    handed: Mutex<Sender<Handed>>,
-    wake: Arc<EventFd>,
+    teller: Arc<Teller>,
     counts: Arc<Counts>,
     users: Arc<Users>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What the thread has to look at besides the sockets.
+#[derive(Debug)]
+struct Teller {
+    handed: Mutex<Sender<Handed>>,
+    wake: Arc<EventFd>,
+}
+
+impl Teller {
+    fn tell(&self, what: Handed) {
+        // If the thread has ended there is nobody to be told.
+        let _ = self.handed.lock().unwrap_or_else(PoisonError::into_inner).send(what);
+        self.wake.signal();
+    }
 }
 
 impl Door {
@@ -102,7 +116,8 @@ impl Door {
         let books = Books { counts: counts.clone(), users: users.clone(), terms };
         let porter = Porter::new(knocker.transpose()?, shards, inbox, wake.clone(), books).map_err(io)?;
         let thread = std::thread::Builder::new().name("door".into()).spawn(move || porter.serve());
-        Ok(Self { handed: Mutex::new(handed), wake, counts, users, thread: Some(thread.map_err(io)?) })
+        let teller = Arc::new(Teller { handed: Mutex::new(handed), wake });
+        Ok(Self { teller, counts, users, thread: Some(thread.map_err(io)?) })
     }
 
     /// Opens the door of a stack that shows itself: [`Process::find`] finds it by the stack's name, and [`inspect::users`](crate::inspect::users) says who came in. These terms hold for the programs there.
@@ -111,7 +126,7 @@ impl Door {
     /// As [`Door::open`].
     pub fn open_for(presence: &Presence, shards: Vec<Commander>, terms: Terms) -> Result<Self, Error> {
         let door = Self::open_with(Some(&presence.dir().path().join(NAME)), shards, terms)?;
-        presence.introduce(door.users.clone());
+        presence.introduce(Roll::new(door.users.clone(), door.teller.clone()));
         Ok(door)
     }
 
@@ -122,14 +137,8 @@ impl Door {
     /// No descriptors.
     pub fn hand_in(&self, domain: &str) -> Result<OwnedFd, Error> {
         let (ours, its) = line::pair().map_err(|e| Error::io("connection for a program", e))?;
-        self.tell(Handed::Line(ours, domain.into()));
+        self.teller.tell(Handed::Line(ours, domain.into()));
         Ok(its)
-    }
-
-    fn tell(&self, what: Handed) {
-        // If the thread has ended there is nobody to be told.
-        let _ = self.handed.lock().unwrap_or_else(PoisonError::into_inner).send(what);
-        self.wake.signal();
     }
 
     /// Processes that are attached, and those that were announced and have not said a word yet: children in their first moment, and programs that do not know
@@ -159,7 +168,7 @@ impl Door {
 
 impl Drop for Door {
     fn drop(&mut self) {
-        self.tell(Handed::Close);
+        self.teller.tell(Handed::Close);
         if let Some(thread) = self.thread.take() {
             // A panic of the thread was told where it happened.
             let _ = thread.join();

@@ -12,7 +12,7 @@ use crate::channel::Thing;
 use crate::channel::control::{Errand, Outcome, run};
 use crate::command::Commander;
 use crate::wait::EventFd;
-use rustix::event::epoll;
+use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
@@ -21,12 +21,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, Sender};
 
 /// Connections that have not said who they are; the oldest makes room for one more.
 pub(super) const SILENT_MAX: usize = 64;
 /// Descriptors between processes that hold something of a domain: each takes one of this process's.
 pub(super) const PLACEHOLDERS_MAX: usize = 256;
+/// Looks at what is ready, each at many, in which all that was there when somebody asked has been attended to, also where there is always more.
+const LOOKS: u32 = 64;
 /// Processes that want no place yet: each takes a descriptor or two.
 pub(super) const GUESTS_MAX: usize = 1024;
 /// Events looked at in one go.
@@ -49,6 +51,8 @@ enum What {
 pub(super) enum Handed {
     /// A connection of a program that belongs to the domain of this name.
     Line(OwnedFd, String),
+    /// Somebody who is told once all that is there already has been attended to.
+    Asked(Sender<()>),
     /// The end.
     Close,
 }
@@ -132,6 +136,9 @@ pub(super) struct Porter {
     cookies: HashMap<u64, u64>,
     next: u64,
     buffer: Vec<u8>,
+    /// Who waits until nothing is left to be attended to, and for how many more looks at the longest.
+    asked: Vec<Sender<()>>,
+    looks: u32,
 }
 
 fn count(what: &AtomicU64) {
@@ -167,6 +174,8 @@ impl Porter {
             cookies: HashMap::new(),
             next: 0,
             buffer: line::buffer(),
+            asked: Vec::new(),
+            looks: 0,
         })
     }
 
@@ -174,8 +183,10 @@ impl Porter {
     pub fn serve(mut self) {
         let nothing = epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };
         let mut events = [nothing; EVENTS];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         loop {
-            let ready = match epoll::wait(&self.epoll, &mut events, None) {
+            let patience = if self.asked.is_empty() { None } else { Some(&at_once) };
+            let ready = match epoll::wait(&self.epoll, &mut events, patience) {
                 Ok(ready) => ready,
                 Err(Errno::INTR) => 0,
                 Err(_) => {
@@ -183,6 +194,11 @@ impl Porter {
                     0
                 }
             };
+            self.looks = self.looks.saturating_sub(1);
+            if ready == 0 || self.looks == 0 {
+                // Whoever asked may not wait any more.
+                self.asked.drain(..).for_each(|asked| drop(asked.send(())));
+            }
             for event in &events[..ready] {
                 match event.data.u64() {
                     HANDED => {
@@ -191,6 +207,10 @@ impl Porter {
                             match handed {
                                 Handed::Line(line, name) => {
                                     self.meet(line, geteuid().as_raw(), Some(name));
+                                }
+                                Handed::Asked(asked) => {
+                                    self.asked.push(asked);
+                                    self.looks = LOOKS;
                                 }
                                 Handed::Close => return,
                             }

@@ -1,9 +1,16 @@
 //! Who is attached: for whoever asks the stack's process, from inside or through its directory.
 
+use super::Teller;
+use super::serve::Handed;
+use core::time::Duration;
 use rustix::fd::{AsFd, AsRawFd};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A door that does not answer for so long has nothing to add.
+const DOORS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A process that is attached to a stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +23,7 @@ pub struct User {
 
 /// All of them, in the order in which they came.
 #[derive(Debug, Default)]
-pub(crate) struct Users(Mutex<BTreeMap<u64, User>>);
+pub(super) struct Users(Mutex<BTreeMap<u64, User>>);
 
 impl Users {
     fn locked(&self) -> MutexGuard<'_, BTreeMap<u64, User>> {
@@ -35,12 +42,33 @@ impl Users {
         self.locked().remove(&number);
     }
 
-    pub(crate) fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.locked().len()
     }
 
-    pub(crate) fn all(&self) -> Vec<User> {
+    pub(super) fn all(&self) -> Vec<User> {
         self.locked().values().copied().collect()
+    }
+}
+
+/// Asks the door who is there.
+#[derive(Debug)]
+pub(crate) struct Roll {
+    users: Arc<Users>,
+    teller: Arc<Teller>,
+}
+
+impl Roll {
+    pub(super) fn new(users: Arc<Users>, teller: Arc<Teller>) -> Self {
+        Self { users, teller }
+    }
+
+    /// All of them, and with them whoever came before this was asked and had not been attended to.
+    pub(crate) fn call(&self) -> Vec<User> {
+        let (attended, all_are) = channel();
+        self.teller.tell(Handed::Asked(attended));
+        let _ = all_are.recv_timeout(DOORS_PATIENCE);
+        self.users.all()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::line::{self, FIELDS};
 use super::list;
 use crate::command::Commander;
-use crate::door::{User, Users};
+use crate::door::{Roll, User};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use core::time::Duration;
 use std::fmt::Write as _;
@@ -51,7 +51,7 @@ pub(crate) struct Office {
 struct Shared {
     shards: Shards,
     /// Of the stack's door, if it has one.
-    users: Mutex<Option<Arc<Users>>>,
+    roll: Mutex<Option<Arc<Roll>>>,
     askers: AtomicUsize,
     closes: core::sync::atomic::AtomicBool,
 }
@@ -76,8 +76,8 @@ impl Office {
     }
 
     /// The door of the stack is open.
-    pub(crate) fn introduce(&self, users: Arc<Users>) {
-        *self.shared.users.lock().unwrap_or_else(PoisonError::into_inner) = Some(users);
+    pub(crate) fn introduce(&self, roll: Roll) {
+        *self.shared.roll.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(roll));
     }
 }
 
@@ -168,8 +168,8 @@ fn answer(asker: UnixStream, shared: &Shared) -> io::Result<()> {
 /// A line for each process that is attached.
 fn users_of(shared: &Shared) -> String {
     let mut text = String::new();
-    let users = shared.users.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    for User { pid, since_ms } in users.iter().flat_map(|users| users.all()) {
+    let roll = shared.roll.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    for User { pid, since_ms } in roll.iter().flat_map(|roll| roll.call()) {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{pid}\t{since_ms}");
     }

@@ -125,6 +125,27 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// The descriptor that it is about.
+    pub fn fd(&self) -> Option<Fd> {
+        match self {
+            Self::Socket | Self::Poll { .. } => None,
+            Self::Bind { fd, .. }
+            | Self::Listen { fd, .. }
+            | Self::Accept { fd }
+            | Self::Connect { fd }
+            | Self::Receive { fd, .. }
+            | Self::Send { fd, .. }
+            | Self::Close { fd }
+            | Self::Shutdown { fd, .. }
+            | Self::SetOption { fd, .. }
+            | Self::GetOption { fd, .. }
+            | Self::Fcntl { fd }
+            | Self::Queued { fd, .. } => Some(*fd),
+        }
+    }
+}
+
 /// A value for `setsockopt`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OptionValue {

@@ -242,7 +242,7 @@ impl Backend for Library {
         let (caller, report, start) = (self.caller(), self.report.clone(), self.start);
         let (op, data) = (op.clone(), data.to_vec());
         self.callers.push(std::thread::spawn(move || {
-            let fd = fd_of(&op).and_then(|fd| caller.find(fd));
+            let fd = op.fd().and_then(|fd| caller.find(fd));
             if let Some(fd) = fd {
                 caller.interface.set_blocking(fd, true);
             }
@@ -272,24 +272,6 @@ impl Backend for Library {
 
     fn settle_time(&self) -> Duration {
         Duration::from_millis(2)
-    }
-}
-
-fn fd_of(op: &Op) -> Option<Fd> {
-    match op {
-        Op::Socket | Op::Poll { .. } => None,
-        Op::Bind { fd, .. }
-        | Op::Listen { fd, .. }
-        | Op::Accept { fd }
-        | Op::Connect { fd }
-        | Op::Receive { fd, .. }
-        | Op::Send { fd, .. }
-        | Op::Close { fd }
-        | Op::Shutdown { fd, .. }
-        | Op::SetOption { fd, .. }
-        | Op::GetOption { fd, .. }
-        | Op::Fcntl { fd }
-        | Op::Queued { fd, .. } => Some(*fd),
     }
 }
 
@@ -331,7 +313,7 @@ impl Caller {
             let revents = fds.iter().map(|fd| PollEvents(fd.revents)).collect();
             return Returned { revents, ..returned(count.into()) };
         }
-        let Some(fd) = fd_of(op).and_then(|fd| self.find(fd)) else {
+        let Some(fd) = op.fd().and_then(|fd| self.find(fd)) else {
             return Returned::error(Errno(libc::EBADF));
         };
         match op {

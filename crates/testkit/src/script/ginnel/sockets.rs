@@ -174,7 +174,7 @@ impl Sockets {
             Op::Accept { fd } => self.accept(stack, *fd, new_fd),
             _ => {
                 let (local, remote) = (self.local, self.remote);
-                let Some(socket) = fd_of(op).and_then(|fd| self.table.get_mut(&fd)) else {
+                let Some(socket) = op.fd().and_then(|fd| self.table.get_mut(&fd)) else {
                     return fail(libc::EBADF);
                 };
                 socket.call(stack, now, (local, remote), op, data)
@@ -299,24 +299,6 @@ fn close_errno(reason: CloseReason, peer_closed: bool) -> Option<i32> {
 
 fn peer_has_closed(state: State) -> bool {
     matches!(state, State::CloseWait | State::LastAck | State::Closing | State::TimeWait)
-}
-
-fn fd_of(op: &Op) -> Option<Fd> {
-    match op {
-        Op::Socket | Op::Poll { .. } => None,
-        Op::Bind { fd, .. }
-        | Op::Listen { fd, .. }
-        | Op::Accept { fd }
-        | Op::Connect { fd }
-        | Op::Receive { fd, .. }
-        | Op::Send { fd, .. }
-        | Op::Close { fd }
-        | Op::Shutdown { fd, .. }
-        | Op::SetOption { fd, .. }
-        | Op::GetOption { fd, .. }
-        | Op::Fcntl { fd }
-        | Op::Queued { fd, .. } => Some(*fd),
-    }
 }
 
 impl Socket {

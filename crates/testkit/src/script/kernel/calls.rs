@@ -75,7 +75,7 @@ impl Sockets {
         let work = move || {
             // Otherwise the time of return would be that of the next free moment of a busy machine.
             let _ = sys::raise_priority();
-            let mut socket = fd_of(&op).and_then(|fd| lock(&table).get(&fd).cloned());
+            let mut socket = op.fd().and_then(|fd| lock(&table).get(&fd).cloned());
             let set_blocking = |socket: &Option<Arc<OwnedFd>>, blocking: bool| {
                 if let Some(socket) = socket {
                     let _ = rustix::io::ioctl_fionbio(socket.as_fd(), !blocking);
@@ -103,24 +103,6 @@ impl Sockets {
         let len = sys::socket_option(socket.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
         bytes.truncate(len);
         Ok(bytes)
-    }
-}
-
-fn fd_of(op: &Op) -> Option<Fd> {
-    match op {
-        Op::Socket | Op::Poll { .. } => None,
-        Op::Bind { fd, .. }
-        | Op::Listen { fd, .. }
-        | Op::Accept { fd }
-        | Op::Connect { fd }
-        | Op::Receive { fd, .. }
-        | Op::Send { fd, .. }
-        | Op::Close { fd }
-        | Op::Shutdown { fd, .. }
-        | Op::SetOption { fd, .. }
-        | Op::GetOption { fd, .. }
-        | Op::Fcntl { fd }
-        | Op::Queued { fd, .. } => Some(*fd),
     }
 }
 
@@ -168,7 +150,7 @@ fn call(settings: &Settings, table: &Mutex<Table>, op: &Op, new_fd: Option<Fd>, 
             Err(_) => Returned::value(0),
         };
     }
-    let Some(socket) = fd_of(op).as_ref().and_then(find) else { return bad() };
+    let Some(socket) = op.fd().as_ref().and_then(find) else { return bad() };
     match op {
         Op::Accept { .. } => {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
