@@ -100,6 +100,22 @@ impl Counts {
             full: self.full - earlier.full,
         }
     }
+
+    /// What happened, and what happened later; `open` is the later one's.
+    #[must_use]
+    pub fn and(&self, later: &Self) -> Self {
+        Self {
+            done: self.done + later.done,
+            open: later.open,
+            sent: self.sent + later.sent,
+            received: self.received + later.received,
+            bytes: self.bytes + later.bytes,
+            resets: self.resets + later.resets,
+            stuck: self.stuck + later.stuck,
+            stray: self.stray + later.stray,
+            full: self.full + later.full,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -63,6 +63,19 @@ impl Load {
         }
     }
 
+    /// Counts what another one counted.
+    pub fn add(&mut self, other: &Self) {
+        self.turns += other.turns;
+        self.idle_turns += other.idle_turns;
+        self.busy += other.busy;
+        self.idle += other.idle;
+    }
+
+    /// Time spent in polls that found nothing.
+    pub fn idle_for(&self) -> Duration {
+        self.idle
+    }
+
     /// Share of polls that found nothing.
     pub fn idle_polls(&self) -> f64 {
         self.idle_turns as f64 / self.turns.max(1) as f64
@@ -87,6 +100,8 @@ pub struct Sample {
     pub client: Load,
     /// What the server counted, since its start.
     pub server_facts: Vec<(&'static str, u64)>,
+    /// Why it cannot be trusted.
+    pub complaints: Vec<String>,
 }
 
 /// Runs server and client. The server is made on its own thread, so that its memory is near.
@@ -112,7 +127,7 @@ pub fn run<S: Server>(
         });
         let (seconds, counts, client) = client.join().expect("the client does not panic")?;
         let (server, server_facts) = server.join().expect("the server does not panic")?;
-        Ok(Sample { seconds, counts, server, client, server_facts })
+        Ok(Sample { seconds, counts, server, client, server_facts, complaints: Vec::new() })
     })
 }
 
@@ -187,6 +202,7 @@ impl Sample {
         for (name, count) in &self.server_facts {
             measured = measured.with(name, *count as f64);
         }
+        measured.complaints.extend(self.complaints.iter().cloned());
         let idle = self.server.idle_time();
         if idle >= IDLE_TIME_MAX {
             measured.complaints.push(format!(

@@ -3,6 +3,7 @@
 //! ```text
 //! benches/   one file per kind of question
 //! duel       a server and the client on two CPUs, joined by memory
+//! alternate  two servers and their clients on two CPUs, by turns of milliseconds
 //! placed     a server that runs by itself, with its application where a placement says
 //! solo       both on one thread, step by step
 //! generator  the same with `ginnel load http` as the client, which is then what is measured
@@ -13,6 +14,7 @@
 //! harness/   the machine, A B A B, results
 //! ```
 
+mod alternate;
 mod benches;
 mod bulk;
 mod client;

@@ -1,9 +1,10 @@
 //! The engine, alone and under the runtime, against smoltcp: the same client, the same rings, the same bytes.
 
+use crate::alternate;
 use crate::client::{ClientConfig, Mode};
-use crate::duel::{self, Plan};
+use crate::duel::{Plan, Sample};
 use crate::harness::machine::Cpus;
-use crate::harness::pairs::{self, Bound, Measured};
+use crate::harness::pairs;
 use crate::harness::result::BenchResult;
 use crate::harness::{Failure, Options};
 use crate::http;
@@ -38,32 +39,22 @@ fn versus(name: &str, unit: &str, mode: Mode, options: &Options) -> Result<Vec<B
         window_scale: None,
     };
     let keep_alive = mode == Mode::KeepAlive;
-    let ours = || -> Result<Measured, Failure> {
-        let make = |device, now| EngineServer::new(device, EngineOptions::new(keep_alive), now);
-        Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
+    let cables = || [cable(checksums, RING_BYTES), cable(checksums, RING_BYTES)];
+    let engine = |device, now| EngineServer::new(device, EngineOptions::new(keep_alive), now);
+    let shard = |device, now| {
+        let made = ShardServer::new(device, Responder::new(keep_alive), TcpConfig::default(), now);
+        made.expect("the configuration is valid")
     };
-    let shards = || -> Result<Measured, Failure> {
-        let make = |device, now| {
-            let made = ShardServer::new(device, Responder::new(keep_alive), TcpConfig::default(), now);
-            made.expect("the configuration is valid")
-        };
-        Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
-    };
-    let theirs = || -> Result<Measured, Failure> {
-        let make = |device, now| SmoltcpServer::new(device, checksums, CONNECTIONS, keep_alive, now);
-        Ok(duel::run(&plan, &client, cable(checksums, RING_BYTES), make)?.rate())
-    };
+    let theirs = |device, now| SmoltcpServer::new(device, checksums, CONNECTIONS, keep_alive, now);
+    let rates = |samples: [Sample; 2]| samples.map(|sample| sample.rate());
     let through_the_runtime = format!("{name}/runtime");
     Ok(vec![
-        pairs::run(name, unit, options, Bound::Machine, Box::new(ours), Some(Box::new(theirs)))?,
-        pairs::run(
-            &through_the_runtime,
-            unit,
-            options,
-            Bound::Machine,
-            Box::new(shards),
-            Some(Box::new(theirs)),
-        )?,
+        pairs::run_by_turns(name, unit, options, || {
+            Ok(rates(alternate::run(&plan, &client, cables(), engine, theirs)?))
+        })?,
+        pairs::run_by_turns(&through_the_runtime, unit, options, || {
+            Ok(rates(alternate::run(&plan, &client, cables(), shard, theirs)?))
+        })?,
     ])
 }
 

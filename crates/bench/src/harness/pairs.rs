@@ -60,11 +60,19 @@ impl Conditions {
         cpus: Cpus,
         run: impl FnOnce() -> Result<Measured, Failure>,
     ) -> Result<(Measured, Conditions), Failure> {
+        Self::during(cpus, run, |measured| measured.kernel_time)
+    }
+
+    fn during<T>(
+        cpus: Cpus,
+        run: impl FnOnce() -> Result<T, Failure>,
+        kernel_time: impl FnOnce(&T) -> Duration,
+    ) -> Result<(T, Conditions), Failure> {
         let before_ns = cache_line_round_trip(cpus)?;
         let (times, own) = (CpuTimes::read()?, process_cpu_time() + children_cpu_time()?);
         let result = run()?;
         let times = CpuTimes::read()?.since(&times);
-        let own = process_cpu_time() + children_cpu_time()? - own + result.kernel_time;
+        let own = process_cpu_time() + children_cpu_time()? - own + kernel_time(&result);
         let conditions = Conditions {
             cache_line_ns: [before_ns, cache_line_round_trip(cpus)?],
             steal: times.steal_share(),
@@ -79,7 +87,7 @@ impl Conditions {
         if self.foreign > FOREIGN_SHARE_MAX {
             found.push(format!("other programs used {:.0} % of the machine", 100.0 * self.foreign));
         }
-        if self.steal > STEAL_SHARE_MAX {
+        if bound != Bound::Turns && self.steal > STEAL_SHARE_MAX {
             found.push(format!("the host took {:.0} % of the machine", 100.0 * self.steal));
         }
         let [a, b] = self.cache_line_ns;
@@ -116,6 +124,8 @@ pub enum Bound {
     Machine,
     /// A link that is slower than the machine by far.
     Link,
+    /// The machine, which both arms have by turns of milliseconds: what it does, it does to both, and turns in which it stood still do not count.
+    Turns,
 }
 
 /// A measurement of one arm.
@@ -166,11 +176,7 @@ pub fn run_for(
     mut theirs: Option<Arm<'_>>,
 ) -> Result<BenchResult, Failure> {
     let cpus = Cpus::choose()?;
-    let wanted = options.pairs();
-    let mut repeats_left = if options.smoke || options.force { 0 } else { wanted };
-    let mut pairs: Vec<Pair> = Vec::new();
-    let mut complaints = Vec::new();
-    while pairs.len() < wanted {
+    repeat(better, name, unit, options, bound, || {
         let (a, conditions) = Conditions::of(cpus, &mut ours)?;
         let mut pair = Pair { ours: a, theirs: None, conditions: vec![conditions] };
         if let Some(theirs) = &mut theirs {
@@ -178,6 +184,38 @@ pub fn run_for(
             pair.theirs = Some(b);
             pair.conditions.push(conditions);
         }
+        Ok(pair)
+    })
+}
+
+/// The same where one measurement is of both, by turns.
+pub fn run_by_turns(
+    name: &str,
+    unit: &str,
+    options: &Options,
+    mut both: impl FnMut() -> Result<[Measured; 2], Failure>,
+) -> Result<BenchResult, Failure> {
+    let cpus = Cpus::choose()?;
+    repeat(Better::Higher, name, unit, options, Bound::Turns, || {
+        let ([ours, theirs], conditions) = Conditions::during(cpus, &mut both, |_| Duration::ZERO)?;
+        Ok(Pair { ours, theirs: Some(theirs), conditions: vec![conditions] })
+    })
+}
+
+fn repeat(
+    better: Better,
+    name: &str,
+    unit: &str,
+    options: &Options,
+    bound: Bound,
+    mut measure: impl FnMut() -> Result<Pair, Failure>,
+) -> Result<BenchResult, Failure> {
+    let wanted = options.pairs();
+    let mut repeats_left = if options.smoke || options.force { 0 } else { wanted };
+    let mut pairs: Vec<Pair> = Vec::new();
+    let mut complaints = Vec::new();
+    while pairs.len() < wanted {
+        let pair = measure()?;
         let found = pair.complaints(bound);
         let number = pairs.len() + 1;
         let b = pair.theirs.as_ref().map_or(String::new(), |b| format!(" against {:.4e}", b.value));
@@ -280,6 +318,12 @@ mod tests {
         assert_eq!(moved.complaints(Bound::Machine).len(), 1);
         let both = Conditions { foreign: 0.2, steal: 0.1, ..calm.clone() };
         assert_eq!(both.complaints(Bound::Machine).len(), 2);
+        let by_turns = Conditions { foreign: 0.2, steal: 0.1, ..moved.clone() };
+        assert_eq!(
+            by_turns.complaints(Bound::Turns).len(),
+            1,
+            "both had the same machine, as far as they had it"
+        );
         let slow = Conditions { cache_line_ns: [400.0, 420.0], ..Conditions::default() };
         let pair = Pair { ours: Measured::default(), theirs: None, conditions: vec![calm, slow] };
         assert_eq!(

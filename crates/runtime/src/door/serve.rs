@@ -196,8 +196,10 @@ impl Porter {
             };
             self.looks = self.looks.saturating_sub(1);
             if ready == 0 || self.looks == 0 {
-                // Whoever asked may not wait any more.
-                self.asked.drain(..).for_each(|asked| drop(asked.send(())));
+                for asked in self.asked.drain(..) {
+                    // It may not wait any more.
+                    let _ = asked.send(());
+                }
             }
             for event in &events[..ready] {
                 match event.data.u64() {
