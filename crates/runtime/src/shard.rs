@@ -332,6 +332,9 @@ impl<H: Handler> Shard<H> {
     fn turn(&mut self, now: Instant) -> Result<usize, Error> {
         let Self { core, handler, dispatch, ports, mailbox, beside, .. } = self;
         core.now = now;
+        if let Some(stack) = core.stack.here_mut() {
+            stack.set_now(now);
+        }
         if let Some(since) = self.idle_since.take() {
             core.stats.idle_ns += (now - since).as_nanos() as u64;
         }

@@ -356,6 +356,12 @@ impl Stack {
         self.tcp.finish_burst(burst);
     }
 
+    /// A turn begins: calls without a time of their own happen now, until a later one is given.
+    #[inline]
+    pub fn set_now(&mut self, now: Instant) {
+        self.tcp.set_now(now);
+    }
+
     /// Runs timers that are due.
     pub fn advance(&mut self, now: Instant) {
         self.tcp.set_now(now);

@@ -212,6 +212,7 @@ impl Backend for Ginnel {
 
     fn call(&mut self, op: &Op, new_fd: Option<Fd>, data: &[u8]) -> Returned {
         let now = self.instant();
+        self.stack.set_now(now);
         let returned = self.sockets.call(&mut self.stack, now, op, new_fd, data);
         self.turn(None);
         returned
