@@ -22,8 +22,6 @@ pub(crate) enum AckOutcome {
     Accepted,
     /// Older than what is known: only the rest of the segment counts.
     Old,
-    /// Of something never sent, or absurdly old (RFC 5961 §5.2).
-    Invalid,
     /// The connection ended with it.
     Gone,
 }
@@ -38,7 +36,7 @@ struct Blocks {
 }
 
 impl Tcp {
-    /// RFC 9293 §3.10.7.4, fifth check.
+    /// RFC 9293 §3.10.7.4, fifth check, of an acknowledgement that is none of [`is_of_nothing_sent`].
     pub fn on_ack(
         &mut self,
         net: &mut Network,
@@ -48,17 +46,7 @@ impl Tcp {
     ) -> AckOutcome {
         let ack = seg.header.ack;
         let c = &mut self.conns[idx];
-        if ack.gt(c.snd_nxt) {
-            return AckOutcome::Invalid;
-        }
         let old = ack.lt(c.snd_una);
-        if old {
-            // RFC 5961 §5.2. The largest window ever offered is not kept; its scale bounds it.
-            let window_max = 65_535u32 << c.snd_wscale();
-            if ack.lt(c.snd_una - window_max) {
-                return AckOutcome::Invalid;
-            }
-        }
         let window_changed = !old && update_window(c, seg);
         if c.busy == NONE {
             return if old { AckOutcome::Old } else { AckOutcome::Accepted };
@@ -327,6 +315,13 @@ pub(super) fn probe_or_timeout(
     }
     // RFC 8985 §7.2: a probe comes no later than the time-out would, and in its place.
     (RetransmitTimer::Probe, rto_at.min(now.after_micros(tail_probe_timeout_us(c, b, profile))))
+}
+
+/// Whether something is acknowledged that was never sent, or absurdly long ago (RFC 5961 §5.2).
+pub(super) fn is_of_nothing_sent(c: &Tcb, ack: SeqNumber) -> bool {
+    // The largest window ever offered is not kept; its scale bounds it.
+    let window_max = 65_535u32 << c.snd_wscale();
+    ack.gt(c.snd_nxt) || ack.lt(c.snd_una - window_max)
 }
 
 /// The congestion window after an acknowledgement of something new: of so many segments, with such a round trip time. It grows only if it was

@@ -1,7 +1,7 @@
 //! A segment arrives: the checks of RFC 9293 §3.10.7, in their order.
 
 use super::Tcp;
-use super::ack::AckOutcome;
+use super::ack::{AckOutcome, is_of_nothing_sent};
 use super::conn::{Flags, Life, Tcb};
 use super::demux::{FlowKey, Found};
 use super::profile::ProfileId;
@@ -161,11 +161,16 @@ impl Tcp {
         if self.conns[idx].state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
             return;
         }
+        if is_of_nothing_sent(&self.conns[idx], seg.header.ack) {
+            // Whoever sent it does not know where we are: nothing in it counts, its timestamp neither.
+            self.challenge(idx);
+            return;
+        }
         self.note_arrival(idx, seg, timestamps);
         let una = self.conns[idx].snd_una;
         let hop = self.conns[idx].hop;
         let outcome = self.on_ack(net, idx, seg, timestamps);
-        if seg.header.ack.gt(una) && outcome != AckOutcome::Invalid {
+        if seg.header.ack.gt(una) {
             // What we sent arrived, so the neighbour is there (RFC 4861 §7.3.1).
             net.confirm(self.now, &hop);
         }
@@ -173,10 +178,6 @@ impl Tcp {
             AckOutcome::Accepted => {}
             AckOutcome::Old if seg.payload.is_empty() && !seg.has(TcpFlags::FIN) => return,
             AckOutcome::Old => {}
-            AckOutcome::Invalid => {
-                self.challenge(idx);
-                return;
-            }
             AckOutcome::Gone => return,
         }
         if seg.has(TcpFlags::URG) || self.conns[idx].has(Flags::URGENT) {
