@@ -262,11 +262,22 @@ impl Tcp {
             // All has come: nothing about duplicates is of use any more (`tcp_fin`).
             self.busy[busy].dsack = None;
         }
+        let (now_ms, delay) = (self.now_ms(), self.profile(idx).delayed_ack_ms);
         let c = &mut self.conns[idx];
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
-        c.flags.set(Flags::ACK_NOW);
         let state = c.state;
+        let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
+        if state == State::Established && c.has(Flags::ATO_SET) && unacked <= u32::from(c.rcv_mss) {
+            // Very likely our own FIN follows soon (`tcp_fin`), which says the same.
+            c.flags.set(Flags::PINGPONG);
+            if !c.has(Flags::ACK_NOW | Flags::ACK_DELAYED) {
+                c.flags.set(Flags::ACK_DELAYED);
+                c.ack_deadline = now_ms.wrapping_add(delay) as u16;
+            }
+        } else {
+            c.flags.set(Flags::ACK_NOW);
+        }
         if c.has(Flags::ACCEPTED) && !c.has(Flags::ORPHAN) {
             let conn = self.conns.handle(idx);
             self.events.push_back(Event::PeerClosed { conn });
