@@ -66,6 +66,12 @@ impl Arrived<'_> {
             + u32::from(flags.contains(TcpFlags::FIN))
     }
 
+    /// Payload of each of its segments on the wire.
+    #[inline(always)]
+    pub fn wire_bytes(&self) -> usize {
+        if self.segments > 1 { self.payload.len() / usize::from(self.segments) } else { self.payload.len() }
+    }
+
     fn has(&self, flag: TcpFlags) -> bool {
         self.header.flags.contains(flag)
     }

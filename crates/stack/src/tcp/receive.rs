@@ -153,6 +153,9 @@ impl Tcp {
     /// Data behind a gap: kept in place, and acknowledged at once with SACK blocks (RFC 5681 §4.2, RFC 2018 §4).
     fn on_out_of_order(&mut self, idx: u32, seg: &Arrived<'_>) {
         self.stats.out_of_order += 1;
+        if seg.wire_bytes() > usize::from(self.conns[idx].rcv_mss) {
+            self.raise_rcv_mss(idx, seg.wire_bytes());
+        }
         let busy = self.ensure_busy(idx);
         let c = &self.conns[idx];
         let b = &mut self.busy[busy];
@@ -193,15 +196,9 @@ impl Tcp {
         let profile = self.profile(idx);
         let (limit, delay) = (profile.recv_buffer_bytes, profile.delayed_ack_ms);
         let now_ms = self.now_ms();
-        let wire =
-            if seg.segments > 1 { seg.payload.len() / usize::from(seg.segments) } else { seg.payload.len() };
+        let wire = seg.wire_bytes();
         if wire > usize::from(self.conns[idx].rcv_mss) {
-            let announced = self.announced_mss(idx);
-            // What arrives at the peer says nothing about what arrives here.
-            let searches = self.conns[idx].mtu_search() != SearchState::Off;
-            let most = if searches { announced.max(SEGMENT_USUAL) } else { announced };
-            let wire = wire.min(most.into()) as u16;
-            self.conns[idx].rcv_mss = self.conns[idx].rcv_mss.max(wire);
+            self.raise_rcv_mss(idx, wire);
         }
         let c = &mut self.conns[idx];
         let window = (WINDOW_FIRST << c.rcv_grow()).min(limit.into()) as u32;
@@ -227,6 +224,18 @@ impl Tcp {
                 c.set_pushed();
             }
         }
+    }
+
+    /// The peer sends segments of so many bytes.
+    #[inline(never)]
+    fn raise_rcv_mss(&mut self, idx: u32, wire: usize) {
+        let announced = self.announced_mss(idx);
+        // What arrives at the peer says nothing about what arrives here.
+        let searches = self.conns[idx].mtu_search() != SearchState::Off;
+        let most = if searches { announced.max(SEGMENT_USUAL) } else { announced };
+        let wire = wire.min(most.into()) as u16;
+        let c = &mut self.conns[idx];
+        c.rcv_mss = c.rcv_mss.max(wire);
     }
 
     /// A segment that was received before: reported first in the next acknowledgement (RFC 2883).
