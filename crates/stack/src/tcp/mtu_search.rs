@@ -117,6 +117,7 @@ impl Tcp {
     #[cold]
     pub(super) fn resume_mtu_search(&mut self, idx: u32) {
         let (now, config) = (self.now, &self.config);
+        let silent_ms = u64::from(self.now_ms().wrapping_sub(self.conns[idx].last_rx));
         let c = &mut self.conns[idx];
         let state = c.mtu_search();
         if state == SearchState::Off && config.mtu_probing != MtuProbing::Always {
@@ -127,6 +128,8 @@ impl Tcp {
         b.mtu.begun = now;
         c.set_mtu_search(state.resumed(now, interval(config)));
         if matches!(c.mtu_search(), SearchState::Settled(_)) {
+            // Which was before all had come, and the busy part went.
+            b.mtu.begun = Instant::from_millis(now.as_millis().saturating_sub(silent_ms));
             b.mtu.high = Some(c.pmtu);
         }
     }
