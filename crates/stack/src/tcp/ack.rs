@@ -87,11 +87,10 @@ impl Tcp {
             }
         }
         let in_flight_before = b.sent.packets_out;
-        // The cumulative part comes last, and its round trip time is the one that RACK goes by.
+        b.sent.acknowledge(c.snd_una, mss, c.has(Flags::SACK), highest, &mut delivery);
         if !blocks.valid.is_empty() {
             b.sent.mark_sacked(&blocks.valid, mss, highest, &mut delivery);
         }
-        b.sent.acknowledge(c.snd_una, mss, c.has(Flags::SACK), highest, &mut delivery);
         if !c.has(Flags::SACK) {
             let repeats = !advanced && !window_changed && seg.payload.is_empty() && in_flight_before > 0;
             count_duplicates(

@@ -8,22 +8,17 @@ use core::time::Duration;
 /// Rounds a widened reordering window lasts without another DSACK (RFC 8985 §6.2 step 4).
 const PERSIST_ROUNDS: u8 = 16;
 
-/// Linux's `tcp_max_reordering`.
-const REORDERING_MAX: u32 = 300;
-
 /// State of RACK.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Rack {
     /// When the most recently sent delivered segment was sent, and its end.
     newest: Option<(Instant, SeqNumber)>,
-    /// Round trip time of the segment that was noted last (RACK.rtt).
+    /// Its round trip time.
     rtt_us: u64,
     /// Highest sequence number known to have arrived (RACK.fack).
     pub highest: Option<SeqNumber>,
     /// An original transmission was delivered below a later one.
     pub reordering_seen: bool,
-    /// Segments that such a one came after, at the most.
-    pub reordering_segments: u16,
     /// Multiplier of the reordering window, less one.
     steps: u8,
     persist: u8,
@@ -35,7 +30,6 @@ pub(crate) struct Rack {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RackInput {
     pub now: Instant,
-    pub mss: u32,
     pub min_rtt_us: u32,
     pub srtt_us: u32,
     pub in_recovery: bool,
@@ -58,9 +52,7 @@ impl Rack {
         {
             self.highest = Some(h);
         }
-        if let Some(from) = delivery.reordered_from {
-            self.note_reordering(from, input.mss);
-        }
+        self.reordering_seen |= delivery.reordered;
         let Some(n) = delivery.newest else { return false };
         let rtt_us = input.now.micros_since(n.at);
         // An acknowledgement of a retransmitted segment may be one of the original: step 2 leaves those out.
@@ -68,25 +60,12 @@ impl Rack {
         if n.retransmitted && (input.echo_is_older_than_retransmission || too_soon) {
             return false;
         }
-        // Step 2 goes through all of them, so the last one's counts, which may have been sent long before the newest.
-        let since = |at| input.now.micros_since(at);
-        let (min_rtt_us, stale) = (u64::from(input.min_rtt_us), input.echo_is_older_than_retransmission);
-        let last = delivery.last.filter(|&(at, again)| !again || !stale && since(at) >= min_rtt_us);
-        self.rtt_us = last.map_or(rtt_us, |(at, _)| since(at));
+        self.rtt_us = rtt_us;
         let newer = self.newest.is_none_or(|(at, end)| n.at > at || (n.at == at && n.end.gt(end)));
         if newer {
             self.newest = Some((n.at, n.end));
         }
         newer
-    }
-
-    /// An original transmission that begins at `from` arrived below the highest one.
-    #[cold]
-    fn note_reordering(&mut self, from: SeqNumber, mss: u32) {
-        self.reordering_seen = true;
-        let span = self.highest.map_or(0, |highest| (highest - from).max(0) as u32);
-        let segments = span.div_ceil(mss.max(1)).min(REORDERING_MAX);
-        self.reordering_segments = self.reordering_segments.max(segments as u16);
     }
 
     /// The same for an acknowledgement of the one segment in flight, never retransmitted and up to the highest sequence number known.

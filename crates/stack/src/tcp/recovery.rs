@@ -322,7 +322,6 @@ pub(crate) fn rack_input(
 ) -> RackInput {
     RackInput {
         now,
-        mss: c.mss(),
         min_rtt_us: c.min_rtt,
         srtt_us: c.srtt >> 3,
         in_recovery: matches!(b.recovery.state, CaState::Recovery | CaState::Loss),

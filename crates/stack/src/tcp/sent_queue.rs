@@ -79,10 +79,8 @@ pub(crate) struct Delivery {
     pub sacked_at: Option<Instant>,
     /// The most recently sent of all.
     pub newest: Option<Newest>,
-    /// When the one that was noted last was sent, and whether it was retransmitted.
-    pub last: Option<(Instant, bool)>,
-    /// Original transmissions arrived below the highest one known to have arrived: where the lowest of them begins.
-    pub reordered_from: Option<SeqNumber>,
+    /// An original transmission arrived below the highest one known to have arrived.
+    pub reordered: bool,
     /// A retransmitted segment is among those acknowledged cumulatively.
     pub retransmitted_acked: bool,
     /// Lowest end of the segments newly acknowledged that were never retransmitted.
@@ -107,11 +105,9 @@ impl Delivery {
             self.last_at = Some(self.last_at.map_or(sent.at, |t| t.max(sent.at)));
             self.note_original(sent.end);
             if sent.end.lt(highest) {
-                let lowest = self.reordered_from.map_or(sent.start, |from| from.min(sent.start));
-                self.reordered_from = Some(lowest);
+                self.reordered = true;
             }
         }
-        self.last = Some((sent.at, retransmitted));
         let newer =
             self.newest.is_none_or(|n| (sent.at, 0) > (n.at, 0) || (sent.at == n.at && sent.end.gt(n.end)));
         if newer {

@@ -502,9 +502,7 @@ impl Tcp {
             min_rtt: us(if seen { c.min_rtt } else { 0 }),
             snd_ssthresh: c.ssthresh,
             snd_cwnd: c.cwnd,
-            reordering: b
-                .map_or(0, |b| b.rack.reordering_segments.into())
-                .max(self.config.reordering_segments),
+            reordering: self.config.reordering_segments,
             snd_wnd: c.snd_wnd,
             rcv_wnd: c.rcv_wnd(),
             snd_wscale: c.snd_wscale(),
