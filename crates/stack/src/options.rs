@@ -227,6 +227,8 @@ pub struct TcpInfo {
     pub snd_cwnd: u32,
     /// Reordering degree in segments.
     pub reordering: u32,
+    /// How often reordering was seen.
+    pub reorderings: u32,
     /// Peer's window in bytes.
     pub snd_wnd: u32,
     /// Window we offer in bytes.

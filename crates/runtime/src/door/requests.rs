@@ -97,6 +97,7 @@ record!(TcpInfo {
     snd_ssthresh,
     snd_cwnd,
     reordering,
+    reorderings,
     snd_wnd,
     rcv_wnd,
     snd_wscale,

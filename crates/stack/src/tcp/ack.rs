@@ -187,6 +187,7 @@ impl Tcp {
             more_to_send: was == CaState::Loss
                 && (c.snd_una + b.send.len() as u32).gt(c.snd_nxt)
                 && (c.snd_una + c.snd_wnd).gt(c.snd_nxt),
+            reorders: b.rack.degree(threshold) > threshold,
         };
         let limited = is_cwnd_limited(c, b);
         let may_grow = recovery::on_ack(c, b, &summary);
@@ -197,7 +198,7 @@ impl Tcp {
             // RFC 3168 §6.1.2: the peer learns of each reduction, whatever caused it.
             c.flags.set(Flags::ECN_CWR);
         }
-        if advanced {
+        if advanced || may_grow {
             grow(c, b, now, (delivery.delivered, delivery.rtt_us(now)), may_grow && limited);
         }
         self.set_retransmit_timer(idx, advanced, reorder_at);

@@ -180,7 +180,7 @@ impl Tcp {
         }
         let allowance = self.allowance(idx);
         // Enough behind it that its loss is noticed.
-        let needed = size + (self.config.reordering_segments + 1) * mss;
+        let needed = size + (b.rack.degree(self.config.reordering_segments) + 1) * mss;
         if allowance.unsent < needed || c.snd_wnd < needed {
             return Ok(true);
         }

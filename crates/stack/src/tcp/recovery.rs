@@ -54,6 +54,8 @@ pub(crate) struct AckSummary {
     pub behind_hole: bool,
     /// There are data that were never sent, and the window takes some.
     pub more_to_send: bool,
+    /// More reordering was seen than is expected at first: what arrives out of order is progress.
+    pub reorders: bool,
 }
 
 impl Recovery {
@@ -207,7 +209,8 @@ pub(crate) fn on_ack(c: &mut Tcb, b: &mut Busy, ack: &AckSummary) -> bool {
         return false;
     }
     // A duplicate acknowledgement lets one more segment leave, but never makes the window larger (RFC 3042 §2).
-    was != CaState::Recovery && ack.una_advanced
+    // On a path that reorders much it does, as on Linux (`tcp_may_raise_cwnd`): acknowledgements that advance are rare there.
+    was != CaState::Recovery && (ack.una_advanced || ack.reorders && ack.delivered > 0)
 }
 
 /// States end when what was outstanding at their start is acknowledged, or when they prove to have been a mistake.
@@ -327,6 +330,7 @@ pub(crate) fn rack_input(
         in_recovery: matches!(b.recovery.state, CaState::Recovery | CaState::Loss),
         sacked_out: b.sent.sacked_out,
         dup_threshold,
+        mss: c.mss(),
         echo_is_older_than_retransmission: stale_echo,
     }
 }

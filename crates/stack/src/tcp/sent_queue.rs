@@ -64,6 +64,12 @@ pub(crate) struct Newest {
     pub retransmitted: bool,
 }
 
+impl From<&Sent> for Newest {
+    fn from(sent: &Sent) -> Self {
+        Self { at: sent.at, end: sent.end, retransmitted: sent.has(EVER_RETRANSMITTED) }
+    }
+}
+
 /// What one acknowledgement did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivery {
@@ -79,8 +85,12 @@ pub(crate) struct Delivery {
     pub sacked_at: Option<Instant>,
     /// The most recently sent of all.
     pub newest: Option<Newest>,
-    /// An original transmission arrived below the highest one known to have arrived.
-    pub reordered: bool,
+    /// Lowest start of the original transmissions that arrived below the highest one known to have arrived.
+    pub reordered: Option<SeqNumber>,
+    /// Kinds of acknowledgement, selective or cumulative, that told of such.
+    pub reorderings: u8,
+    /// The last in the sequence of those acknowledged cumulatively, or else selectively: it is whose round trip RACK waits for, as on Linux.
+    pub last: Option<Newest>,
     /// A retransmitted segment is among those acknowledged cumulatively.
     pub retransmitted_acked: bool,
     /// Lowest end of the segments newly acknowledged that were never retransmitted.
@@ -105,13 +115,13 @@ impl Delivery {
             self.last_at = Some(self.last_at.map_or(sent.at, |t| t.max(sent.at)));
             self.note_original(sent.end);
             if sent.end.lt(highest) {
-                self.reordered = true;
+                self.reordered = Some(self.reordered.map_or(sent.start, |low| low.min(sent.start)));
             }
         }
         let newer =
             self.newest.is_none_or(|n| (sent.at, 0) > (n.at, 0) || (sent.at == n.at && sent.end.gt(n.end)));
         if newer {
-            self.newest = Some(Newest { at: sent.at, end: sent.end, retransmitted });
+            self.newest = Some(Newest::from(sent));
         }
     }
 }
@@ -231,6 +241,18 @@ impl SentQueue {
         highest: SeqNumber,
         out: &mut Delivery,
     ) {
+        self.take_acknowledged(una, mss, sack, highest, out);
+        out.reorderings = out.reordered.is_some().into();
+    }
+
+    fn take_acknowledged(
+        &mut self,
+        una: SeqNumber,
+        mss: u32,
+        sack: bool,
+        highest: SeqNumber,
+        out: &mut Delivery,
+    ) {
         while let Some(front) = self.queue.front().copied() {
             if front.end.gt(una) {
                 if una.gt(front.start) {
@@ -243,6 +265,7 @@ impl SentQueue {
             out.retransmitted_acked |= front.has(EVER_RETRANSMITTED);
             if !front.has(SACKED) {
                 out.note(&front, highest);
+                out.last = Some(Newest::from(&front));
             }
         }
     }
@@ -315,6 +338,7 @@ impl SentQueue {
         highest: SeqNumber,
         out: &mut Delivery,
     ) {
+        let (lowest, last) = (out.reordered.take(), out.last.take());
         for &(start, end) in blocks {
             // Continue where the previous acknowledgement's block of the same start ended.
             let known = self.previous.iter().find(|p| p.0 == start && p.1.le(end) && p.1.gt(p.0));
@@ -324,6 +348,9 @@ impl SentQueue {
             }
             self.mark_block(from, (start, end), mss, highest, out);
         }
+        out.reorderings += u8::from(out.reordered.is_some());
+        out.reordered = lowest.into_iter().chain(out.reordered).reduce(SeqNumber::min);
+        out.last = last.or(out.last);
         self.previous = [(SeqNumber(0), SeqNumber(0)); 4];
         for (slot, block) in self.previous.iter_mut().zip(blocks) {
             *slot = *block;
@@ -388,6 +415,9 @@ impl SentQueue {
             out.sacked_at = Some(out.sacked_at.map_or(before.at, |t| t.max(before.at)));
         }
         out.note(&before, highest);
+        if out.last.is_none_or(|last| before.end.gt(last.end)) {
+            out.last = Some(Newest::from(&before));
+        }
     }
 
     /// Marks an entry lost; a retransmission of it counts as lost too.

@@ -477,6 +477,7 @@ impl Tcp {
         let key = self.key(idx);
         let b = (c.busy != NONE).then(|| &self.busy[c.busy]);
         let us = |us: u32| Duration::from_micros(us.into());
+        let threshold = self.config.reordering_segments;
         let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
         Some(TcpInfo {
             state: c.state,
@@ -502,7 +503,8 @@ impl Tcp {
             min_rtt: us(if seen { c.min_rtt } else { 0 }),
             snd_ssthresh: c.ssthresh,
             snd_cwnd: c.cwnd,
-            reordering: self.config.reordering_segments,
+            reordering: b.map_or(threshold, |b| b.rack.degree(threshold)),
+            reorderings: b.map_or(0, |b| b.rack.reorderings),
             snd_wnd: c.snd_wnd,
             rcv_wnd: c.rcv_wnd(),
             snd_wscale: c.snd_wscale(),

@@ -75,7 +75,8 @@ pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
         // tcpi_notsent_bytes, tcpi_min_rtt
         (144, info.notsent_bytes),
         (148, us(info.min_rtt)),
-        // tcpi_snd_wnd, tcpi_rcv_wnd
+        // tcpi_reord_seen, tcpi_snd_wnd, tcpi_rcv_wnd
+        (220, info.reorderings),
         (228, info.snd_wnd),
         (232, info.rcv_wnd),
     ];

@@ -650,6 +650,7 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
         ("tcpi_snd_cwnd", i.snd_cwnd.into()),
         ("tcpi_advmss", i.advmss.into()),
         ("tcpi_reordering", i.reordering.into()),
+        ("tcpi_reord_seen", i.reorderings.into()),
         ("tcpi_total_retrans", i.total_retrans.into()),
         ("tcpi_notsent_bytes", i.notsent_bytes.into()),
         ("tcpi_snd_wnd", i.snd_wnd.into()),
