@@ -49,6 +49,8 @@ impl ListenOptions {
 pub struct ConnectOptions {
     /// Source address; port 0 lets the stack choose one (RFC 6056). `None` lets it choose both.
     pub local: Option<SocketAddr>,
+    /// The port was chosen for the application, not by it: if it is in TIME_WAIT towards the same peer it stays so for `tcp.time_wait_reuse_ms`.
+    pub port_was_chosen: bool,
     /// Options that the connection starts with.
     pub socket: SocketOptions,
 }

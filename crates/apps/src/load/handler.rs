@@ -250,7 +250,7 @@ impl Network for ShardNet<'_, '_> {
     fn connect(&mut self, slot: u32, to: SocketAddr, from: Option<IpAddr>) -> Result<(), Failure> {
         let socket = SocketOptions { nodelay: true, ..SocketOptions::default() };
         let local = from.map(|address| SocketAddr::new(address, 0));
-        match self.cx.connect(to, ConnectOptions { local, socket }) {
+        match self.cx.connect(to, ConnectOptions { local, socket, ..ConnectOptions::default() }) {
             Ok(conn) => {
                 self.links.link(slot, conn);
                 Ok(())

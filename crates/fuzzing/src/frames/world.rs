@@ -327,7 +327,7 @@ impl World {
         let ip: IpAddr = if v6 { build::OUR_V6.into() } else { build::OUR_V4.into() };
         // Now and then a port of the caller's choice, so that addresses are used again.
         let local = (word.x & 1 != 0).then(|| SocketAddr::new(ip, 2000 + (word.x >> 8) as u16 % 4));
-        let options = ConnectOptions { local, socket: SocketOptions::default() };
+        let options = ConnectOptions { local, ..ConnectOptions::default() };
         if let Ok(conn) = self.setup.stack.connect(self.setup.now, remote, &options) {
             self.app.add(&self.setup.stack, conn);
         }

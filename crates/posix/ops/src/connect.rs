@@ -261,14 +261,19 @@ impl Lane {
         });
         let local = local.or(kept.map(|past| SocketAddr::new(past.ip(), 0)));
         let v4 = Some(to.is_ipv4());
-        let options = ConnectOptions { local, socket: socket.options.at_birth(v4) };
+        let options =
+            ConnectOptions { local, socket: socket.options.at_birth(v4), ..ConnectOptions::default() };
         let later = SocketOptions { nodelay: false, keepalive: false, ..options.socket };
         let conn = if let Some(ports) = ports {
             let any = if to.is_ipv4() { Family::V4.any() } else { Family::V6.any() };
             let ip = local.unwrap_or(any).ip();
             let conn = first_free(ports, |port| {
-                let options = ConnectOptions { local: Some(SocketAddr::new(ip, port)), ..options };
-                self.client.connect(to, options).map_err(|e| errno_of(&e))
+                let local = Some(SocketAddr::new(ip, port));
+                let options = ConnectOptions { local, port_was_chosen: true, ..options };
+                self.client.connect(to, options).map_err(|e| match e {
+                    Error::Connect(_, ConnectError::AddressInUse) => Errno::ADDRINUSE,
+                    error => errno_of(&error),
+                })
             });
             // None of them is free (`inet_hash_connect`).
             let conn = conn.map_err(|e| if e == Errno::ADDRINUSE { Errno::ADDRNOTAVAIL } else { e })?;
@@ -311,8 +316,10 @@ impl Lane {
         let [_, to] = self.client.ends(old).ok()?;
         let v4 = Some(to.is_ipv4());
         let options = &mut self.files.socket(file).ok()?.options;
-        let conn =
-            self.client.connect(to, ConnectOptions { local: None, socket: options.at_birth(v4) }).ok()?;
+        let conn = self
+            .client
+            .connect(to, ConnectOptions { socket: options.at_birth(v4), ..ConnectOptions::default() })
+            .ok()?;
         options.born(v4);
         self.files.stream(file)?.conn = conn;
         self.unbind_conn(old);
@@ -443,8 +450,10 @@ pub(crate) fn loopback_for_any(to: SocketAddr, bound: Option<SocketAddr>) -> Soc
 /// Why a connection cannot be opened.
 pub(crate) fn errno_of_refusal(why: ConnectError) -> Errno {
     match why {
-        ConnectError::PortsExhausted | ConnectError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
-        ConnectError::AddressInUse => Errno::ADDRINUSE,
+        // Also if it is in use towards this peer (`__inet_check_established`).
+        ConnectError::PortsExhausted | ConnectError::AddressNotAvailable | ConnectError::AddressInUse => {
+            Errno::ADDRNOTAVAIL
+        }
         ConnectError::NetUnreachable | ConnectError::InvalidAddress => Errno::NETUNREACH,
         ConnectError::TooMany => Errno::NFILE,
         ConnectError::InvalidOption => Errno::INVAL,

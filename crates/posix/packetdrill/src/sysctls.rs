@@ -52,6 +52,7 @@ pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String>
         "tcp_mtu_probe_floor" => tcp.mtu_floor_segment_bytes = bytes()?,
         "tcp_probe_threshold" => tcp.mtu_probe_threshold_bytes = bytes()?,
         "tcp_probe_interval" => tcp.mtu_probe_interval_seconds = number()?,
+        "tcp_tw_reuse_delay" => tcp.time_wait_reuse_ms = number()?,
         "tcp_rto_min_us" => tcp.rto_min_ms = number()?.div_ceil(1000),
         "tcp_rto_max_ms" => tcp.rto_max_seconds = number()? / 1000,
         "tcp_max_syn_backlog" => tcp.half_open_max = number()?,
@@ -136,6 +137,7 @@ mod tests {
             ("tcp_congestion_control", "reno\n"),
             ("tcp_orphan_retries", "0\n"),
             ("ip_local_port_range", "1000\t2000\n"),
+            ("tcp_tw_reuse_delay", "1\n"),
             ("tcp_ecn", "7\n"),
             ("tcp_syn_retries", "255\n"),
             ("tcp_something_new", "1\n"),
@@ -146,6 +148,7 @@ mod tests {
         let refused = read(folder.path(), &mut tcp);
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes, tcp.orphan_retries), (false, 500_000, 8));
         assert_eq!((tcp.local_port_first, tcp.local_port_last), (1000, 2000));
+        assert_eq!(tcp.time_wait_reuse_ms, 1);
         assert_eq!(tcp.congestion_control, CongestionControl::NewReno);
         assert_eq!((tcp.ecn, tcp.syn_retries), (EcnMode::Passive, 6), "these are none of the stack's");
         assert_eq!(refused.len(), 2, "{refused:?}");

@@ -149,6 +149,15 @@ fn a_value_out_of_range_is_named_with_the_range() {
 }
 
 #[test]
+fn ports_may_be_taken_out_of_time_wait_at_once_or_after_a_minute() {
+    let tcp = |ms: u32| Config::from_toml("x.toml", &format!("[tcp]\ntime_wait_reuse_ms = {ms}\n"));
+    assert_eq!(Config::default().tcp.time_wait_reuse_ms, 1000);
+    assert_eq!([0, 60_000].map(|ms| tcp(ms).unwrap().tcp.time_wait_reuse_ms), [0, 60_000]);
+    let e = tcp(60_001).unwrap_err().to_string();
+    assert!(e.ends_with("tcp.time_wait_reuse_ms: 60001 is outside 0 to 60000"), "{e}");
+}
+
+#[test]
 fn the_keys_of_path_mtu_probing_are_taken_up_to_their_limits_and_not_beyond() {
     let tcp = |line: &str| Config::from_toml("x.toml", &format!("[tcp]\n{line}\n"));
     let mode = |name: &str| tcp(&format!("mtu_probing = \"{name}\"")).map(|c| c.tcp.mtu_probing);

@@ -51,7 +51,7 @@ record!(SocketOptions {
 });
 choice!(SaveSyn { 0 => Off, 1 => Packet, 2 => Frame });
 record!(ListenOptions { backlog, v6_only, reuse_port, user, socket });
-record!(ConnectOptions { local, socket });
+record!(ConnectOptions { local, port_was_chosen, socket });
 choice!(PathMtu { 0 => Want, 1 => Ignore, 2 => Do, 3 => Probe, 4 => Interface, 5 => Omit });
 record!(UdpOptions {
     reuse_address,

@@ -244,7 +244,7 @@ fn addresses_and_options_are_known() {
         assert_eq!(refused.kind(), ErrorKind::InvalidInput);
         assert_eq!(stream.take_error().unwrap().map(|e| e.kind()), None);
         let same = TcpStream::connect_with(SERVER, options).await;
-        assert_eq!(same.unwrap_err().kind(), ErrorKind::AddrInUse);
+        assert_eq!(same.unwrap_err().kind(), ErrorKind::AddrNotAvailable);
         assert_eq!(TcpStream::connect("no:such").await.unwrap_err().kind(), ErrorKind::InvalidInput);
     });
 }

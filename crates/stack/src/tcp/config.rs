@@ -139,6 +139,8 @@ pub struct TcpConfig {
     pub mtu_probe_interval_seconds: u32,
     /// Retransmission time-outs after which segments are made smaller, counted in time as Linux does. 1 … 127, default 3.
     pub mtu_black_hole_retries: u8,
+    /// Time after which a port that `connect` chooses may be in TIME_WAIT towards the same peer, if timestamps tell old segments from new ones, in ms. 0 … 60,000, default 1,000.
+    pub time_wait_reuse_ms: u32,
     /// First local port `connect` chooses. 1 … 65,535, default 32,768.
     pub local_port_first: u16,
     /// Last local port `connect` chooses. 1 … 65,535, default 60,999.
@@ -190,6 +192,7 @@ impl Default for TcpConfig {
             mtu_probe_threshold_bytes: 8,
             mtu_probe_interval_seconds: 600,
             mtu_black_hole_retries: 3,
+            time_wait_reuse_ms: 1000,
             local_port_first: 32_768,
             local_port_last: 60_999,
             hop_limit: 64,
@@ -250,6 +253,7 @@ impl TcpConfig {
         within("mtu_probe_threshold_bytes", self.mtu_probe_threshold_bytes, 1..=9000)?;
         within("mtu_probe_interval_seconds", self.mtu_probe_interval_seconds, 1..=86_400)?;
         within("mtu_black_hole_retries", self.mtu_black_hole_retries, 1..=127)?;
+        within("time_wait_reuse_ms", self.time_wait_reuse_ms, 0..=60_000)?;
         within("local_port_first", self.local_port_first, 1..=u16::MAX)?;
         if self.local_port_last < self.local_port_first {
             return Err(ConfigError::new("tcp.local_port_last", "is below tcp.local_port_first"));

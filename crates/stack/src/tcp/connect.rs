@@ -40,8 +40,9 @@ impl Tcp {
         let profile = profile.and_then(|p| self.profiles.intern(p)).ok_or(ConnectError::InvalidOption)?;
         self.note_min_hops(profile);
         let port = options.local.map_or(0, |l| l.port());
-        let opened =
-            self.choose_key(net.steering(), remote, route.src, port).and_then(|(key, hash, reused)| {
+        let opened = self
+            .choose_key(net.steering(), remote, route.src, (port, options.port_was_chosen))
+            .and_then(|(key, hash, reused)| {
                 let idx = self.insert_connection(&key, hash, profile).ok_or(ConnectError::TooMany)?;
                 if let Some(index) = reused {
                     self.end_time_wait(index);
@@ -80,7 +81,7 @@ impl Tcp {
         steering: Option<&Steering>,
         remote: SocketAddr,
         local: IpAddr,
-        port: u16,
+        (port, was_chosen): (u16, bool),
     ) -> Result<(FlowKey, u32, Option<u32>), ConnectError> {
         let comes_home =
             |port| steering.is_none_or(|steering| steering.is_home(remote, SocketAddr::new(local, port)));
@@ -92,7 +93,7 @@ impl Tcp {
         if port != 0 {
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            let reused = self.claim(&key, hash)?;
+            let reused = self.claim(&key, hash, was_chosen)?;
             return Ok((key, hash, reused));
         }
         let first = u32::from(self.config.local_port_first);
@@ -107,23 +108,24 @@ impl Tcp {
             }
             let key = key(port);
             let hash = self.secrets.flow_hash(&key);
-            if let Ok(reused) = self.claim(&key, hash) {
+            if let Ok(reused) = self.claim(&key, hash, true) {
                 return Ok((key, hash, reused));
             }
         }
         Err(ConnectError::PortsExhausted)
     }
 
-    /// Whether the addresses are free, or would be without the entry in TIME_WAIT that is returned. It gives them up after a second if
-    /// timestamps tell old segments from new ones (RFC 6191; Linux's tcp_tw_reuse).
-    fn claim(&self, key: &FlowKey, hash: u32) -> Result<Option<u32>, ConnectError> {
+    /// Whether the addresses are free, or would be without the entry in TIME_WAIT that is returned. It gives them up if timestamps tell old
+    /// segments from new ones (RFC 6191; Linux's `tcp_twsk_unique`): to whoever asks for the port at once, if it `was_chosen` after a time.
+    fn claim(&self, key: &FlowKey, hash: u32, was_chosen: bool) -> Result<Option<u32>, ConnectError> {
         match demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, hash, key) {
             None => Ok(None),
             Some(Found::Connection(_)) => Err(ConnectError::AddressInUse),
             Some(Found::TimeWait(index)) => {
+                let age_ms = self.time_wait.age_ms(index, self.now_ms());
                 let reusable = self.time_wait.get(index).timestamps()
-                    && self.time_wait.age_ms(index, self.now_ms()) > 1000
-                    && self.config.timestamps;
+                    && self.config.timestamps
+                    && (!was_chosen || age_ms > self.config.time_wait_reuse_ms);
                 if reusable { Ok(Some(index)) } else { Err(ConnectError::AddressInUse) }
             }
         }

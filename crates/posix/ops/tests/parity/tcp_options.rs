@@ -262,6 +262,9 @@ pub fn too_many_hops(w: &mut World<'_>) {
     w.say("no error", w.b.getsockopt(far, SOL_SOCKET, libc::SO_ERROR));
 }
 
+/// `IP_LOCAL_PORT_RANGE`.
+const RANGE: i32 = 51;
+
 /// The first of some ports that nobody has, here or in the kernel.
 fn free_ports(count: u16) -> u16 {
     let is_free = |port: u16| {
@@ -274,7 +277,6 @@ fn free_ports(count: u16) -> u16 {
 }
 
 pub fn ports_of_a_range(w: &mut World<'_>) {
-    const RANGE: i32 = 51;
     let first = free_ports(10);
     let range = |low: u16, high: u16| (u32::from(first + high) << 16 | u32::from(first + low)).to_ne_bytes();
     for kind in [SOCK_STREAM, libc::SOCK_DGRAM] {
@@ -304,6 +306,43 @@ pub fn ports_of_a_range(w: &mut World<'_>) {
         w.b.setsockopt(b, SOL_SOCKET, libc::SO_LINGER, &[1, 0, 0, 0, 0, 0, 0, 0]),
     );
     w.b.close(b).unwrap();
+}
+
+/// A connection's addresses in TIME_WAIT: free at once for who binds the port, and not for who has one chosen.
+pub fn ports_in_time_wait(w: &mut World<'_>) {
+    let (listener, at) = w.listener(0);
+    // Above those of the case below, which may run meanwhile.
+    let first = free_ports(14) + 12;
+    for bound in [true, false] {
+        let own = first + u16::from(bound);
+        let socket = |w: &mut World<'_>| {
+            let fd = w.b.socket(w.domain(), SOCK_STREAM).unwrap();
+            if bound {
+                w.b.setsockopt(fd, SOL_SOCKET, libc::SO_REUSEADDR, &word(1)).unwrap();
+                w.b.bind(fd, &w.at_b(own)).unwrap();
+            } else {
+                let range = u32::from(own) << 16 | u32::from(own);
+                w.b.setsockopt(fd, libc::IPPROTO_IP, RANGE, &range.to_ne_bytes()).unwrap();
+            }
+            fd
+        };
+        let b = socket(w);
+        w.say("connect", w.b.connect(b, &w.at_a(at)));
+        if bound {
+            let other = socket(w);
+            w.say("while it is open", w.b.connect(other, &w.at_a(at)));
+            w.b.close(other).unwrap();
+        }
+        let a = w.a.accept4(listener, 0).unwrap();
+        w.b.close(b).unwrap();
+        w.say("its end", w.a.recv(a, 1, 0));
+        w.a.close(a).unwrap();
+        // Until the last acknowledgement was sent.
+        std::thread::sleep(core::time::Duration::from_millis(100));
+        let next = socket(w);
+        w.say("at once", w.b.connect(next, &w.at_a(at)));
+        w.b.close(next).unwrap();
+    }
 }
 
 pub fn addresses_without_ports(w: &mut World<'_>) {
@@ -336,6 +375,7 @@ pub mod tests {
     crate::cases! {
         ; alone {
             addresses_without_ports
+            ports_in_time_wait
             ports_of_a_range
         }
         ; both {

@@ -63,8 +63,9 @@ pub(super) fn listen(error: ListenError) -> io::Error {
 
 pub(super) fn connect(error: ConnectError) -> io::Error {
     io::Error::from(match error {
-        ConnectError::PortsExhausted | ConnectError::AddressNotAvailable => Errno::ADDRNOTAVAIL,
-        ConnectError::AddressInUse => Errno::ADDRINUSE,
+        ConnectError::PortsExhausted | ConnectError::AddressNotAvailable | ConnectError::AddressInUse => {
+            Errno::ADDRNOTAVAIL
+        }
         ConnectError::NetUnreachable => Errno::NETUNREACH,
         ConnectError::InvalidAddress | ConnectError::InvalidOption => Errno::INVAL,
         ConnectError::TooMany => Errno::NFILE,

@@ -49,7 +49,7 @@ impl TcpStream {
     /// The same with options.
     ///
     /// # Errors
-    /// The same, and `AddrInUse` or `AddrNotAvailable` for the local address.
+    /// The same, and `AddrNotAvailable` for the local address.
     pub async fn connect_with(address: impl ToSocketAddr, options: ConnectOptions) -> io::Result<Self> {
         let address = address.to_socket_addr()?;
         let socket = SocketOptions { ack_events: false, ..options.socket };

@@ -56,6 +56,7 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "mtu_probe_floor" => tcp.mtu_floor_segment_bytes = bytes()?,
         "probe_threshold" => tcp.mtu_probe_threshold_bytes = bytes()?,
         "probe_interval" => tcp.mtu_probe_interval_seconds = number()?,
+        "tw_reuse_delay" => tcp.time_wait_reuse_ms = number()?,
         "retries1" => tcp.mtu_black_hole_retries = small()?,
         "congestion_control" => {
             tcp.congestion_control = match value {

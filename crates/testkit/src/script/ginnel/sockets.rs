@@ -357,7 +357,7 @@ impl Socket {
             Kind::Listening(_) => return fail(libc::EISCONN),
             Kind::Fresh => {}
         }
-        let options = ConnectOptions { local: self.bound, socket: self.options };
+        let options = ConnectOptions { local: self.bound, socket: self.options, ..ConnectOptions::default() };
         match stack.connect(now, remote, &options) {
             Ok(conn) => {
                 self.kind = Kind::Connected(conn);
@@ -367,10 +367,9 @@ impl Socket {
                 fail(libc::EINPROGRESS)
             }
             Err(ConnectError::NetUnreachable) => fail(libc::ENETUNREACH),
-            Err(ConnectError::AddressInUse) => fail(libc::EADDRINUSE),
-            Err(ConnectError::PortsExhausted | ConnectError::AddressNotAvailable) => {
-                fail(libc::EADDRNOTAVAIL)
-            }
+            Err(
+                ConnectError::AddressInUse | ConnectError::PortsExhausted | ConnectError::AddressNotAvailable,
+            ) => fail(libc::EADDRNOTAVAIL),
             Err(ConnectError::InvalidAddress) => fail(libc::EINVAL),
             Err(_) => fail(libc::ENFILE),
         }
