@@ -3,8 +3,7 @@
 //! A run that failed while the machine stood still says nothing of what it tests, and is made again.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use std::collections::VecDeque;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,13 +11,15 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(2);
 /// What a witness that comes later than this reports. Scripts bear this much.
 const LATE: Duration = Duration::from_millis(4);
-/// Reports that are kept.
-const KEPT: usize = 1 << 14;
 /// Failures on a machine that stood still that are looked at in vain: then it is too busy for tests in real time.
 const EXCUSED: u32 = 15;
 
-/// When a processor came back.
-static SEEN: Mutex<VecDeque<Instant>> = Mutex::new(VecDeque::new());
+/// When a processor came back the last time.
+static SEEN: Mutex<Option<Instant>> = Mutex::new(None);
+
+fn seen() -> MutexGuard<'static, Option<Instant>> {
+    SEEN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Starts a witness on each processor, once in a process.
 fn watch() {
@@ -42,11 +43,7 @@ fn witness(cpu: usize) {
         thread::sleep(TICK);
         let now = Instant::now();
         if now - before > TICK + LATE {
-            let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-            if seen.len() == KEPT {
-                seen.pop_front();
-            }
-            seen.push_back(now);
+            *seen() = Some(now);
         }
     }
 }
@@ -55,7 +52,7 @@ fn witness(cpu: usize) {
 fn stood_still(since: Instant) -> bool {
     // One that stands still as the run ends is heard of behind it.
     thread::sleep(TICK + LATE);
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner).back().is_some_and(|last| *last > since)
+    seen().is_some_and(|last| last > since)
 }
 
 /// Runs what depends on real time until it passes, and says at which attempt; or the last failure, once it failed `attempts` times while the machine ran, or
@@ -96,7 +93,7 @@ mod tests {
         let ended = in_real_time(1, || {
             runs += 1;
             // As a witness that was late does.
-            SEEN.lock().unwrap().push_back(Instant::now());
+            *seen() = Some(Instant::now());
             if runs < 5 { Err(runs) } else { Ok(()) }
         });
         assert_eq!(ended, Ok(5));

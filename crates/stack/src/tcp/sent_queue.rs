@@ -241,24 +241,12 @@ impl SentQueue {
         highest: SeqNumber,
         out: &mut Delivery,
     ) {
-        self.take_acknowledged(una, mss, sack, highest, out);
-        out.reorderings = out.reordered.is_some().into();
-    }
-
-    fn take_acknowledged(
-        &mut self,
-        una: SeqNumber,
-        mss: u32,
-        sack: bool,
-        highest: SeqNumber,
-        out: &mut Delivery,
-    ) {
         while let Some(front) = self.queue.front().copied() {
             if front.end.gt(una) {
                 if una.gt(front.start) {
                     self.trim_front(una, mss, out);
                 }
-                return;
+                break;
             }
             self.queue.pop_front();
             self.forget(&front, sack);
@@ -268,6 +256,7 @@ impl SentQueue {
                 out.last = Some(Newest::from(&front));
             }
         }
+        out.reorderings = out.reordered.is_some().into();
     }
 
     /// A cumulative acknowledgement inside the first entry: its acknowledged segments leave it.
