@@ -1,7 +1,9 @@
 //! How stacks come and go.
 
-use crate::rig::{Place, Started, finish, skipped, until};
+use crate::rig::{Place, Started, finish, library, skipped, until};
 use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 #[test]
 fn a_stack_is_kept_until_it_is_ended_and_says_who_uses_it() {
@@ -251,41 +253,88 @@ a.close(); print(exactly(c, 12)); c.sendall(b'ok'); print(os.waitstatus_to_exitc
     assert_eq!(place.says(&["--loopback", "stack"], script), "b'by the child'\n0 b''\n");
 }
 
-/// A server starts programs as other users (a session's shell, a compiler), which the stack does not let in. Only such that use the network are told.
+/// Whether this test, which becomes another user, cannot run.
+fn skipped_as_another_user(test: &str) -> bool {
+    if !rustix::process::geteuid().is_root() {
+        ginnel_testkit::skip(test, "not root");
+        return true;
+    }
+    skipped(test)
+}
+
+/// `setpriv`, `su`, a server that starts the shell of a session: what comes of a program on a stack is on it, as another user, too, with memory of its own there and no right to low ports.
 #[test]
-fn programs_of_another_user_run_as_long_as_they_use_no_network() {
-    const NAME: &str = "programs_of_another_user_run_as_long_as_they_use_no_network";
-    if skipped(NAME) {
+fn programs_started_as_another_user_are_on_the_stack_as_that_user() {
+    const NAME: &str = "programs_started_as_another_user_are_on_the_stack_as_that_user";
+    if skipped_as_another_user(NAME) {
         return;
     }
-    if !rustix::process::geteuid().is_root() {
-        ginnel_testkit::skip(NAME, "not root");
+    // One that others may run: this test's Python may be root's alone.
+    if !std::path::Path::new("/usr/bin/perl").exists() {
+        ginnel_testkit::skip(NAME, "no perl");
+        return;
+    }
+    let place = Place::new("another-user");
+    fs::write(place.path().join("low.toml"), "[run]\nunprivileged_port_start = 1024\n").unwrap();
+    // One is started before the stack was used, one afterwards. Both are shells that start a program.
+    let script = "
+import os, sys
+inner = '''use Socket; my ($at, $tcp) = (inet_aton(q(127.0.0.1)), getprotobyname(q(tcp)) || 6);
+    socket(L, PF_INET, SOCK_STREAM, $tcp); my $low = bind(L, sockaddr_in(74, $at)) ? q(bound) : $!;
+    socket(S, PF_INET, SOCK_STREAM, $tcp); bind(S, sockaddr_in($ARGV[0], $at)) && listen(S, 1) or die $!;
+    socket(C, PF_INET, SOCK_STREAM, $tcp); connect(C, sockaddr_in(7433, $at)) or die $!; syswrite(C, qq($> $low));
+    accept(P, S) or die $!; sysread(P, my $said, 9); syswrite(P, uc $said)'''
+go, goes = os.pipe()
+def as_nobody(port):
+    child = os.fork()
+    if not child:
+        os.read(go, 1); os.setgid(65534); os.setuid(65534)
+        os.execv('/bin/sh', ['sh', '-c', 'perl -e \"$0\" $1; exit $?', inner, str(port)])
+    return child
+early = as_nobody(7434)
+import socket
+s = socket.create_server(('127.0.0.1', 7433)); late = as_nobody(7435); os.write(goes, b'..')
+for _ in range(2): print(s.accept()[0].recv(99))
+for port, child in (7434, early), (7435, late):
+    c = socket.create_connection(('127.0.0.1', port)); c.sendall(b'loud')
+    print(c.recv(9), os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)";
+    let options = ["--loopback", "stack", "--config", "low.toml"];
+    let output = finish(place.bare_script(&options, script));
+    assert!(output.status.success(), "{output:?}");
+    let expected = "b'65534 Permission denied'\n".repeat(2) + &"b'LOUD' 0\n".repeat(2);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{output:?}");
+}
+
+/// A program of another user whom nobody inside has started runs as long as it uses no network.
+#[test]
+fn programs_of_strangers_run_as_long_as_they_use_no_network() {
+    const NAME: &str = "programs_of_strangers_run_as_long_as_they_use_no_network";
+    if skipped_as_another_user(NAME) {
         return;
     }
     if !std::path::Path::new("/bin/bash").exists() {
         ginnel_testkit::skip(NAME, "no bash");
         return;
     }
-    let place = Place::new("another-user");
-    let script = "
-def as_nobody(*command):
-    child = os.fork()
-    if not child:
-        os.setgid(65534); os.setuid(65534); os.execv(command[0], command)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-s = server('127.0.0.1', 7433)
-print(as_nobody('/bin/sh', '-c', 'echo hello; exit 3'), flush=True)
-print(as_nobody('/bin/bash', '-c', 'echo 1; exec 3<>/dev/tcp/127.0.0.1/7433; echo 2'))";
-    let on_stack = |policy: &str| {
-        let output = finish(place.script(&["--loopback", "stack", "--on-missing", policy], script));
-        assert!(output.status.success(), "{output:?}");
-        [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap())
+    let place = Place::new("stranger");
+    let _up = place.up("lab", &["--loopback", "stack"]);
+    let stranger = |policy: &str, text: &str| {
+        let mut command = Command::new("/bin/bash");
+        command.args(["-c", text]).uid(65_534).gid(65_534).current_dir("/");
+        command.env("LD_PRELOAD", library()).env("GINNEL_STACK", place.path().join("run/lab/control"));
+        command.env("GINNEL_ON_MISSING", policy);
+        let output = finish(command);
+        let [said, told] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        (output.status.code(), said, told)
     };
-    let [said, told] = on_stack("fail");
-    assert_eq!(said, "hello\n3\n1\n125\n", "{told}");
+    assert_eq!(stranger("fail", "/bin/echo hello; exit 3"), (Some(3), "hello\n".into(), String::new()));
+    let connect = "echo 1; exec 3<>/dev/tcp/127.0.0.1/7436; echo 2";
+    let (code, said, told) = stranger("fail", connect);
+    assert_eq!((code, &*said), (Some(125), "1\n"), "{told}");
     assert!(told.contains("Permission denied") && told.lines().count() == 1, "{told}");
-    let [said, told] = on_stack("kernel");
+    let (_, said, told) = stranger("kernel", connect);
     // The kernel has nobody there, and bash goes on.
-    assert_eq!(said, "hello\n3\n1\n2\n0\n", "{told}");
+    assert!(said.starts_with("1\n"), "{said}{told}");
     assert_eq!(told.matches("goes on with the kernel's network").count(), 1, "{told}");
 }

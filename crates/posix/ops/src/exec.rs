@@ -15,6 +15,7 @@ use core::net::SocketAddr;
 use ginnel::Conn;
 use ginnel::channel::{Reserved, Thing};
 use ginnel::door::{Expected, Held, Process};
+use ginnel::own_fd::OwnFd;
 use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
@@ -207,6 +208,15 @@ impl Execing<'_> {
         let table = Expected::table(&held, &note).map_err(|_| Errno::NOBUFS)?;
         let line = Internal::new(rustix::io::fcntl_dupfd_cloexec(expected.line(), 0)?);
         Ok(Heir { line, table: Internal::new(table) })
+    }
+
+    /// A way to the stack for a program that is left nothing else ([`Process::followed`]).
+    ///
+    /// # Errors
+    /// `ENETDOWN`: the stack is gone, or there are no descriptors.
+    pub fn way(&self) -> Result<OwnFd, Errno> {
+        let process = self.lane.process.as_ref().ok_or(Errno::NETDOWN)?;
+        process.followed().map_err(|_| Errno::NETDOWN)
     }
 }
 

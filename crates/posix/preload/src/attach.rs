@@ -1,21 +1,24 @@
 //! How the program finds its stack: `GINNEL_STACK` names it, or the number of a descriptor that leads to it.
 #![allow(unsafe_code)] // runs before main, and writes to the terminal without libc's streams
 
-use crate::real;
+use crate::{heritage, real};
 use core::ffi::{c_int, c_uint};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use ginnel_posix_ops::{ListenSpawn, Ops, OpsConfig};
+use ginnel_posix_ops::{Execing, ListenSpawn, Ops, OpsConfig};
+use runtime::Error;
 use runtime::door::{Guest, Process};
+use runtime::own_fd::OwnFd;
 use rustix::fd::{FromRawFd, OwnedFd};
-use rustix::fs::{Access, access};
-use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
+use rustix::fs::{Access, access, stat};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::process::{Resource, geteuid, getrlimit};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Names the stack: a path of a control socket, or `fd:N`.
-const STACK: &str = "GINNEL_STACK";
+pub const STACK: &str = "GINNEL_STACK";
 /// What to do without one: `fail`, the default, or `kernel`.
 const ON_MISSING: &str = "GINNEL_ON_MISSING";
 /// Whether listeners on all addresses take connections of the kernel, too: `auto`, the default, or `off`.
@@ -95,8 +98,13 @@ fn come_in() -> Option<&'static Ops> {
     let _undisturbed = Undisturbed::begin();
     let mut way_in = way_in();
     let Some((guest, stack)) = way_in.take() else { return ops() };
-    // As many as may be are waiting, and this one was turned away.
-    let process = guest.enter().or_else(|_| Process::connect(Path::new(&stack), ""));
+    // As many as may be are waiting, and this one was turned away. To another user's program the door says nothing more.
+    let process = guest.enter().or_else(|first| {
+        Process::connect(Path::new(&stack), "").map_err(|second| match &second {
+            Error::Io(_, error) if error.kind() == ErrorKind::PermissionDenied => first,
+            _ => second,
+        })
+    });
     Ops::forget_internal(guest.line());
     drop(guest);
     match process.map_err(|error| error.to_string()).and_then(begin) {
@@ -114,16 +122,22 @@ static AT_START: extern "C" fn() = at_start;
 
 extern "C" fn at_start() {
     let Ok(stack) = std::env::var(STACK) else { return };
-    crate::heritage::remember();
+    heritage::remember();
     crate::process::watch_forks();
-    let left = std::env::var(crate::heritage::HEIR).ok();
-    // SAFETY: before `main` there are no other threads. The numbers mean nothing to programs that come of this one.
-    unsafe { std::env::remove_var(crate::heritage::HEIR) };
+    let [left, follows] = [heritage::HEIR, heritage::FOLLOWS].map(|name| {
+        let value = std::env::var(name).ok();
+        // SAFETY: before `main` there are no other threads. The numbers mean nothing to programs that come of this one.
+        unsafe { std::env::remove_var(name) };
+        value
+    });
     if let Some(ops) = left.as_deref().and_then(resume) {
         return use_from_now_on(ops);
     }
     let begun = match stack.strip_prefix("fd:") {
-        None => wait_at_the_door(&stack),
+        None => follows
+            .as_deref()
+            .and_then(|number| follow(&stack, number))
+            .map_or_else(|| wait_at_the_door(&stack), Ok),
         Some(number) => over(&stack, number).map(use_from_now_on),
     };
     match begun {
@@ -211,11 +225,51 @@ fn missing(stack: &str, cause: &str) {
 }
 
 fn wait_at_the_door(stack: &str) -> Result<(), String> {
-    let guest = Guest::come(Path::new(stack)).map_err(|error| error.to_string())?;
+    wait_with(Guest::come(Path::new(stack)).map_err(|error| error.to_string())?, stack);
+    Ok(())
+}
+
+fn wait_with(guest: Guest, stack: &str) {
     Ops::keep_internal(guest.line());
     *way_in() = Some((guest, stack.into()));
     WAITS.store(true, Ordering::Release);
-    Ok(())
+}
+
+/// The program before left a way in. `None`: it is gone, or none of ours.
+fn follow(stack: &str, number: &str) -> Option<()> {
+    wait_with(Guest::over(inherited(number)?).ok()?, stack);
+    Some(())
+}
+
+/// A descriptor that the program before left to this library.
+fn inherited(number: &str) -> Option<OwnedFd> {
+    let number: c_int = number.parse().ok().filter(|number| *number > 2)?;
+    // SAFETY: only asks whether it is open.
+    let open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
+    // SAFETY: the program before left the descriptor to this library, and nobody else knows of it.
+    open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Whether a program that this one becomes may open the door. That this one may does not say so: capabilities may end when it does.
+fn opens_to_the_next(stack: &str) -> bool {
+    let user = geteuid().as_raw();
+    stat(stack).is_ok_and(|door| user == 0 || user == door.st_uid)
+}
+
+/// A way in for the next program, if that could not open the door: this one has given up rights since it came in, or sees other files. Not close-on-exec.
+pub fn leave_way(execing: Option<&Execing<'_>>) -> Option<OwnFd> {
+    if !is_on_a_stack() || heritage::stack().is_none_or(opens_to_the_next) {
+        return None;
+    }
+    let way = match execing {
+        Some(execing) => execing.way().ok()?,
+        None => {
+            let _undisturbed = Undisturbed::begin();
+            way_in().as_ref()?.0.followed().ok()?
+        }
+    };
+    fcntl_setfd(&way, FdFlags::empty()).ok()?;
+    Some(way)
 }
 
 fn over(stack: &str, number: &str) -> Result<Ops, String> {
@@ -233,14 +287,7 @@ fn begin(process: Process) -> Result<Ops, String> {
 /// What the program before left. `None`: it is gone, or none of ours.
 fn resume(left: &str) -> Option<Ops> {
     let (line, table) = left.split_once(':')?;
-    let own = |number: &str| -> Option<OwnedFd> {
-        let number: c_int = number.parse().ok().filter(|number| *number > 2)?;
-        // SAFETY: only asks whether it is open.
-        let open = unsafe { libc::fcntl(number, libc::F_GETFD) } >= 0;
-        // SAFETY: the program before left the descriptor to this library, and nobody else knows of it.
-        open.then(|| unsafe { OwnedFd::from_raw_fd(number) })
-    };
-    Ops::resume(own(line)?, own(table)?, config).ok()
+    Ops::resume(inherited(line)?, inherited(table)?, config).ok()
 }
 
 fn config(process: &Process) -> OpsConfig {

@@ -14,6 +14,8 @@ use std::ffi::CString;
 
 /// Two numbers of descriptors, which the program before left open.
 pub const HEIR: &str = "GINNEL_HEIR";
+/// The number of a descriptor that leads in, which the program before left open.
+pub const FOLLOWS: &str = "GINNEL_FOLLOWS";
 const PRELOAD: &str = "LD_PRELOAD";
 
 /// What the environment said when this program began.
@@ -50,11 +52,18 @@ impl Environment {
     }
 }
 
-/// Completes an environment.
+/// What the stack was called when this program began.
+pub fn stack() -> Option<&'static str> {
+    // SAFETY: set once, and never taken back.
+    let ours = unsafe { OURS.load(Ordering::Acquire).as_ref() }?;
+    ours.variables.iter().find(|(name, _)| *name == attach::STACK).map(|(_, value)| value.as_str())
+}
+
+/// Completes an environment. `left`: a variable that is this library's word to the next program.
 ///
 /// # Safety
 /// It is null or an array of strings that ends with null; they live as long as the result is used.
-pub unsafe fn complete(environment: *const *mut c_char, heir: Option<[RawFd; 2]>) -> Environment {
+pub unsafe fn complete(environment: *const *mut c_char, left: Option<(&str, String)>) -> Environment {
     // SAFETY: set once, and never taken back.
     let ours = unsafe { OURS.load(Ordering::Acquire).as_ref() };
     let (mut pointers, mut added) = (Vec::new(), Vec::new());
@@ -71,7 +80,7 @@ pub unsafe fn complete(environment: *const *mut c_char, heir: Option<[RawFd; 2]>
         let own = attach::VARIABLES.iter().find(|own| own.as_bytes() == name);
         if name == PRELOAD.as_bytes() {
             preload = Some(text);
-        } else if name != HEIR.as_bytes() {
+        } else if name != HEIR.as_bytes() && name != FOLLOWS.as_bytes() {
             known.extend(own);
             pointers.push(entry);
         }
@@ -102,8 +111,8 @@ pub unsafe fn complete(environment: *const *mut c_char, heir: Option<[RawFd; 2]>
             add(format!("{name}={value}").into());
         }
     }
-    if let Some([line, table]) = heir {
-        add(format!("{HEIR}={line}:{table}").into());
+    if let Some((name, value)) = left {
+        add(format!("{name}={value}").into());
     }
     pointers.push(core::ptr::null_mut());
     Environment { _added: added, pointers }

@@ -74,6 +74,19 @@ impl Request {
         }
         self
     }
+
+    /// The port that it wants for itself, if it names one.
+    pub(crate) fn claims(&self) -> Option<u16> {
+        use UdpRequest::{Bind, Open};
+        match self {
+            Self::Reserve(address, _)
+            | Self::Listen(address, _)
+            | Self::ListenAlone(address, _)
+            | Self::Udp(Bind(address, _) | Open(address, _)) => Some(address.port()),
+            Self::Connect(_, options) => options.local.map(|local| local.port()),
+            _ => None,
+        }
+    }
 }
 
 /// What is asked about UDP sockets. Datagrams take this way too: each costs a question and an answer.

@@ -83,7 +83,7 @@ impl Knocker {
 }
 
 /// The user at the other end, as the kernel says.
-fn user_of(socket: impl AsFd) -> io::Result<u32> {
+pub(super) fn user_of(socket: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
 

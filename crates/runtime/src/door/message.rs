@@ -6,11 +6,20 @@ use crate::channel::control::{Reply, Request};
 use core::fmt;
 
 /// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// First word of a first message, in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
-/// First word of somebody who wants no place yet. No answer; what follows are descriptors of connections, each somebody's who does.
+/// First word of somebody who wants no place yet. No answer; what follows are [descriptors](guest).
 pub(super) const GUEST: u32 = 0x7473_6775;
+/// What a guest's messages are about, each with a descriptor: their one byte. There is no answer.
+pub(super) mod guest {
+    /// The connection of a process that comes in, as the guest's user.
+    pub const ENTERS: u8 = 0;
+    /// The connection of somebody who comes after the guest, as the user who has made it.
+    pub const IS_FOLLOWED: u8 = 1;
+    /// The process that has the guest's connection now.
+    pub const IS: u8 = 2;
+}
 /// Bytes of the longest message: a datagram with all that stands around it.
 pub(super) const MESSAGE_MAX: usize = 66 << 10;
 /// Descriptors with a message at the most: the region, and what wakes the stack.
@@ -72,9 +81,13 @@ pub(super) enum Ask {
     Share(u64, Vec<Held>, Vec<u8>),
     /// A descriptor with this cookie came: what does it hold?
     Resolve(u64),
+    /// Another program is about to be started, which keeps nothing and may not be able to open the door. The descriptor is the stack's end of its connection, and it comes as the user
+    /// who has made it.
+    Follow,
 }
 choice!(Ask {
     0 => Attach(shard), 1 => Shard(shard, request), 2 => Fork, 3 => Start(kept), 4 => Share(cookie, things, note), 5 => Resolve(cookie),
+    6 => Follow,
 });
 
 /// The answer.
@@ -102,7 +115,7 @@ choice!(Answer {
 pub enum Refusal {
     /// The stack is of another version: this one.
     Version(u32),
-    /// The user is neither the stack's nor root.
+    /// The user is neither the stack's nor root, and nobody who is inside has brought it along.
     User,
     /// As many applications of the domain as `channel.clients_max` are there.
     Clients,
@@ -116,9 +129,11 @@ pub enum Refusal {
     Malformed,
     /// The shard has ended.
     Gone,
+    /// Ports below this one are not for every user.
+    Port(u16),
 }
 choice!(Refusal {
-    0 => Version(theirs), 1 => User, 2 => Clients, 3 => Domains, 4 => Placeholders, 5 => Unknown, 6 => Malformed, 7 => Gone,
+    0 => Version(theirs), 1 => User, 2 => Clients, 3 => Domains, 4 => Placeholders, 5 => Unknown, 6 => Malformed, 7 => Gone, 8 => Port(start),
 });
 
 impl fmt::Display for Refusal {
@@ -127,13 +142,14 @@ impl fmt::Display for Refusal {
             Self::Version(theirs) => {
                 write!(f, "it speaks version {theirs} of the channel, and this program version {VERSION}")
             }
-            Self::User => f.write_str("it serves its own user only"),
+            Self::User => f.write_str("it serves its own user, and what programs on it start"),
             Self::Clients => f.write_str("as many applications as channel.clients_max are attached"),
             Self::Domains => f.write_str("as many domains as channel.domains_max are there"),
             Self::Placeholders => f.write_str("too many sockets are on their way between processes"),
             Self::Unknown => f.write_str("there is no such connection, or this process does not hold it"),
             Self::Malformed => f.write_str("the message could not be understood"),
             Self::Gone => f.write_str("the shard has ended"),
+            Self::Port(start) => write!(f, "ports below {start} need CAP_NET_BIND_SERVICE"),
         }
     }
 }

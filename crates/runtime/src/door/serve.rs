@@ -2,12 +2,12 @@
 
 use super::Counts;
 use super::line::{self, Received};
-use super::listen::{Caller, Knocker};
+use super::listen::{Caller, Knocker, user_of};
 use super::message::{
     Answer, Ask, GUEST, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode,
-    encode,
+    encode, guest,
 };
-use super::users::{Users, pid_of};
+use super::users::{Users, may_bind_any_port, pid_of};
 use crate::channel::Thing;
 use crate::channel::control::{Errand, Outcome, run};
 use crate::command::Commander;
@@ -76,6 +76,8 @@ struct Holder {
     /// The process itself: its connection may stay open when it dies, in a child that nobody was told of.
     process: Option<Watched>,
     user: u32,
+    /// Ports below `unprivileged_port_start` are its, too.
+    any_port: bool,
     /// The domain it belongs to without saying so.
     name: Option<String>,
     /// Its domain, and its number on each shard.
@@ -263,11 +265,14 @@ impl Porter {
             oldest.map(|oldest| self.holders.remove(&oldest));
         }
         let number = self.number();
+        // Who has made the connection is not for it to say.
+        let any_port = user == 0 || user == geteuid().as_raw() || may_bind_any_port(&line);
         if let Ok(line) = self.watch(line, number, What::Line) {
             let holder = Holder {
                 line,
                 process: None,
                 user,
+                any_port,
                 name,
                 seated: None,
                 wake: None,
@@ -338,11 +343,7 @@ impl Porter {
     fn hear(&mut self, number: u64, bytes: &[u8], descriptors: Vec<OwnedFd>) -> bool {
         let Some(holder) = self.holders.get(&number) else { return true };
         if holder.guest {
-            let (user, name) = (holder.user, holder.name.clone());
-            if let Some(line) = { descriptors }.pop() {
-                self.meet(line, user, name);
-            }
-            return true;
+            return self.hear_guest(number, bytes, descriptors);
         }
         if !holder.greeted {
             let (asked, hello) = decode::<Hello>(bytes);
@@ -385,6 +386,37 @@ impl Porter {
         self.say(number, asked, &answer, &descriptors)
     }
 
+    /// What a guest says behind its first word. Whether it may stay.
+    fn hear_guest(&mut self, number: u64, bytes: &[u8], mut descriptors: Vec<OwnedFd>) -> bool {
+        let Some(holder) = self.holders.get(&number) else { return true };
+        let (user, name) = (holder.user, holder.name.clone());
+        match (bytes, descriptors.pop()) {
+            ([guest::ENTERS], Some(line)) => self.meet(line, user, name),
+            ([guest::IS_FOLLOWED], Some(line)) => self.let_follow(line, name),
+            ([guest::IS], Some(process)) => return self.recognize(number, process),
+            _ => count(&self.books.counts.refused),
+        }
+        true
+    }
+
+    /// Somebody inside has made a connection for a program of its own, which comes as the user who made it, as the kernel knows.
+    fn let_follow(&mut self, line: OwnedFd, name: Option<String>) {
+        match user_of(&line) {
+            Ok(user) => self.meet(line, user, name),
+            Err(_) => count(&self.books.counts.refused),
+        }
+    }
+
+    /// Which process a guest is. Whether it may stay.
+    fn recognize(&mut self, number: u64, process: OwnedFd) -> bool {
+        let pid = pid_of(&process);
+        let Ok(process) = self.watch(process, number, What::Process) else { return false };
+        let Some(holder) = self.holders.get_mut(&number) else { return false };
+        (holder.process, holder.greeted, holder.guest) = (Some(process), true, true);
+        self.books.users.note(number, pid);
+        true
+    }
+
     /// The first word of somebody who wants no place yet. Whether it may stay.
     fn take_note(&mut self, number: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> bool {
         let guests = self.holders.values().filter(|holder| holder.guest).count();
@@ -393,12 +425,7 @@ impl Porter {
             count(&self.books.counts.turned_away);
             return false;
         };
-        let pid = pid_of(&process);
-        let Ok(process) = self.watch(process, number, What::Process) else { return false };
-        let Some(holder) = self.holders.get_mut(&number) else { return false };
-        (holder.process, holder.greeted, holder.guest) = (Some(process), true, true);
-        self.books.users.note(number, pid);
-        true
+        self.recognize(number, process)
     }
 
     /// Whether it could be said: whoever does not read answers is sent away.
@@ -524,7 +551,12 @@ impl Porter {
             }
             Ask::Shard(shard, request) => {
                 let (commander, region, client) = self.place(number, shard)?;
-                let user = self.holders.get(&number).ok_or(Refusal::Unknown)?.user;
+                let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
+                let (user, start) = (holder.user, self.books.terms.unprivileged_port_start);
+                // The library has looked, too; here nobody gets around it.
+                if !holder.any_port && request.claims().is_some_and(|port| (1..start).contains(&port)) {
+                    return Err(Refusal::Port(start));
+                }
                 // Root may have given up its rights since it came.
                 let request = if user == 0 { request } else { request.of_user(user) };
                 match run(commander, Errand::Ask { domain: region.domain, client, request }) {
@@ -537,6 +569,12 @@ impl Porter {
             Ask::Start(kept) => self.expect(number, Some(kept), descriptors)?,
             Ask::Share(cookie, things, note) => self.share(number, cookie, (things, note), descriptors)?,
             Ask::Resolve(cookie) => self.resolve(number, cookie)?,
+            Ask::Follow => {
+                let line = { descriptors }.pop().ok_or(Refusal::Malformed)?;
+                let name = self.holders.get(&number).ok_or(Refusal::Unknown)?.name.clone();
+                self.let_follow(line, name);
+                Answer::Done
+            }
         };
         Ok((answer, Vec::new()))
     }
@@ -553,7 +591,7 @@ impl Porter {
             return Err(Refusal::Malformed);
         }
         let holder = self.holders.get(&number).ok_or(Refusal::Unknown)?;
-        let (user, name) = (holder.user, holder.name.clone());
+        let (user, any_port, name) = (holder.user, holder.any_port, holder.name.clone());
         let (home, parents) = holder.seated.clone().ok_or(Refusal::Unknown)?;
         let (ours, its) = wake_pair()?;
         let child = self.number();
@@ -569,6 +607,7 @@ impl Porter {
             line,
             process: None,
             user,
+            any_port,
             name,
             seated: Some((home, seats)),
             wake: Some(its),

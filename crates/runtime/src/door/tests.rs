@@ -3,6 +3,7 @@
 use super::*;
 use crate::channel::tests::{Dial, Peer, config, small};
 use crate::channel::{ChannelConfig, ChannelServer, Client, ClientEvent};
+use crate::own_fd::OwnFd;
 use crate::{Conn, ConnectOptions, ListenOptions, Shard, StopFlag};
 use ginnel_devices::memory::{MemoryConfig, pair};
 use rustix::fd::AsFd;
@@ -26,6 +27,10 @@ impl Rig {
     }
 
     fn with_shards(count: usize, channel: &ChannelConfig, path: Option<&Path>) -> Self {
+        Self::on_terms(count, channel, path, Terms::default())
+    }
+
+    fn on_terms(count: usize, channel: &ChannelConfig, path: Option<&Path>, terms: Terms) -> Self {
         let stop = StopFlag::new().unwrap();
         let (mut servers, mut peers, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..count {
@@ -41,7 +46,7 @@ impl Rig {
             threads.push(std::thread::spawn(move || server.run(&first).unwrap()));
             threads.push(std::thread::spawn(move || peer.run(&second).unwrap()));
         }
-        let door = Door::open(path, servers).unwrap();
+        let door = Door::open_with(path, servers, terms).unwrap();
         Self { door, peers, stop, threads }
     }
 
@@ -357,6 +362,73 @@ fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
     assert_eq!(rig.door.processes(), serve::GUESTS_MAX);
     assert!(more[serve::GUESTS_MAX].enter().is_err());
     assert!(more[0].enter().is_ok());
+}
+
+/// What another user's program says does not matter: which user has made its connection the kernel knows.
+#[test]
+fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports() {
+    use rustix::thread::{Uid, set_thread_res_uid};
+    use std::os::unix::process::CommandExt;
+
+    const FOLLOWER: &str = "GINNEL_TEST_FOLLOWER";
+    if std::env::var_os(FOLLOWER).is_some() {
+        let line = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+        let mut process = Guest::over(line).unwrap().enter().unwrap();
+        let client = &mut process.clients()[0];
+        for low in [80, 1023] {
+            let refused = client.listen(([0, 0, 0, 0], low).into(), ListenOptions::default(), 4);
+            assert!(matches!(refused, Err(Error::Refused(Refusal::Port(1024)))), "{refused:?}");
+        }
+        listen(client, 1024);
+        return;
+    }
+    if !rustix::process::geteuid().is_root() {
+        return ginnel_testkit::skip("door::tests other users", "only root can be another user");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let terms = Terms { unprivileged_port_start: 1024, ..Terms::default() };
+    let rig = Rig::on_terms(1, &ChannelConfig { domains_max: 2, ..small() }, Some(&path), terms);
+    let (inside, guest) = (rig.attach(""), Guest::come(&path).unwrap());
+    let nobody = Uid::from_raw(65_534);
+    // Of this thread alone, and for good.
+    let follow = move || {
+        set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        let lines = [inside.followed().unwrap(), guest.followed().unwrap()];
+        (inside, lines)
+    };
+    let (mut inside, [from_inside, from_guest]) = std::thread::spawn(follow).join().unwrap();
+    let spoken = from_inside.as_fd().try_clone_to_owned().unwrap();
+    let come = |line: OwnFd| Guest::over(line.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (first, second) = (come(from_inside), come(from_guest));
+    let (mut one, mut two) = (first.enter().unwrap(), second.enter().unwrap());
+    // Both are in the second domain, and there is no third.
+    assert!(matches!(
+        Process::over(rig.door.hand_in("another").unwrap()),
+        Err(Error::Refused(Refusal::Domains))
+    ));
+    // What one holds the other may share; what the first domain holds, neither.
+    listen(&mut one.clients()[0], 8000);
+    listen(&mut inside.clients()[0], 8001);
+    let sockets =
+        [one.share(&[Held::listener(0, 0)]).unwrap(), inside.share(&[Held::listener(0, 0)]).unwrap()];
+    assert!(two.resolve(&sockets[0]).is_ok());
+    assert!(matches!(two.resolve(&sockets[1]), Err(Error::Refused(Refusal::Unknown))));
+    // In a process of its own, whose rights count and not this one's.
+    let name = "who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports";
+    let mut follower = std::process::Command::new(std::env::current_exe().unwrap());
+    follower.args(["--exact", &format!("door::tests::{name}")]).env(FOLLOWER, "1").uid(65_534);
+    let output = follower.stdin(spoken.try_clone().unwrap()).current_dir("/").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    listen(&mut inside.clients()[0], 80);
+    // What a guest says that makes no sense is counted.
+    let before = rig.door.stats().refused;
+    line::send(&spoken, &[9], &[]).unwrap();
+    let until = Instant::now() + PATIENCE;
+    while rig.door.stats().refused == before {
+        assert!(Instant::now() < until);
+    }
+    assert!(first.enter().is_ok(), "it stays");
 }
 
 /// The door's thread is one for all: it waits for nobody who is at the door.

@@ -7,6 +7,8 @@ use crate::{attach, real};
 use core::ffi::{c_char, c_int, c_void};
 use ginnel_posix_ops::{Execing, Heir, Ops};
 use libc::pid_t;
+use runtime::own_fd::OwnFd;
+use rustix::fd::AsRawFd;
 
 unsafe extern "C" {
     static environ: *const *mut c_char;
@@ -15,6 +17,7 @@ unsafe extern "C" {
 /// What a program that takes this one's place is given. Dropped if it does not: then nothing has happened.
 struct Successor {
     environment: Environment,
+    _way: Option<OwnFd>,
     _heir: Option<Heir>,
     _execing: Option<Execing<'static>>,
 }
@@ -41,8 +44,16 @@ impl Successor {
                 Err(error) => heritage::say_that_none_are_left(&kept, error),
             }
         }
+        // Who is left sockets comes with them.
+        let way = if heir.is_none() { attach::leave_way(execing.as_ref()) } else { None };
+        let left = match (&way, fds) {
+            (Some(way), _) => Some((heritage::FOLLOWS, way.as_raw_fd().to_string())),
+            (None, Some([line, table])) => Some((heritage::HEIR, format!("{line}:{table}"))),
+            (None, None) => None,
+        };
         // SAFETY: the caller's promise.
-        Self { environment: unsafe { heritage::complete(envp, fds) }, _heir: heir, _execing: execing }
+        let environment = unsafe { heritage::complete(envp, left) };
+        Self { environment, _way: way, _heir: heir, _execing: execing }
     }
 }
 
