@@ -178,7 +178,6 @@ impl Client {
     ) -> Self {
         // The stack may have rung since it knows of this client. Bells that nobody answers would be the last for their sockets.
         let down = region.down(number).answerer_from_first();
-        let sockets = vec![Held::default(); region.sockets()];
         Self {
             region,
             number,
@@ -187,7 +186,7 @@ impl Client {
             stack,
             wake,
             control,
-            sockets,
+            sockets: Vec::new(),
             blocked,
             events: VecDeque::new(),
             blank: 0,
@@ -358,7 +357,16 @@ impl Client {
 
     /// Sockets of the channel.
     pub(super) fn sockets_max(&self) -> usize {
-        self.sockets.len()
+        self.region.sockets()
+    }
+
+    /// What is known of a socket. `None`: there is none of this number.
+    fn known(&mut self, socket: u32) -> Option<&mut Held> {
+        let place = socket as usize;
+        if place >= self.sockets.len() && place < self.sockets_max() {
+            self.sockets.resize(place + 1, Held::default());
+        }
+        self.sockets.get_mut(place)
     }
 
     /// What wakes the client.
@@ -368,7 +376,7 @@ impl Client {
 
     /// The client holds this socket from now on, as the stack has answered.
     pub(super) fn hold(&mut self, socket: u32, generation: u32) {
-        if let Some(held) = self.sockets.get_mut(socket as usize) {
+        if let Some(held) = self.known(socket) {
             *held = Held { generation: Some(generation), ..Held::default() };
             self.blocked[socket as usize].store(false, Relaxed);
             // What happened meanwhile was rung before it was held.
@@ -550,9 +558,10 @@ impl Client {
         while self.events.is_empty() {
             // The stack does not break its rings.
             let (socket, _) = self.down.take(self.region.down(self.number)).ok().flatten()?;
-            match self.sockets.get(socket as usize).map(|held| held.generation) {
-                Some(Some(_)) => self.look(socket),
-                Some(None) => self.look_for_offer(socket),
+            match self.sockets.get(socket as usize).and_then(|held| held.generation) {
+                Some(_) => self.look(socket),
+                // Another process of the domain may have written any number there.
+                None if (socket as usize) < self.sockets_max() => self.look_for_offer(socket),
                 None => {}
             }
         }

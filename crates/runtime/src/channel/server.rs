@@ -9,6 +9,7 @@ mod domain;
 mod holders;
 mod large;
 mod lent;
+mod numbers;
 mod ports;
 mod posts;
 mod reports;

@@ -36,7 +36,7 @@ impl Client {
         self.blank = (place + 1) % BLANKS_MAX;
         let Blank { socket, generation } = places::take_up(&blanks[place])?;
         // Another process of the domain may have written any number there.
-        if socket as usize >= self.sockets.len() {
+        if socket as usize >= self.sockets_max() {
             return None;
         }
         let words = self.region.socket(socket);

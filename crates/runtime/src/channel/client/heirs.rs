@@ -47,11 +47,7 @@ impl Client {
 
     /// Holds from now on what `parent` held when it forked, and goes on where that stood.
     pub(crate) fn inherit(&mut self, parent: &Self) {
-        for (socket, held) in parent.sockets.iter().enumerate() {
-            if held.generation.is_some() {
-                self.sockets[socket] = *held;
-            }
-        }
+        self.sockets.clone_from(&parent.sockets);
         // What the parent had not looked at yet the child looks at, too.
         self.events.extend(&parent.events);
         self.look_at_all();
@@ -61,7 +57,7 @@ impl Client {
     ///
     /// The stack must have agreed.
     pub(crate) fn adopt(&mut self, conn: Conn) {
-        if (conn.index() as usize) < self.sockets.len() {
+        if (conn.index() as usize) < self.sockets_max() {
             self.hold(conn.index(), conn.generation());
         }
     }

@@ -57,9 +57,12 @@ impl Client {
             return None;
         }
         // Another process of the domain may have written any number there.
-        let held = self.sockets.get_mut(socket as usize)?;
+        if socket as usize >= self.sockets_max() {
+            return None;
+        }
         let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);
-        *held = Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
+        *self.known(socket)? =
+            Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
         self.blocked[socket as usize].store(false, Relaxed);
         self.ring(socket, RUNG);
         Some(Conn::new(socket, generation))

@@ -17,7 +17,7 @@ use ginnel_stack::options::ConnectOptions;
 impl Domain {
     /// Whether there are so many free sockets that those that clients have at hand keep none from connections that come.
     fn has_plenty(&self) -> bool {
-        self.free.len() > self.sockets_max() / 2 + BLANKS_MAX
+        self.numbers.left() > self.sockets_max() / 2 + BLANKS_MAX
     }
 
     /// Gives a client in another process, which has opened a connection, as many as it may have.
@@ -37,7 +37,7 @@ impl Domain {
         else {
             return;
         };
-        let Some(socket) = self.free.pop() else { return };
+        let Some(socket) = self.numbers.take() else { return };
         served.blanks[place] = Some(socket);
         self.blanks += 1;
         let generation = self.socket(socket).generation;

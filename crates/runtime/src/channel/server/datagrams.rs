@@ -35,10 +35,10 @@ impl Domain {
                 if self.is_full() {
                     return Reply::UdpBind(Err(UdpError::TooMany));
                 }
-                let socket = *self.free.last().expect("it is not full");
+                let socket = self.numbers.next().expect("it is not full");
                 let by_region = matches!(asked, UdpRequest::Open(..));
                 Reply::UdpBind(cx.udp_bind(local, options).map(|udp| {
-                    self.free.pop();
+                    self.numbers.take();
                     let generation = self.socket(socket).generation;
                     let (bits, holders) = (state::UDP, 1 << client);
                     self.udp.insert(udp, (socket, VecDeque::new()));

@@ -11,6 +11,7 @@ use super::super::{ChannelConfig, ChannelStats};
 use super::deferred::Deferred;
 use super::large::Stock;
 use super::lent::{self, Lent};
+use super::numbers::Numbers;
 use super::served::Served;
 use crate::context::Context;
 use crate::handler::UrgentData;
@@ -143,7 +144,7 @@ pub(super) struct Domain {
     /// Listeners at which somebody may wait, a bit each.
     pub queued: u64,
     pub sockets: Vec<Socket>,
-    pub free: Vec<u32>,
+    pub numbers: Numbers,
     /// Large buffers that no socket has.
     pub stock: Stock,
     /// Sockets that go on in the next turn: those for which nothing was left of this one, and behind them those of which a portion was taken.
@@ -213,7 +214,7 @@ impl Domain {
             members: 0,
             queued: 0,
             sockets: vec![Socket::default(); sockets],
-            free: (0..sockets_max as u32).rev().collect(),
+            numbers: Numbers::new(sockets_max),
             stock: (0..region.large().0).rev().collect(),
             unfinished: VecDeque::new(),
             portions: Vec::new(),
@@ -247,7 +248,7 @@ impl Domain {
 
     /// Sockets in use: connections, and those that clients still hold after their end.
     pub fn in_use(&self) -> usize {
-        self.sockets_max - self.free.len() - self.blanks
+        self.sockets_max - self.numbers.left() - self.blanks
     }
 
     /// Sockets that it may have.
@@ -273,16 +274,21 @@ impl Domain {
         (known.conn == Some(conn)).then_some(socket)
     }
 
+    /// Sockets that have been used at any time.
+    pub fn used(&mut self) -> &mut [Socket] {
+        &mut self.sockets[..self.numbers.used()]
+    }
+
     /// A socket cannot be had: there are as many as the domain may have.
     pub fn is_full(&mut self) -> bool {
-        let full = self.free.is_empty();
+        let full = self.numbers.left() == 0;
         self.stats.sockets_refused += u64::from(full);
         full
     }
 
     /// A socket for a new connection.
     pub(super) fn begin(&mut self, cx: &mut Context<'_>, conn: Conn, bits: u32) -> Option<u32> {
-        let socket = self.free.pop()?;
+        let socket = self.numbers.take()?;
         let generation = self.socket(socket).generation;
         *self.socket(socket) =
             Socket { conn: Some(conn), in_use: true, generation, bits, ..Socket::default() };
@@ -543,7 +549,7 @@ impl Domain {
         known.generation = known.generation.wrapping_add(1);
         self.take_lent_back(cx, socket);
         self.take_large_back(socket);
-        self.free.push(socket);
+        self.numbers.give_back(socket);
         self.take_more(cx);
     }
 
@@ -689,7 +695,8 @@ impl Domain {
     pub fn may_accept(&mut self, number: usize) -> bool {
         let deferring = self.deferring(number);
         let listening = self.listeners[number].as_ref();
-        let may = !self.free.is_empty() && listening.is_some_and(|l| l.waiting.len() + deferring < l.backlog);
+        let may =
+            self.numbers.left() > 0 && listening.is_some_and(|l| l.waiting.len() + deferring < l.backlog);
         self.starved |= !may;
         may
     }

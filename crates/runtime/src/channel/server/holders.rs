@@ -38,7 +38,7 @@ impl Domain {
                 for listening in self.listeners.iter_mut().flatten().filter(|l| l.holders & parent != 0) {
                     listening.holders |= child;
                 }
-                for known in self.sockets.iter_mut().filter(|known| known.holders & parent != 0) {
+                for known in self.used().iter_mut().filter(|known| known.holders & parent != 0) {
                     known.holders |= child;
                 }
             }
@@ -145,7 +145,7 @@ impl Domain {
         self.take_up_all(cx, number);
         self.clients[number] = None;
         self.members &= !(1 << number);
-        for socket in 0..self.sockets.len() as u32 {
+        for socket in 0..self.used().len() as u32 {
             if !self.socket(socket).in_use {
                 continue;
             }
