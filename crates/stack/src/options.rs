@@ -109,6 +109,9 @@ pub enum TcpOption {
     NoDelay(bool),
     /// Hold back partial segments until it is taken off, for 200 ms at most (`TCP_CORK`).
     Cork(bool),
+    /// More follows what is sent next (`MSG_MORE`): its last partial segment is held back until that comes, the peer acknowledges something, or 200 ms
+    /// have passed, and does not push. To be said before each such send; off says that what follows is all.
+    More(bool),
     /// Acknowledge at once for the next segments, or go to delayed acknowledgements (`TCP_QUICKACK`). Not permanent.
     QuickAck(bool),
     /// Probe an idle peer (`SO_KEEPALIVE`, RFC 1122 §4.2.3.6).

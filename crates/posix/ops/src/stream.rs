@@ -1,5 +1,6 @@
 //! Bytes of a connection: the `send` and `recv` families, as `tcp_sendmsg` and `tcp_recvmsg` do them.
 
+use crate::Ops;
 use crate::channels::Channels;
 use crate::datagram::Sending;
 use crate::fd_table::FileId;
@@ -7,7 +8,6 @@ use crate::file::{Shape, Stream};
 use crate::lane::Lane;
 use crate::signal;
 use crate::sleep::{Patience, Wait};
-use crate::{Ops, options};
 use core::cell::Cell;
 use core::ffi::c_int;
 use ginnel::channel::Status;
@@ -322,13 +322,13 @@ impl Lane {
     /// Holds back a last small segment, or lets it go (`MSG_MORE`).
     fn set_more(&mut self, file: FileId, more: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
-        let corked = socket.options.flag(options::Flag::Cork);
         let Shape::Stream(stream) = &mut socket.shape else { return };
-        if stream.more != more && !corked {
+        // Each such send says so anew, for the peer's acknowledgements let go what is held back.
+        if stream.more || more {
             stream.more = more;
             let conn = stream.conn;
             // A connection that is over holds nothing back.
-            let _ = self.client.set_option(conn, TcpOption::Cork(more));
+            let _ = self.client.set_option(conn, TcpOption::More(more));
         }
     }
 }

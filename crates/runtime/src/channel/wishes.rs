@@ -10,7 +10,7 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Kinds of options, a bit each.
-pub(super) const KINDS: usize = 24;
+pub(super) const KINDS: usize = 25;
 
 /// No hop limit of its own.
 const NO_LIMIT: u32 = u32::MAX;
@@ -44,6 +44,7 @@ fn word(option: TcpOption) -> (usize, u32) {
         TcpOption::RtoMax(time) => (21, millis(time)),
         TcpOption::DelayedAckMax(time) => (22, micros(time)),
         TcpOption::Priority(priority) => (23, priority.into()),
+        TcpOption::More(on) => (24, on.into()),
         TcpOption::HopLimit(hops) => (17, hops.map_or(NO_LIMIT, u32::from)),
     }
 }
@@ -77,13 +78,14 @@ fn option(kind: usize, word: u32) -> Option<TcpOption> {
         21 => TcpOption::RtoMax(Duration::from_millis(word.into())),
         22 => TcpOption::DelayedAckMax(Duration::from_micros(word.into())),
         23 => TcpOption::Priority(u8::try_from(word).unwrap_or(u8::MAX)),
+        24 => TcpOption::More(on),
         _ => return None,
     })
 }
 
 /// Whether an option sends what was held back: it comes behind what was written before it.
 fn pushes(option: TcpOption) -> bool {
-    matches!(option, TcpOption::NoDelay(true) | TcpOption::Cork(false))
+    matches!(option, TcpOption::NoDelay(true) | TcpOption::Cork(false) | TcpOption::More(false))
 }
 
 /// When in a turn an option comes.
@@ -154,6 +156,7 @@ mod tests {
         TcpOption::RtoMax(SECOND),
         TcpOption::DelayedAckMax(Duration::from_millis(40)),
         TcpOption::Priority(6),
+        TcpOption::More(true),
     ];
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a segment acknowledges: window, retransmission queue, round trip time, loss, congestion window.
 
-use super::busy::{Busy, RetransmitTimer};
+use super::busy::{Busy, More, RetransmitTimer};
 use super::congestion::AckEvent;
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Arrived;
@@ -220,7 +220,11 @@ impl Tcp {
     #[inline(never)]
     fn follow_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &mut self.busy[c.busy];
+        if b.more == More::Expected {
+            // The peer has come to answer before the application to say more (`tcp_data_snd_check`).
+            b.more = More::Late;
+        }
         if !b.send.is_empty() || c.has(Flags::FIN_QUEUED) && !b.fin_sent || b.sent.lost_out > 0 {
             self.want_transmit(idx);
         }

@@ -3,6 +3,7 @@
 //! one packet is reckoned as Linux does: what leaves in a millisecond, and more the nearer the peer is (`tcp_tso_autosize`).
 
 use super::Tcp;
+use super::busy::More;
 use super::conn::Flags;
 use super::output::Allowance;
 
@@ -70,7 +71,8 @@ impl Tcp {
     #[cold]
     fn holds_small(&self, idx: u32) -> bool {
         let c = &self.conns[idx];
-        c.has(Flags::CORK) || !c.has(Flags::NODELAY) && self.busy[c.busy].small_end.is_some()
+        let b = &self.busy[c.busy];
+        c.has(Flags::CORK) || b.more == More::Expected || !c.has(Flags::NODELAY) && b.small_end.is_some()
     }
 }
 

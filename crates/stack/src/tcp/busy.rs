@@ -13,6 +13,17 @@ use crate::device::Label;
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 
+/// Whether more follows what was sent (`MSG_MORE`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum More {
+    #[default]
+    No,
+    /// It does: what does not fill a segment waits for it.
+    Expected,
+    /// It does, but what there is waits no longer.
+    Late,
+}
+
 /// What the retransmission timer is set for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RetransmitTimer {
@@ -120,6 +131,8 @@ pub(crate) struct Busy {
     pub window_max: u32,
     pub extras: Extras,
     pub mtu: MtuSearch,
+    /// What the last send said of what follows it.
+    pub more: More,
     /// The next partial segment leaves whatever holds it back.
     pub force: bool,
     /// FIN was sent.
@@ -168,6 +181,7 @@ impl Busy {
             window_max: 0,
             extras: Extras::NONE,
             mtu: MtuSearch::NONE,
+            more: More::No,
             force: false,
             fin_sent: false,
             starved: false,
@@ -214,6 +228,7 @@ impl Busy {
             window_max,
             extras,
             mtu,
+            more,
             force,
             fin_sent,
             starved,
@@ -232,6 +247,7 @@ impl Busy {
         (*retransmits, *backoff, *probes) = (0, 0, 0);
         (*trouble_since, *cork_at, *idle_since) = (None, None, None);
         (*small_end, *urgent_out, *fin_at) = (None, None, None);
+        *more = More::No;
         *probe_end = None;
         *dsack = None;
         *last_invalid_ms = None;

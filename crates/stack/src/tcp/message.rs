@@ -5,7 +5,7 @@
 //! with header prediction (docs/adr/0007).
 
 use super::ack;
-use super::busy::{Busy, Extras, RetransmitTimer};
+use super::busy::{Busy, Extras, More, RetransmitTimer};
 use super::conn::{Flags, NONE};
 use super::sent_queue::Ends;
 use super::{Tcp, rtt};
@@ -122,6 +122,7 @@ fn is_calm(b: &Busy) -> bool {
         && b.extras == Extras::NONE
         && !(b.recovery.sends_new_first() | b.force | b.fin_sent | (b.backoff > 0))
         && b.urgent_out.is_none()
+        && b.more == More::No
         && b.dsack.is_none()
         && b.recv.range_count() == 0
 }

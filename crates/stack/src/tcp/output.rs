@@ -3,7 +3,7 @@
 
 use super::Tcp;
 use super::burst::Burst;
-use super::busy::{Extras, RetransmitTimer};
+use super::busy::{Extras, More, RetransmitTimer};
 use super::conn::{Flags, NONE};
 use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, Segment, max_sack_blocks};
 use super::rtt;
@@ -359,9 +359,16 @@ impl Tcp {
             };
             let last = len == a.unsent;
             // A probe of a window that is too small for a whole segment is not to wait for more.
-            let pushes = last || probes && len < a.mss || burst.pushes(self, idx, &a, len);
+            let pushes = match last {
+                true => self.busy[self.conns[idx].busy].more != More::Late,
+                false => probes && len < a.mss || burst.pushes(self, idx, &a, len),
+            };
             self.send_one(net, idx, len, last, pushes, a.mss)?;
             let c = &self.conns[idx];
+            let b = &mut self.busy[c.busy];
+            if last && b.more == More::Late {
+                b.more = More::Expected;
+            }
             if len == a.unsent && c.has(Flags::FIN_QUEUED) == self.busy[c.busy].fin_sent {
                 return Ok(());
             }
@@ -380,7 +387,7 @@ impl Tcp {
         let last = most == a.unsent;
         let urgent = b.urgent_out.is_some();
         if last {
-            let corked = c.has(Flags::CORK);
+            let corked = c.has(Flags::CORK) || b.more == More::Expected;
             // Minshall: hold a small segment only while another small one is not acknowledged.
             let nagle = !c.has(Flags::NODELAY) && !b.sent.is_empty() && b.small_end.is_some();
             if urgent || c.has(Flags::FIN_QUEUED) || b.force || !(corked || nagle) {
@@ -406,7 +413,7 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
         let fits = a.unsent <= a.window;
-        if c.has(Flags::CORK) && fits {
+        if (c.has(Flags::CORK) || b.more == More::Expected) && fits {
             b.cork_at.get_or_insert(now + CORK_MAX);
             return;
         }

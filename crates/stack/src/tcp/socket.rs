@@ -1,6 +1,7 @@
 //! What applications do with a connection.
 
 use super::Tcp;
+use super::busy::More;
 
 use super::conn::{Flags, Life, NONE};
 use super::receive::chunks_for;
@@ -370,6 +371,7 @@ impl Tcp {
                     self.push_now(idx);
                 }
             }
+            TcpOption::More(on) => self.set_more(idx, on),
             TcpOption::QuickAck(on) => {
                 c.flags.assign(Flags::PINGPONG, !on);
                 if on {
@@ -399,6 +401,20 @@ impl Tcp {
         if let Some((_, b)) = self.both(idx) {
             b.cork_at = None;
             b.force = true;
+            if b.more == More::Expected {
+                b.more = More::Late;
+            }
+            self.want_transmit(idx);
+        }
+    }
+
+    fn set_more(&mut self, idx: u32, on: bool) {
+        if on {
+            let busy = self.ensure_busy(idx);
+            self.busy[busy].more = More::Expected;
+        } else if let Some((_, b)) = self.both(idx) {
+            b.more = More::No;
+            b.cork_at = None;
             self.want_transmit(idx);
         }
     }

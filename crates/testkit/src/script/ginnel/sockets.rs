@@ -436,12 +436,12 @@ impl Socket {
         }
         let more = flags.has(libc::MSG_MORE);
         if more {
-            let _ = stack.set_option(conn, TcpOption::Cork(true));
+            let _ = stack.set_option(conn, TcpOption::More(true));
         }
         let result =
             if flags.has(libc::MSG_OOB) { stack.send_urgent(conn, data) } else { stack.send(conn, data) };
         if self.more && !more {
-            let _ = stack.set_option(conn, TcpOption::Cork(false));
+            let _ = stack.set_option(conn, TcpOption::More(false));
         }
         self.more = more;
         match result {
