@@ -288,9 +288,22 @@ impl<'a> Context<'a> {
         &mut self,
         conn: Conn,
         len: usize,
+        continues: bool,
         fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
-        self.core.stack.send_with(conn, len, fill)
+        self.core.stack.send_with(conn, len, continues, fill)
+    }
+
+    /// See [`Stack::end_record`](ginnel_stack::stack::Stack::end_record).
+    pub(crate) fn end_record(&mut self, conn: Conn) {
+        if let Some(stack) = self.core.stack.here_mut() {
+            stack.end_record(conn);
+        }
+    }
+
+    /// See [`Stack::room_below`](ginnel_stack::stack::Stack::room_below).
+    pub(crate) fn room_below(&mut self, conn: Conn, len: u32, most: u32) -> u32 {
+        self.core.stack.here_mut().map_or(len, |stack| stack.room_below(conn, len, most))
     }
 
     /// Queues `len` bytes of a source from `offset` on, without copying them. All or nothing: [`SendError::Full`] means that nothing was
@@ -328,6 +341,11 @@ impl<'a> Context<'a> {
         if let Some(stack) = self.core.stack.here_mut() {
             stack.await_acked(conn);
         }
+    }
+
+    /// See [`Stack::not_sent`](ginnel_stack::stack::Stack::not_sent).
+    pub(crate) fn not_sent(&self, conn: Conn) -> u32 {
+        self.core.stack.here().map_or(0, |stack| stack.not_sent(conn))
     }
 
     /// See [`Stack::queued`](ginnel_stack::stack::Stack::queued).

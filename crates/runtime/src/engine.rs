@@ -188,10 +188,11 @@ impl Engine {
         &mut self,
         conn: Conn,
         len: usize,
+        continues: bool,
         mut fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
         match self {
-            Self::Here(stack) => stack.send_with(conn, len, fill),
+            Self::Here(stack) => stack.send_with(conn, len, continues, fill),
             Self::Channel(remote) => {
                 let mut piece = [0; PIECE_BYTES];
                 let mut done = 0;

@@ -136,6 +136,9 @@ pub enum TcpOption {
     RecvBuffer(u32),
     /// Send buffer in bytes.
     SendBuffer(u32),
+    /// Whenever something has left and less than half of so many bytes were not sent, [`Event::Writable`](crate::events::Event::Writable) follows (`TCP_NOTSENT_LOWAT`); 0 for not. What
+    /// is taken stays bounded by the send buffer alone: [`Stack::room_below`](crate::stack::Stack::room_below) says what Linux would take.
+    NotSentLowWater(u32),
     /// Largest segment to send (`TCP_MAXSEG`).
     MaxSegment(u16),
     /// How the congestion window grows (`TCP_CONGESTION`).

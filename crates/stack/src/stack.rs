@@ -465,7 +465,7 @@ impl Stack {
     }
 
     /// The same of `len` bytes that `fill` writes where they are kept, so that what lies elsewhere is copied once: it is given how many bytes come before, and must fill
-    /// all that it is given, for there stands what others have sent.
+    /// all that it is given, for there stands what others have sent. `continues`: more of what the application has written at once follows, which matters for PSH.
     ///
     /// # Errors
     /// See [`SendError`].
@@ -474,9 +474,21 @@ impl Stack {
         &mut self,
         conn: Conn,
         len: usize,
+        continues: bool,
         fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
-        self.tcp.send_with(conn, len, fill)
+        self.tcp.send_with(conn, len, continues, fill)
+    }
+
+    /// What is queued is the end of a record (`MSG_EOR`): what is sent later shares no segment with it. Of records of which nothing has left, the last 256 less what long
+    /// writes need are kept apart.
+    pub fn end_record(&mut self, conn: Conn) {
+        self.tcp.end_record(conn);
+    }
+
+    /// How many of `len` bytes Linux would take in one call, in which it also sends, before `most` bytes or more are not sent (`TCP_NOTSENT_LOWAT`).
+    pub fn room_below(&mut self, conn: Conn, len: u32, most: u32) -> u32 {
+        self.tcp.room_below(conn, len, most)
     }
 
     /// Queues `len` bytes of a source from `offset` on, without copying. Taken whole or not at all.
@@ -522,6 +534,11 @@ impl Stack {
     /// Bytes that are queued and not acknowledged. 0 if the connection is over.
     pub fn queued(&self, conn: Conn) -> u64 {
         self.tcp.queued(conn)
+    }
+
+    /// Of those the ones that were not sent.
+    pub fn not_sent(&self, conn: Conn) -> u32 {
+        self.tcp.not_sent(conn)
     }
 
     /// Queues bytes of which the last is urgent (`MSG_OOB`).

@@ -602,6 +602,21 @@ impl Channels {
         client.await_room(conn, enough)
     }
 
+    pub fn room_below(&mut self, conn: Conn, len: u32, low: u32) -> Result<u32, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.room_below(conn, len, low)
+    }
+
+    pub fn not_sent(&mut self, conn: Conn) -> Result<usize, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.not_sent(conn)
+    }
+
+    pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.end_record(conn)
+    }
+
     pub fn shutdown_write(&mut self, conn: Conn) -> Result<(), Stale> {
         let (client, conn) = self.with(conn)?;
         client.shutdown_write(conn)

@@ -62,6 +62,7 @@ enum Told {
     RtoMax,
     DelayedAckMax,
     Priority,
+    NotSentLowWater,
 }
 
 /// Those that connections of a listener, and connections that are opened, begin with.
@@ -415,6 +416,7 @@ impl Options {
             (Told::RtoMax, TcpOption::RtoMax(self.time(times::RTO_MAX))),
             (Told::DelayedAckMax, TcpOption::DelayedAckMax(self.time(times::DELACK_MAX))),
             (Told::Priority, TcpOption::Priority(self.link_priority())),
+            (Told::NotSentLowWater, TcpOption::NotSentLowWater(self.not_sent_low_water().unwrap_or(0))),
         ];
         all.into_iter().filter(move |(told, _)| untold & bit(*told) != 0).map(|(_, option)| option)
     }

@@ -3,6 +3,7 @@
 use crate::fd_table::FileId;
 use crate::file::{Dgram, Kind, Shape};
 use crate::lane::Lane;
+use ginnel::Conn;
 use libc::{POLLERR, POLLHUP, POLLIN, POLLOUT, POLLPRI, POLLRDHUP, POLLRDNORM, POLLWRNORM};
 
 const READABLE: i16 = POLLIN | POLLRDNORM;
@@ -65,6 +66,13 @@ impl Lane {
         ready
     }
 
+    /// Whether less than half of so many bytes were not sent (`__sk_stream_memory_free`).
+    fn is_sparse(&mut self, conn: Conn, low: Option<u32>) -> bool {
+        low.is_none_or(|low| {
+            self.client.not_sent(conn).is_ok_and(|bytes| 2 * (bytes as u64) < u64::from(low))
+        })
+    }
+
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((stream, status)) = self.status(file) else { return POLLHUP };
         // More than the channel holds would never be there.
@@ -93,10 +101,13 @@ impl Lane {
                 ready |= READABLE;
             }
             // Half as much room as what waits (`sk_stream_is_writeable`).
-            let (waiting, enough) = (status.unsent, (status.occupied / 2).max(1));
-            let enough = if waiting >= not_sent { status.room + waiting - not_sent + 1 } else { enough };
-            let room = no_more_out || status.room >= enough;
-            if room || self.client.await_room(stream.conn, enough) == Ok(true) {
+            let enough = (status.occupied / 2).max(1);
+            let room = status.room >= enough && self.is_sparse(stream.conn, not_sent);
+            if no_more_out
+                || room
+                || self.client.await_room(stream.conn, enough) == Ok(true)
+                    && self.is_sparse(stream.conn, not_sent)
+            {
                 ready |= WRITABLE;
             }
         }

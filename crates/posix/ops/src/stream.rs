@@ -121,6 +121,9 @@ impl Ops {
             if flags & libc::MSG_MORE == 0 {
                 lane.set_more(file, false);
             }
+            if flags & libc::MSG_EOR != 0 && done.get() == total {
+                lane.end_record(file);
+            }
             lane.client.flush();
             match result {
                 Err(_) if done.get() > 0 => Ok(done.get()),
@@ -301,6 +304,7 @@ impl Lane {
         done: &Cell<usize>,
     ) -> Result<usize, Errno> {
         let (conn, _) = self.sendable(file)?;
+        let end = done.get() + self.bytes_below(file, conn, total - done.get());
         let mut skip = done.get();
         for buffer in buffers {
             if skip >= buffer.len() {
@@ -309,14 +313,47 @@ impl Lane {
             }
             let bytes = &buffer[skip..];
             skip = 0;
-            let sent = self.client.send(conn, bytes).map_err(|_| Errno::PIPE)?;
+            let within = &bytes[..bytes.len().min(end - done.get())];
+            let sent = self.client.send(conn, within).map_err(|_| Errno::PIPE)?;
             done.set(done.get() + sent);
             if sent < bytes.len() {
+                if sent == within.len() {
+                    // Gone meanwhile, or less is ahead meanwhile: the next look tells.
+                    let _ = self.client.await_room(conn, 1);
+                }
                 return Err(Errno::AGAIN);
             }
         }
         debug_assert_eq!(done.get(), total);
         Ok(total)
+    }
+
+    /// How many of so many bytes may be written before too much was not sent (`TCP_NOTSENT_LOWAT`). Only the stack knows what it would send meanwhile; it is asked if that decides.
+    #[inline]
+    fn bytes_below(&mut self, file: FileId, conn: Conn, most: usize) -> usize {
+        match self.files.socket(file).map(|socket| socket.options.not_sent_low_water()) {
+            Ok(Some(low)) => self.ask_bytes_below(conn, most, low),
+            _ => most,
+        }
+    }
+
+    #[cold]
+    fn ask_bytes_below(&mut self, conn: Conn, most: usize, low: u32) -> usize {
+        let ahead = self.client.not_sent(conn).unwrap_or(usize::MAX);
+        if ahead.saturating_add(most) <= low as usize {
+            return most;
+        }
+        let len = u32::try_from(most).unwrap_or(u32::MAX);
+        // Of a connection that is over there is nothing to know: to write tells.
+        self.client.room_below(conn, len, low).map_or(most, |room| most.min(room as usize))
+    }
+
+    /// What was sent is the end of a record (`MSG_EOR`).
+    fn end_record(&mut self, file: FileId) {
+        if let Some(conn) = self.files.stream(file).map(|stream| stream.conn) {
+            // A connection that is over has no records.
+            let _ = self.client.end_record(conn);
+        }
     }
 
     /// Holds back a last small segment, or lets it go (`MSG_MORE`).

@@ -476,6 +476,33 @@ impl Client {
         Ok(count)
     }
 
+    /// What was written on a connection is the end of a record (`MSG_EOR`): what is written later shares no segment with it. If the stack has not even come to the end of the
+    /// record before, it is asked first; one that it still does not come to is no record any more.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
+        if self.hand(conn)?.is_record_ahead() {
+            let _ = self.room_below(conn, 0, u32::MAX);
+        }
+        self.hand(conn)?.end_record();
+        self.ring(conn.index(), RUNG);
+        Ok(())
+    }
+
+    /// How many of `len` bytes may be written before `low` or more have not left, with what the stack would send meanwhile: it is asked.
+    ///
+    /// # Errors
+    /// The handle is stale, the connection over, or the shard gone.
+    pub fn room_below(&mut self, conn: Conn, len: u32, low: u32) -> Result<u32, Stale> {
+        self.held(conn)?;
+        self.flush();
+        match self.ask(Request::RoomBelow(conn.index(), len, low)) {
+            Ok(Reply::RoomBelow(result)) => result,
+            _ => Err(Stale::Handle),
+        }
+    }
+
     /// Says that what it writes lies in another ring.
     #[cfg(all(test, not(loom)))]
     pub(super) fn pretend_ring(&self, conn: Conn, number: u32) {
@@ -586,7 +613,11 @@ impl Client {
             self.events.push_back(ClientEvent::Readable { conn });
         }
         let blocked = &self.blocked[socket as usize];
-        if blocked.load(Acquire) && Hand::new(&self.region, socket, None).status().room > 0 {
+        if blocked.load(Acquire)
+            && let hand = Hand::new(&self.region, socket, None)
+            && hand.status().room > 0
+            && hand.is_below_low_water()
+        {
             blocked.store(false, Relaxed);
             self.events.push_back(ClientEvent::Writable { conn });
         }

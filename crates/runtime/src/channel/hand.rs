@@ -268,6 +268,31 @@ impl<'a> Hand<'a> {
         self.words.error.load(Ordering::Acquire) & REPORTS != 0
     }
 
+    /// Bytes that were written and have not left, at the most: only where the stack says how many have ([`TcpOption::NotSentLowWater`]).
+    pub fn not_sent(&self) -> usize {
+        let written = self.words.positions(Direction::Outgoing).written();
+        usize::try_from(written.saturating_sub(self.words.sent.load(Ordering::Acquire))).unwrap_or(usize::MAX)
+    }
+
+    /// Whether so few were not sent that more may be written, as Linux says it (`__sk_stream_memory_free`).
+    #[inline]
+    pub fn is_below_low_water(&self) -> bool {
+        let low = self.words.wishes[wishes::LOW_WATER].load(Ordering::Relaxed) as usize;
+        low == 0 || self.not_sent() < low.div_ceil(2)
+    }
+
+    /// What was written is the end of a record. Of one that the stack has not come to nothing is known any more.
+    pub fn end_record(&self) {
+        let written = self.words.positions(Direction::Outgoing).written();
+        // What is written later is so behind this.
+        self.words.record.store(written, Ordering::Release);
+    }
+
+    /// Whether the stack has not come to the end of the last record.
+    pub fn is_record_ahead(&self) -> bool {
+        self.words.record.load(Ordering::Relaxed) > self.words.positions(Direction::Outgoing).taken()
+    }
+
     /// The stack sends from the buffer what it has taken.
     pub fn is_lent(&self) -> bool {
         let positions = self.words.positions(Direction::Outgoing);

@@ -39,7 +39,7 @@ pub(crate) const SECOND_CHOICE: u32 = 1 << 31;
 
 const PAGE: usize = 4096;
 /// "ginnelch", and the version of the layout.
-const MAGIC: u64 = 0x6869_6e6e_656c_6307;
+const MAGIC: u64 = 0x6869_6e6e_656c_6308;
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// At the start of the region. Written once, by the stack.
@@ -90,6 +90,8 @@ pub(super) struct SocketWords {
     pub wants_room: AtomicU32,
     /// Bytes that the peer acknowledged, if that is to be told.
     pub acked: AtomicU64,
+    /// Bytes that have left, of what clients wrote, if they want few to be ahead of those (`TCP_NOTSENT_LOWAT`). Perhaps there are more by now.
+    pub sent: AtomicU64,
     /// How often urgent data were announced or came, or datagrams came. As long as it is 0 the two words about urgent data say nothing.
     pub notices: AtomicU32,
     /// What ICMP said about a datagram, once (see [`super::datagram`]). Taken by clients. Of a connection: why it could not be opened (see
@@ -107,6 +109,8 @@ pub(super) struct SocketWords {
     pub requests: AtomicU32,
     /// A client could not write all and wants to hear that there is space.
     pub wants_space: AtomicU32,
+    /// Where the last record ends that clients wrote (`MSG_EOR`); 0 if there was none.
+    pub record: AtomicU64,
     /// See [`super::lock`].
     pub lock: AtomicU32,
     /// See [`super::wishes`]: which options are new, and their values.
@@ -499,6 +503,10 @@ impl SocketWords {
         self.wants_space.store(0, Ordering::Relaxed);
         self.lock.store(0, Ordering::Relaxed);
         self.acked.store(0, Ordering::Relaxed);
+        self.sent.store(0, Ordering::Relaxed);
+        self.record.store(0, Ordering::Relaxed);
+        // The only one that clients read themselves.
+        self.wishes[wishes::LOW_WATER].store(0, Ordering::Relaxed);
         self.notices.store(0, Ordering::Relaxed);
         self.error.store(0, Ordering::Relaxed);
         self.incoming.clear();

@@ -16,6 +16,7 @@ use ginnel_devices::random::Random;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+mod ahead;
 mod blanks;
 mod large;
 mod lent;

@@ -10,7 +10,9 @@ use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::config::CongestionControl;
 
 /// Kinds of options, a bit each.
-pub(super) const KINDS: usize = 25;
+pub(super) const KINDS: usize = 26;
+/// The kind of [`TcpOption::NotSentLowWater`], which clients look at themselves, too.
+pub(super) const LOW_WATER: usize = 25;
 
 /// No hop limit of its own.
 const NO_LIMIT: u32 = u32::MAX;
@@ -45,6 +47,7 @@ fn word(option: TcpOption) -> (usize, u32) {
         TcpOption::DelayedAckMax(time) => (22, micros(time)),
         TcpOption::Priority(priority) => (23, priority.into()),
         TcpOption::More(on) => (24, on.into()),
+        TcpOption::NotSentLowWater(bytes) => (LOW_WATER, bytes),
         TcpOption::HopLimit(hops) => (17, hops.map_or(NO_LIMIT, u32::from)),
     }
 }
@@ -79,6 +82,7 @@ fn option(kind: usize, word: u32) -> Option<TcpOption> {
         22 => TcpOption::DelayedAckMax(Duration::from_micros(word.into())),
         23 => TcpOption::Priority(u8::try_from(word).unwrap_or(u8::MAX)),
         24 => TcpOption::More(on),
+        LOW_WATER => TcpOption::NotSentLowWater(word),
         _ => return None,
     })
 }
@@ -157,6 +161,7 @@ mod tests {
         TcpOption::DelayedAckMax(Duration::from_millis(40)),
         TcpOption::Priority(6),
         TcpOption::More(true),
+        TcpOption::NotSentLowWater(16_384),
     ];
 
     #[test]

@@ -151,6 +151,7 @@ impl Code for Request {
             Self::Unreserve(number) => (10u8, *number).put(out),
             Self::Amend(listener, options) => (14u8, (*listener, *options)).put(out),
             Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).put(out),
+            Self::RoomBelow(socket, len, low) => (16u8, (*socket, (*len, *low))).put(out),
             Self::Defer(listener, time) => (13u8, (*listener, *time)).put(out),
             Self::Backlog(listener, backlog) => (11u8, (*listener, *backlog)).put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),
@@ -171,6 +172,7 @@ impl Code for Request {
             10 => Self::Unreserve(Code::get(from)?),
             14 => Self::Amend(Code::get(from)?, Code::get(from)?),
             15 => Self::SavedSyn(Code::get(from)?, Code::get(from)?),
+            16 => Self::RoomBelow(Code::get(from)?, Code::get(from)?, Code::get(from)?),
             13 => Self::Defer(Code::get(from)?, Code::get(from)?),
             11 => Self::Backlog(Code::get(from)?, Code::get(from)?),
             _ => return None,
@@ -213,6 +215,7 @@ impl Code for Reply {
             Self::UdpReport(result) => tagged(out, 13, result),
             Self::UdpPathMtu(result) => tagged(out, 14, result),
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
+            Self::RoomBelow(result) => tagged(out, 16, result),
             // Counters are not asked for over the door.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -234,6 +237,7 @@ impl Code for Reply {
             13 => Self::UdpReport(Code::get(from)?),
             14 => Self::UdpPathMtu(Code::get(from)?),
             15 => Self::SavedSyn(Code::get(from)?),
+            16 => Self::RoomBelow(Code::get(from)?),
             _ => return None,
         })
     }

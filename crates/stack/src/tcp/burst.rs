@@ -20,6 +20,12 @@ pub(super) struct Burst {
 }
 
 impl Burst {
+    /// Whether the next segment is the first of a packet.
+    #[inline]
+    pub fn begins(&self) -> bool {
+        self.count == 0
+    }
+
     /// Whether PSH goes on the next segment, of `len` bytes; not asked for the last one of all.
     #[inline]
     pub fn pushes(&mut self, tcp: &Tcp, idx: u32, allowance: &Allowance, len: u32) -> bool {
@@ -48,7 +54,7 @@ impl Burst {
 impl Tcp {
     /// Segments that Linux would put into one packet.
     #[cold]
-    fn segments_together(&self, idx: u32, mss: u32) -> u32 {
+    pub(super) fn segments_together(&self, idx: u32, mss: u32) -> u32 {
         let c = &self.conns[idx];
         let in_flight = self.busy[c.busy].sent.in_flight();
         let least = self.config.push_segments_min.into();

@@ -2,6 +2,7 @@
 
 use super::congestion::Congestion;
 use super::conn::NONE;
+use super::cuts::Cuts;
 use super::mtu_search::MtuSearch;
 use super::rack::Rack;
 use super::recovery::Recovery;
@@ -63,6 +64,10 @@ impl Extras {
     pub const TAIL_PROBE: Self = Self(1);
     /// The path MTU is found by probing (RFC 4821).
     pub const MTU_SEARCH: Self = Self(2);
+    /// Something is cut or pushes before the end of what is queued, or a write goes on ([`super::cuts`]).
+    pub const CUTS: Self = Self(4);
+    /// The application is to be told when little is left that was not sent (`TCP_NOTSENT_LOWAT`).
+    pub const LOW_WATER: Self = Self(8);
 
     pub fn has(self, extra: Self) -> bool {
         self.0 & extra.0 != 0
@@ -70,6 +75,10 @@ impl Extras {
 
     pub fn set(&mut self, extra: Self) {
         self.0 |= extra.0;
+    }
+
+    pub fn assign(&mut self, extra: Self, on: bool) {
+        self.0 = self.0 & !extra.0 | if on { extra.0 } else { 0 };
     }
 
     /// Whether it was there.
@@ -131,6 +140,7 @@ pub(crate) struct Busy {
     pub window_max: u32,
     pub extras: Extras,
     pub mtu: MtuSearch,
+    pub cuts: Cuts,
     /// What the last send said of what follows it.
     pub more: More,
     /// The next partial segment leaves whatever holds it back.
@@ -181,6 +191,7 @@ impl Busy {
             window_max: 0,
             extras: Extras::NONE,
             mtu: MtuSearch::NONE,
+            cuts: Cuts::default(),
             more: More::No,
             force: false,
             fin_sent: false,
@@ -228,6 +239,7 @@ impl Busy {
             window_max,
             extras,
             mtu,
+            cuts,
             more,
             force,
             fin_sent,
@@ -261,6 +273,7 @@ impl Busy {
         if *extras != Extras::NONE {
             *extras = Extras::NONE;
             *mtu = MtuSearch::NONE;
+            cuts.clear();
         }
     }
 

@@ -43,7 +43,7 @@ impl Tcp {
         let b = &self.busy[c.busy];
         let (recv, send) = (b.recv.held(), b.send.held());
         let chunks = ((recv.chunks + send.chunks) * CHUNK_BYTES) as u64;
-        let lists = recv.list_bytes + send.list_bytes + b.sent.list_bytes();
+        let lists = recv.list_bytes + send.list_bytes + b.sent.list_bytes() + b.cuts.list_bytes();
         memory.rmem_alloc = recv.bytes;
         memory.wmem_queued = send.bytes;
         memory.fwd_alloc = chunks - recv.bytes - send.bytes;

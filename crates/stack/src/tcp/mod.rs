@@ -13,6 +13,7 @@ mod congestion;
 mod conn;
 mod connect;
 mod cookies;
+mod cuts;
 pub(crate) mod demux;
 mod emit;
 mod footprint;
@@ -56,7 +57,7 @@ use crate::prefetch::prefetch;
 use crate::stack::Usage;
 use crate::time::Instant;
 use crate::timer_wheel::{TimerNode, TimerWheel};
-use busy::Busy;
+use busy::{Busy, Extras};
 use config::{MtuProbing, TcpConfig};
 use conn::{BusyPool, ConnTable, Flags, Life, NONE, Tcb};
 use core::time::Duration;
@@ -218,6 +219,9 @@ impl Tcp {
         // A busy part that was given back means idleness since about the last segment received.
         let idle = self.now_ms.wrapping_sub(c.last_rx);
         b.last_sent = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
+        if self.profiles.get(c.profile).not_sent_low_water != 0 {
+            b.extras.set(Extras::LOW_WATER);
+        }
         if self.config.mtu_probing != MtuProbing::Off {
             self.resume_mtu_search(idx);
         }

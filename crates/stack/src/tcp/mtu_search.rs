@@ -10,6 +10,7 @@ use super::Tcp;
 use super::busy::{Busy, Extras};
 use super::config::{MtuProbing, TcpConfig};
 use super::conn::{Flags, NONE, Tcb};
+use super::sent_queue::Ends;
 use super::{recovery, rtt};
 use crate::ip::{Network, TxError};
 use crate::options::CaState;
@@ -195,7 +196,7 @@ impl Tcp {
     /// RFC 4821 §7.5: one segment by itself, also where the device would cut larger ones.
     fn send_mtu_probe(&mut self, net: &mut Network, idx: u32, mtu: u16, size: u32) -> Result<(), TxError> {
         let start = self.conns[idx].snd_nxt;
-        self.send_one(net, idx, size, false, false, size)?;
+        self.send_one(net, idx, size, false, Ends::Segment, size)?;
         self.stats.mtu_probes += 1;
         let Some((c, b)) = self.both(idx) else { return Ok(()) };
         // It stands for two segments.

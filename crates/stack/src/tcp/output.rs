@@ -9,6 +9,7 @@ use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, Segment, max_sack_blocks};
 use super::rtt;
 use super::sent_queue::{Ends, Sent};
 use super::state::State;
+use crate::events::Event;
 use crate::ip::{Network, TxError};
 use crate::wire::tcp::TcpFlags;
 use core::time::Duration;
@@ -95,14 +96,29 @@ impl Tcp {
                 self.reroute(net, idx)?;
             }
             self.restart_after_idle(idx);
+            let before = self.conns[idx].snd_nxt;
             if self.send_new_first(net, idx)? || self.send_lost(net, idx)? {
                 self.send_new(net, idx)?;
+            }
+            let c = &self.conns[idx];
+            if c.snd_nxt != before && self.busy[c.busy].extras.has(Extras::LOW_WATER) {
+                self.report_low_water(idx);
             }
         }
         if self.conns[idx].has(Flags::ACK_NOW) {
             self.send_ack(net, idx)?;
         }
         Ok(())
+    }
+
+    /// Something has left: tells the owner if little enough is left (`__sk_stream_memory_free`).
+    #[cold]
+    fn report_low_water(&mut self, idx: u32) {
+        let conn = self.conns.handle(idx);
+        let low = u64::from(self.profile(idx).not_sent_low_water);
+        if 2 * u64::from(self.not_sent(conn)) < low && !self.conns[idx].has(Flags::ORPHAN) {
+            self.events.push_back(Event::Writable { conn });
+        }
     }
 
     /// SYN, or a SYN+ACK that did not leave at once.
@@ -288,7 +304,8 @@ impl Tcp {
         self.stats.tail_probes += 1;
         if len > 0 {
             let last = len == allowance.unsent;
-            self.send_one(net, idx, len, last, last, mss)?;
+            let ends = if last { Ends::Message } else { Ends::Segment };
+            self.send_one(net, idx, len, last, ends, mss)?;
             let c = &self.conns[idx];
             self.busy[c.busy].probe_end = Some((c.snd_nxt, false));
         } else {
@@ -348,22 +365,30 @@ impl Tcp {
                 return Ok(());
             }
             let mut most = a.unsent.min(a.window);
+            let has_cuts = self.busy[self.conns[idx].busy].extras.has(Extras::CUTS);
+            let record = if has_cuts { self.record_bytes(idx, &a, burst.begins()) } else { None };
+            most = most.min(record.unwrap_or(most));
             if most > a.mss {
                 most = most.min(self.super_payload(net, idx, a.mss, a.segments));
             }
             let probes = self.busy[self.conns[idx].busy].force;
-            let Some(len) = self.size_to_send(idx, &a, most) else {
+            let Some(len) = self.size_to_send(idx, &a, most, record == Some(most)) else {
                 self.note_usage(idx, false);
                 self.hold(idx, &a);
                 return Ok(());
             };
             let last = len == a.unsent;
             // A probe of a window that is too small for a whole segment is not to wait for more.
-            let pushes = match last {
-                true => self.busy[self.conns[idx].busy].more != More::Late,
-                false => probes && len < a.mss || burst.pushes(self, idx, &a, len),
+            let ends = match last {
+                _ if has_cuts && self.pushes_within(idx, len) => {
+                    burst = Burst::default();
+                    Ends::Message
+                }
+                true if self.busy[self.conns[idx].busy].more != More::Late => Ends::Message,
+                false if probes && len < a.mss || burst.pushes(self, idx, &a, len) => Ends::Packet,
+                _ => Ends::Segment,
             };
-            self.send_one(net, idx, len, last, pushes, a.mss)?;
+            self.send_one(net, idx, len, last, ends, a.mss)?;
             let c = &self.conns[idx];
             let b = &mut self.busy[c.busy];
             if last && b.more == More::Late {
@@ -375,8 +400,8 @@ impl Tcp {
         }
     }
 
-    /// How much of `most` bytes leaves now; `None` if it waits (Nagle, cork, window).
-    fn size_to_send(&mut self, idx: u32, a: &Allowance, most: u32) -> Option<u32> {
+    /// How much of `most` bytes leaves now; `None` if it waits (Nagle, cork, window). `ends_record`: what follows them is of another record.
+    fn size_to_send(&mut self, idx: u32, a: &Allowance, most: u32, ends_record: bool) -> Option<u32> {
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
         let partial = most % a.mss;
@@ -386,6 +411,9 @@ impl Tcp {
         let whole = most - partial;
         let last = most == a.unsent;
         let urgent = b.urgent_out.is_some();
+        if ends_record && !last {
+            return Some(most);
+        }
         if last {
             let corked = c.has(Flags::CORK) || b.more == More::Expected;
             // Minshall: hold a small segment only while another small one is not acknowledged.
@@ -445,17 +473,17 @@ impl Tcp {
             self.hold(idx, a);
             return Ok(());
         }
-        self.send_one(net, idx, 0, true, false, a.mss)
+        self.send_one(net, idx, 0, true, Ends::Segment, a.mss)
     }
 
-    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last, and PSH on the last segment if it pushes.
+    /// Sends `len` new bytes from `snd_nxt` on in segments of `mss`, with FIN if they are the last, and PSH on the last segment unless it is the end of no more than that.
     pub(super) fn send_one(
         &mut self,
         net: &mut Network,
         idx: u32,
         len: u32,
         last: bool,
-        pushes: bool,
+        ends: Ends,
         mss: u32,
     ) -> Result<(), TxError> {
         let now = self.now;
@@ -467,7 +495,7 @@ impl Tcp {
         if fin {
             flags |= TcpFlags::FIN;
         }
-        if pushes {
+        if ends != Ends::Segment {
             flags |= TcpFlags::PSH;
         }
         if c.has(Flags::ECN_CWR) && len > 0 {
@@ -493,11 +521,6 @@ impl Tcp {
             b.backoff = 0;
             b.trouble_since = None;
         }
-        let ends = match (last, pushes) {
-            (true, true) => Ends::Message,
-            (false, true) => Ends::Packet,
-            (_, false) => Ends::Segment,
-        };
         b.sent.push(start, end, now, segments, ends);
         b.recovery.on_sent(segments.into());
         b.fin_sent |= fin;

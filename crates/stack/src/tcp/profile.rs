@@ -22,6 +22,8 @@ impl ProfileId {
 pub(crate) struct Profile {
     pub recv_buffer_bytes: u32,
     pub send_buffer_bytes: u32,
+    /// Half of it is what the application is told of, if less is left that was not sent; 0 for never.
+    pub not_sent_low_water: u32,
     /// 0 if none was set.
     pub mss: u16,
     pub keep_idle_seconds: u16,
@@ -62,6 +64,7 @@ impl Profile {
         Self {
             recv_buffer_bytes: config.recv_buffer_bytes,
             send_buffer_bytes: config.send_buffer_bytes,
+            not_sent_low_water: 0,
             mss: 0,
             keep_idle_seconds: config.keepalive_time_seconds as u16,
             keep_interval_seconds: config.keepalive_interval_seconds as u16,

@@ -28,7 +28,7 @@ pub(crate) enum Ends {
     Segment,
     /// The end of what would have left as one packet of several segments ([`super::burst`]).
     Packet,
-    /// The end of all that was queued when it was sent.
+    /// The end of all that was queued when it was sent, or where a long write pushes, or a record ends ([`super::cuts`]).
     Message,
 }
 

@@ -1,7 +1,7 @@
 //! What applications do with a connection.
 
 use super::Tcp;
-use super::busy::More;
+use super::busy::{Extras, More};
 
 use super::conn::{Flags, Life, NONE};
 use super::receive::chunks_for;
@@ -42,15 +42,17 @@ impl Tcp {
 
     /// Copies bytes to the send buffer. Returns how many fit; if fewer than given, `Writable` will follow.
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
-        self.send_with(conn, bytes.len(), |at, out| out.copy_from_slice(&bytes[at..at + out.len()]))
+        let fill = |at: usize, out: &mut [u8]| out.copy_from_slice(&bytes[at..at + out.len()]);
+        self.send_with(conn, bytes.len(), false, fill)
     }
 
-    /// The same of `len` bytes that `fill` writes.
+    /// The same of `len` bytes that `fill` writes. `continues`: more of the same write follows.
     #[inline]
     pub fn send_with(
         &mut self,
         conn: Conn,
         len: usize,
+        continues: bool,
         fill: impl FnMut(usize, &mut [u8]),
     ) -> Result<usize, SendError> {
         let idx = self.writable(conn)?;
@@ -69,6 +71,11 @@ impl Tcp {
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
         }
         if taken > 0 {
+            // Mostly it is the whole of a write, and far too short to push before its end.
+            let has_cuts = self.busy[busy].extras.has(Extras::CUTS);
+            if has_cuts | continues | (taken > self.half_window(idx) as usize) {
+                self.cut_write(idx, taken as u32, continues);
+            }
             self.want_transmit(idx);
         }
         Ok(taken)
@@ -158,6 +165,14 @@ impl Tcp {
     pub fn queued(&self, conn: Conn) -> u64 {
         let busy = self.index(conn).map_or(NONE, |idx| self.conns[idx].busy);
         if busy == NONE { 0 } else { self.busy[busy].send.len() }
+    }
+
+    /// Bytes that are queued and were not sent.
+    pub fn not_sent(&self, conn: Conn) -> u32 {
+        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].busy != NONE) else { return 0 };
+        let c = &self.conns[idx];
+        let queued = self.busy[c.busy].send.len() as u32;
+        if c.state.is_synchronized() { (c.snd_una + queued - c.snd_nxt).max(0) as u32 } else { queued }
     }
 
     /// Sends one byte as urgent data, the way `MSG_OOB` does: the last byte of `bytes` is the urgent one.
@@ -434,6 +449,7 @@ impl Tcp {
             TcpOption::Linger2(time) => p.fin_timeout_seconds = seconds(time),
             TcpOption::RecvBuffer(bytes) => p.recv_buffer_bytes = bytes,
             TcpOption::SendBuffer(bytes) => p.send_buffer_bytes = bytes,
+            TcpOption::NotSentLowWater(bytes) => p.not_sent_low_water = bytes,
             TcpOption::MaxSegment(bytes) => p.mss = bytes,
             TcpOption::Congestion(kind) => p.congestion = kind,
             TcpOption::SynRetries(count) => p.syn_retries = count,
@@ -456,6 +472,7 @@ impl Tcp {
         self.profiles.release(old);
         if let Some((c, b)) = self.both(idx) {
             b.congestion.choose(p.congestion);
+            b.extras.assign(Extras::LOW_WATER, p.not_sent_low_water != 0);
             b.sent.resegment(c.mss());
         }
         Ok(())

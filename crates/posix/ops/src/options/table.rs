@@ -513,8 +513,7 @@ pub const OPTIONS: &[Row] = &[
         "as on Linux with `net.ipv4.tcp_fastopen` off for servers: kept, and SYNs carry no data",
     ),
     refused(TCP, 24, "TCP_TIMESTAMP", NOT_YET),
-    number(TCP, 25, "TCP_NOTSENT_LOWAT", Reads::Four, Takes::Any, 0)
-        .but("what waits between program and stack counts"),
+    number(TCP, 25, "TCP_NOTSENT_LOWAT", Reads::Four, Takes::Any, 0),
     own_but(TCP, 26, "TCP_CC_INFO", "nothing, as of `cubic` and `reno` on Linux"),
     own(TCP, 27, "TCP_SAVE_SYN"),
     own_but(

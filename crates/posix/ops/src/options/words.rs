@@ -83,6 +83,9 @@ impl Options {
                 // It has no effect there either.
                 let value = if row.text == "TCP_THIN_DUPACK" { 0 } else { value };
                 self.words.set(row.text, value);
+                if row.text == "TCP_NOTSENT_LOWAT" {
+                    self.note(Told::NotSentLowWater);
+                }
                 Ok(())
             }
         }
@@ -172,12 +175,11 @@ impl Options {
         }
     }
 
-    /// How many bytes may wait to be sent while the socket still is writable (`TCP_NOTSENT_LOWAT`).
-    pub fn not_sent_low_water(&self) -> usize {
-        match self.words.get("TCP_NOTSENT_LOWAT") {
-            None | Some(0) => usize::MAX,
-            Some(bytes) => bytes.cast_unsigned() as usize,
-        }
+    /// With how many bytes that were not sent nothing more is taken (`TCP_NOTSENT_LOWAT`).
+    pub fn not_sent_low_water(&self) -> Option<u32> {
+        // 0 is what the kernel is set to for all (`tcp_notsent_lowat`), which is as many as there can be unless somebody changes it.
+        let bytes = self.words.get("TCP_NOTSENT_LOWAT")?.cast_unsigned();
+        Some(bytes).filter(|bytes| !matches!(*bytes, 0 | u32::MAX))
     }
 
     /// The type of service, or traffic class; of an IPv6 socket each family has its own. With the former comes a priority (`__ip_sock_set_tos`).

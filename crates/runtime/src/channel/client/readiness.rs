@@ -58,6 +58,14 @@ impl Client {
         Ok(there)
     }
 
+    /// Bytes of a connection that were written and have not left, at the most. Only after [`TcpOption::NotSentLowWater`](ginnel_stack::options::TcpOption::NotSentLowWater).
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn not_sent(&self, conn: Conn) -> Result<usize, Stale> {
+        Ok(self.hand(conn)?.not_sent())
+    }
+
     /// Reserves an address for a socket that is going to listen or to connect; port 0 lets the stack choose one.
     ///
     /// # Errors

@@ -102,6 +102,8 @@ pub(super) struct Socket {
     pub refused: bool,
     /// Its receive buffer is smaller than the region's: what lies there counts.
     pub is_narrow: bool,
+    /// Clients want to know how much has left.
+    pub tells_sent: bool,
     /// Clients want to find urgent bytes in the stream (`SO_OOBINLINE`).
     pub oob_inline: bool,
     /// It is a UDP socket.
@@ -412,6 +414,10 @@ impl Domain {
             if let TcpOption::RecvBuffer(bytes) = option {
                 self.socket(socket).is_narrow = self.is_narrow(Some(bytes));
             }
+            if let TcpOption::NotSentLowWater(bytes) = option {
+                self.socket(socket).tells_sent = bytes != 0;
+                self.tell_sent(cx, socket, conn);
+            }
             // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options. What may be but needs a right the client has refused, too: one that keeps
             // to no rules gets the priority 7 instead of 6, which everybody may have.
             if matches!(cx.set_option(conn, option), Err(OptionError::Invalid | OptionError::TooMany)) {
@@ -423,6 +429,19 @@ impl Domain {
     /// Whether a receive buffer of so many bytes is smaller than the region's, so that what lies there is more than it should hold.
     pub(super) fn is_narrow(&self, recv_buffer_bytes: Option<u32>) -> bool {
         recv_buffer_bytes.is_some_and(|bytes| (bytes as usize) < self.region.buffer_bytes())
+    }
+
+    /// Notes how much of what clients wrote has left.
+    fn tell_sent(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn) {
+        let sent = self.sockets[socket as usize].taken.saturating_sub(cx.not_sent(conn).into());
+        self.region.socket(socket).sent.store(sent, Ordering::Release);
+    }
+
+    /// Bytes that clients wrote and the engine has not taken.
+    pub(super) fn waiting(&self, socket: u32) -> u32 {
+        let stream = self.region.stream(socket, Direction::Outgoing);
+        let waiting = stream.readable(self.sockets[socket as usize].taken).unwrap_or(0);
+        u32::try_from(waiting).unwrap_or(u32::MAX)
     }
 
     /// What clients have not read is not free for the peer.
@@ -453,6 +472,11 @@ impl Domain {
                 self.violated(cx, socket);
                 break false;
             };
+            // To be looked at behind the position, as clients write it before they write on.
+            let record = self.region.socket(socket).record.load(Ordering::Acquire).checked_sub(taken);
+            if record == Some(0) && taken > 0 {
+                cx.end_record(conn);
+            }
             if count == 0 {
                 break true;
             }
@@ -463,7 +487,13 @@ impl Domain {
                 self.go_on_later(socket);
                 break false;
             }
+            let continues =
+                count > most || self.region.socket(socket).wants_space.load(Ordering::Relaxed) != 0;
             let count = count.min(most);
+            let count = match record {
+                Some(ahead @ 1..) => count.min(usize::try_from(ahead).unwrap_or(usize::MAX)),
+                _ => count,
+            };
             let known = &mut self.sockets[socket as usize];
             let lend = (conn, taken, count);
             let (accepted, count) = match lent::lend(cx, &self.region, known, &stream, &mut self.stats, lend)
@@ -471,7 +501,7 @@ impl Domain {
                 Some(lent) => lent,
                 None => {
                     let copy = |at: usize, out: &mut [u8]| stream.copy_waiting(taken, at, out);
-                    (cx.send_with(conn, count, copy), count)
+                    (cx.send_with(conn, count, continues, copy), count)
                 }
             };
             // After an end of the stream nothing can be sent any more: it is dropped, as the client is about to learn.
@@ -781,6 +811,11 @@ impl Domain {
     pub fn writable(&mut self, cx: &mut Context<'_>, socket: u32) {
         self.socket(socket).blocked = false;
         self.go_on(cx, socket);
+        let known = &self.sockets[socket as usize];
+        if let Some(conn) = known.conn.filter(|_| known.tells_sent) {
+            self.tell_sent(cx, socket, conn);
+            self.ring(socket);
+        }
     }
 
     pub fn closed(&mut self, cx: &mut Context<'_>, socket: u32, reason: CloseReason) {

@@ -117,6 +117,16 @@ impl Domain {
                 Some(conn) => cx.saved_syn(conn, room as usize),
                 None => Vec::new(),
             }),
+            Request::RoomBelow(socket, len, low) => Reply::RoomBelow(match held(self, socket) {
+                Some(conn) => {
+                    // What was written before stands in front of it.
+                    self.go_on(cx, socket);
+                    let ahead = self.waiting(socket);
+                    let room = cx.room_below(conn, len, low.saturating_sub(ahead));
+                    Ok(if ahead < low { room } else { 0 })
+                }
+                None => Err(Stale::Handle),
+            }),
             Request::SendUrgent(socket, bytes) => Reply::SendUrgent(match held(self, socket) {
                 // It stands behind what was written before.
                 Some(conn) if self.forward(cx, socket, conn, usize::MAX) => cx.send_urgent(conn, &bytes),

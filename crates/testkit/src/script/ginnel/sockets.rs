@@ -48,6 +48,8 @@ struct Socket {
     linger: Option<u32>,
     /// The last send was one with `MSG_MORE`.
     more: bool,
+    /// `TCP_NOTSENT_LOWAT`; 0 for none.
+    not_sent_low: u32,
     /// Connections waiting to be accepted.
     waiting: usize,
     oob_inline: bool,
@@ -66,6 +68,7 @@ impl Socket {
             peer_closed: false,
             linger: None,
             more: false,
+            not_sent_low: 0,
             waiting: 0,
             oob_inline: false,
         }
@@ -438,12 +441,23 @@ impl Socket {
         if more {
             let _ = stack.set_option(conn, TcpOption::More(true));
         }
+        let most = match self.not_sent_low {
+            0 => data.len(),
+            low => stack.room_below(conn, data.len() as u32, low) as usize,
+        };
+        if most == 0 && !data.is_empty() {
+            return fail(libc::EAGAIN);
+        }
+        let data = &data[..most];
         let result =
             if flags.has(libc::MSG_OOB) { stack.send_urgent(conn, data) } else { stack.send(conn, data) };
         if self.more && !more {
             let _ = stack.set_option(conn, TcpOption::More(false));
         }
         self.more = more;
+        if flags.has(libc::MSG_EOR) && result == Ok(data.len()) {
+            stack.end_record(conn);
+        }
         match result {
             Ok(0) if !data.is_empty() => fail(libc::EAGAIN),
             Ok(n) => Returned::value(n as i64),
@@ -491,6 +505,10 @@ impl Socket {
             "TCP_MAXSEG" => {
                 self.options.mss = u16::try_from(number).ok();
                 TcpOption::MaxSegment(u16::try_from(number).unwrap_or(0))
+            }
+            "TCP_NOTSENT_LOWAT" => {
+                self.not_sent_low = number;
+                TcpOption::NotSentLowWater(number)
             }
             "TCP_NODELAY" => TcpOption::NoDelay(on),
             "TCP_CORK" => TcpOption::Cork(on),
@@ -582,7 +600,11 @@ impl Socket {
                 if stack.readable(*conn) > 0 {
                     ready |= libc::POLLIN | libc::POLLRDNORM;
                 }
-                ready |= libc::POLLOUT | libc::POLLWRNORM;
+                if self.not_sent_low == 0
+                    || 2 * u64::from(stack.not_sent(*conn)) < u64::from(self.not_sent_low)
+                {
+                    ready |= libc::POLLOUT | libc::POLLWRNORM;
+                }
                 if stack.urgent_mark(*conn).is_some_and(|mark| mark.ready) {
                     ready |= libc::POLLPRI;
                 }

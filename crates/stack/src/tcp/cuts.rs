@@ -1,0 +1,344 @@
+//! Where the stream is cut, or pushes, before its end: behind a record (`MSG_EOR`), and inside of a long write.
+//!
+//! Linux collects what is written in buffers of whole segments, none of more than half of the largest window that the peer has offered, and sends while it collects. A buffer that is full pushes (PSH)
+//! if more than half of that window was written since something last pushed (`forced_push`). Here what is written leaves when the turn ends, and nobody needs such buffers; but where the pushes are a
+//! receiver sees, so it is reckoned as Linux does: write by write, with what would have left meanwhile. Writes of less than that cost nothing.
+
+use super::Tcp;
+use super::busy::Extras;
+use super::output::Allowance;
+use crate::handle::Conn;
+use crate::wire::tcp::SeqNumber;
+use std::collections::VecDeque;
+
+/// Marks that a connection has at the most: 4 MiB in steps of half of the usual window without scaling. What would be more is sent without.
+pub(crate) const MARKS_MAX: usize = 256;
+
+/// Bytes of the largest buffer (`sk_gso_max_size`): of a packet, without what may stand in front of them.
+const BUFFER_BYTES_MAX: u32 = 65_536 - 321;
+
+/// A place in what is queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    /// Behind the byte that pushes.
+    end: SeqNumber,
+    /// No segment reaches beyond it.
+    record: bool,
+}
+
+/// Places of one connection. Nothing of it counts unless [`Extras::CUTS`] is set.
+#[derive(Debug, Default)]
+pub(crate) struct Cuts {
+    /// In the order of the stream.
+    marks: VecDeque<Mark>,
+    /// Where the last buffer begins.
+    buffer: SeqNumber,
+    /// Where a write that goes on last pushed, or began.
+    open: Option<SeqNumber>,
+}
+
+impl Cuts {
+    /// Bytes of the list's memory.
+    pub fn list_bytes(&self) -> usize {
+        self.marks.capacity() * size_of::<Mark>()
+    }
+
+    pub fn clear(&mut self) {
+        self.marks.clear();
+        self.open = None;
+    }
+
+    fn is_needed(&self) -> bool {
+        self.open.is_some() || !self.marks.is_empty()
+    }
+
+    /// Forgets what lies before `sent`.
+    fn pass(&mut self, sent: SeqNumber) {
+        while self.marks.front().is_some_and(|mark| mark.end.le(sent)) {
+            self.marks.pop_front();
+        }
+    }
+
+    fn push(&mut self, mark: Mark) {
+        let count = self.marks.len();
+        match self.marks.back_mut() {
+            Some(last) if last.end == mark.end => last.record |= mark.record,
+            _ if count < MARKS_MAX => self.marks.push_back(mark),
+            _ => {}
+        }
+    }
+
+    /// A packet is filled from the buffers that follow: what pushes inside of it pushes at its end (`tcp_grow_skb`).
+    fn gather(&mut self, end: SeqNumber) {
+        let before = self.marks.len();
+        while self.marks.front().is_some_and(|mark| mark.end.lt(end) && !mark.record) {
+            self.marks.pop_front();
+        }
+        if self.marks.len() < before && self.marks.front().is_none_or(|mark| mark.end != end) {
+            self.marks.push_front(Mark { end, record: false });
+        }
+    }
+
+    /// Whether there is one behind `sent` and no further than `end`.
+    fn is_between(&self, sent: SeqNumber, end: SeqNumber) -> bool {
+        self.marks.iter().map(|mark| mark.end).find(|at| at.gt(sent)).is_some_and(|at| at.le(end))
+    }
+}
+
+/// A write as Linux does it. Places are counted in bytes from `snd_nxt`.
+struct Writing {
+    /// Bytes of a full buffer, and of a segment.
+    size: u32,
+    mss: u32,
+    /// Half of the largest window.
+    half: u32,
+    /// Where the peer's window ends, how many segments the congestion window still takes, and how many leave together.
+    window: u32,
+    segments: u32,
+    together: u32,
+    /// What has left by now.
+    sent: u32,
+    /// Where the last buffer begins, and where something last pushed.
+    buffer: u32,
+    pushed: i64,
+    /// Where what is written ends.
+    at: u32,
+}
+
+/// What a write does to the marks.
+enum Step {
+    /// The last buffer ends here and not there any more. `fresh`: it is another one.
+    Reaches { from: u32, to: u32, fresh: bool },
+    /// It pushes.
+    Pushes(u32),
+}
+
+impl Writing {
+    /// Writes `len` bytes as long as fewer than `most` are not sent when a buffer begins (`tcp_stream_memory_free`). Returns how many.
+    fn write(&mut self, len: u32, most: u32, mut step: impl FnMut(Step)) -> u32 {
+        let (begin, end) = (self.at, self.at + len);
+        while self.at < end {
+            self.buffer = self.buffer.max(self.sent);
+            let fresh = self.at == self.buffer || self.at - self.buffer >= self.size;
+            if fresh {
+                if self.at - self.sent >= most {
+                    break;
+                }
+                self.buffer = self.at;
+            }
+            let count = (self.size - (self.at - self.buffer)).min(end - self.at);
+            step(Step::Reaches { from: self.at, to: self.at + count, fresh });
+            self.at += count;
+            if self.at == end || self.at - self.buffer < self.size {
+                continue;
+            }
+            if i64::from(self.at) - self.pushed > i64::from(self.half) {
+                self.pushed = self.at.into();
+                step(Step::Pushes(self.at));
+                self.send(u32::MAX);
+            } else if self.buffer == self.sent {
+                self.send(self.together);
+            }
+        }
+        self.at - begin
+    }
+
+    /// So many segments leave, if windows allow it.
+    fn send(&mut self, most: u32) {
+        let fits = (self.at.min(self.window).saturating_sub(self.sent)) / self.mss;
+        let count = fits.min(self.segments).min(most);
+        self.segments -= count;
+        self.sent += count * self.mss;
+    }
+}
+
+impl Tcp {
+    /// Half of the largest window that the peer has offered.
+    #[inline]
+    pub(super) fn half_window(&self, idx: u32) -> u32 {
+        let c = &self.conns[idx];
+        self.busy[c.busy].window_max.max(c.snd_wnd) / 2
+    }
+
+    /// The write of what lies behind the first `queued` bytes that were not sent, of which all but those are queued by now or will be: `len` in all.
+    fn writing(&self, idx: u32, a: &Allowance, queued: u32) -> Writing {
+        let c = &self.conns[idx];
+        let b = &self.busy[c.busy];
+        let half = self.half_window(idx);
+        let most = if half > 268 { half } else { 2 * half };
+        let size = (BUFFER_BYTES_MAX.min(most.max(48)) / a.mss).max(1) * a.mss;
+        let mut buffer = 0;
+        if b.extras.has(Extras::CUTS) {
+            let known = b.cuts.buffer - c.snd_nxt;
+            buffer = u32::try_from(known).map_or(0, |known| if known <= queued { known } else { 0 });
+            if b.cuts.marks.back().is_some_and(|last| last.record && last.end == c.snd_nxt + queued) {
+                buffer = queued;
+            }
+        }
+        // Small writes have filled buffers meanwhile.
+        buffer += (queued - buffer) / size * size;
+        let open = b.cuts.open.filter(|_| b.extras.has(Extras::CUTS));
+        Writing {
+            size,
+            mss: a.mss,
+            half,
+            window: a.window,
+            segments: a.segments,
+            together: self.segments_together(idx, a.mss).max(1),
+            sent: 0,
+            buffer,
+            pushed: open.map_or(queued.into(), |pushed| (pushed - c.snd_nxt).into()),
+            at: queued,
+        }
+    }
+
+    /// The last `len` bytes of what is queued were written now, and perhaps are not all of their write.
+    #[cold]
+    pub(super) fn cut_write(&mut self, idx: u32, len: u32, continues: bool) {
+        let c = &self.conns[idx];
+        if !c.state.is_synchronized() {
+            return;
+        }
+        let a = self.allowance(idx);
+        let Some(queued) = a.unsent.checked_sub(len) else { return };
+        let mut writing = self.writing(idx, &a, queued);
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        if !b.extras.has(Extras::CUTS) {
+            b.cuts.clear();
+        }
+        let (nxt, cuts) = (c.snd_nxt, &mut b.cuts);
+        cuts.pass(nxt);
+        let mut goes_on = cuts.open.is_some();
+        writing.write(len, u32::MAX, |step| match step {
+            Step::Reaches { from, to, fresh } => {
+                if !fresh && let Some(last) = cuts.marks.back_mut().filter(|last| last.end == nxt + from) {
+                    last.end = nxt + to;
+                    if !goes_on {
+                        // Of a buffer that another write goes on with only the end may push.
+                        cuts.marks.pop_back();
+                    }
+                }
+                goes_on = true;
+            }
+            Step::Pushes(at) => cuts.push(Mark { end: nxt + at, record: false }),
+        });
+        cuts.buffer = nxt + writing.buffer;
+        cuts.open = continues.then(|| nxt + writing.pushed as u32);
+        let needed = cuts.is_needed();
+        b.extras.assign(Extras::CUTS, needed);
+    }
+
+    /// What is queued is the end of a record: nothing that is written later shares a segment with it (`MSG_EOR`).
+    pub fn end_record(&mut self, conn: Conn) {
+        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
+            return;
+        };
+        let Some((c, b)) = self.both(idx) else { return };
+        let end = c.snd_una + b.send.len() as u32;
+        if end.gt(c.snd_nxt) {
+            if !b.extras.has(Extras::CUTS) {
+                b.cuts.clear();
+            }
+            b.cuts.pass(c.snd_nxt);
+            b.cuts.push(Mark { end, record: true });
+            b.extras.set(Extras::CUTS);
+        }
+    }
+
+    /// How many of `len` bytes Linux would take now if a write ended where `most` or more are not sent (`TCP_NOTSENT_LOWAT`).
+    pub fn room_below(&mut self, conn: Conn, len: u32, most: u32) -> u32 {
+        let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
+            return len;
+        };
+        self.ensure_busy(idx);
+        let a = self.allowance(idx);
+        self.writing(idx, &a, a.unsent).write(len, most, |_| {})
+    }
+
+    /// Bytes from `snd_nxt` to the end of the first record. `begins`: what is sent next is the first segment of those that leave together.
+    #[cold]
+    pub(super) fn record_bytes(&mut self, idx: u32, a: &Allowance, begins: bool) -> Option<u32> {
+        let segments = self.segments_together(idx, a.mss).max(1).min(a.segments);
+        let c = &self.conns[idx];
+        let b = &mut self.busy[c.busy];
+        b.cuts.pass(c.snd_nxt);
+        if !b.cuts.is_needed() {
+            b.extras.take(Extras::CUTS);
+        }
+        let record = b.cuts.marks.iter().find(|mark| mark.record).map(|mark| (mark.end - c.snd_nxt) as u32);
+        if begins {
+            let most = a.unsent.min(record.unwrap_or(u32::MAX));
+            b.cuts.gather(c.snd_nxt + most.min(segments.saturating_mul(a.mss)));
+        }
+        record
+    }
+
+    /// Whether one of the next `len` bytes pushes.
+    #[cold]
+    pub(super) fn pushes_within(&self, idx: u32, len: u32) -> bool {
+        let c = &self.conns[idx];
+        self.busy[c.busy].cuts.is_between(c.snd_nxt, c.snd_nxt + len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(end: u32, record: bool) -> Mark {
+        Mark { end: SeqNumber(end), record }
+    }
+
+    #[test]
+    fn there_are_no_more_marks_than_may_be_and_what_is_passed_makes_room() {
+        let mut cuts = Cuts::default();
+        for n in 1..=2 * MARKS_MAX as u32 {
+            cuts.push(mark(10 * n, true));
+        }
+        assert_eq!(cuts.marks.len(), MARKS_MAX);
+        assert!(cuts.is_between(SeqNumber(10 * MARKS_MAX as u32 - 1), SeqNumber(u32::MAX / 4)));
+        assert!(!cuts.is_between(SeqNumber(10 * MARKS_MAX as u32), SeqNumber(u32::MAX / 4)));
+        cuts.pass(SeqNumber(20));
+        cuts.push(mark(10_000, false));
+        cuts.push(mark(10_000, true));
+        assert_eq!((cuts.marks.len(), cuts.marks.back()), (MARKS_MAX - 1, Some(&mark(10_000, true))));
+    }
+
+    /// A write of `len` bytes, of which no more are taken when `most` were not sent: how many were, where it pushes, and how many have left.
+    fn write(mut writing: Writing, len: u32, most: u32) -> (u32, Vec<u32>, u32) {
+        let mut pushes = Vec::new();
+        let taken = writing.write(len, most, |step| {
+            if let Step::Pushes(at) = step {
+                pushes.push(at);
+            }
+        });
+        (taken, pushes, writing.sent)
+    }
+
+    /// A connection with a window of 32,896 bytes, segments of 1,000, and room for ten of them.
+    fn fresh(together: u32) -> Writing {
+        let (size, mss, half) = (16_000, 1000, 16_448);
+        let (window, segments) = (32_896, 10);
+        Writing { size, mss, half, window, segments, together, sent: 0, buffer: 0, pushed: 0, at: 0 }
+    }
+
+    #[test]
+    fn a_write_fills_buffers_and_pushes_as_linux_does() {
+        assert_eq!(write(fresh(65), 16_000, u32::MAX), (16_000, vec![], 0), "the end is not its affair");
+        // Ten segments of the first buffer leave, six stay, and ten more fill it again: it is the first to push.
+        assert_eq!(write(fresh(65), 60_000, u32::MAX), (60_000, vec![26_000, 58_000], 10_000));
+        assert_eq!(write(fresh(1), 60_000, u32::MAX), (60_000, vec![17_000, 42_000], 10_000));
+    }
+
+    #[test]
+    fn a_write_ends_where_too_much_would_be_ahead_but_fills_its_buffer() {
+        assert_eq!(write(fresh(65), 60_000, 32_000).0, 42_000);
+        assert_eq!(write(fresh(65), 60_000, 1).0, 26_000);
+        assert_eq!(write(fresh(65), 3000, 1).0, 3000);
+        let later = Writing { at: 5000, segments: 0, ..fresh(65) };
+        assert_eq!(write(later, 60_000, 1).0, 11_000, "what is left of the buffer");
+        let full = Writing { at: 16_000, segments: 0, ..fresh(65) };
+        assert_eq!(write(full, 60_000, 16_000).0, 0);
+    }
+}
