@@ -342,8 +342,8 @@ pub(super) fn grow(
     if limited && delivered > 0 {
         b.congestion.on_ack(c, &AckEvent { now, delivered, rtt_us });
     }
-    let (una, nxt) = (c.snd_una, c.snd_nxt);
-    b.congestion.on_una(una, nxt, c);
+    let una = c.snd_una;
+    b.congestion.on_una(una, c);
 }
 
 /// RFC 8985 §7.2: two round trips, and time for a delayed acknowledgement if only one segment is out.

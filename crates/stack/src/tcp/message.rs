@@ -61,7 +61,6 @@ impl Tcp {
         b.sent.push(seq, end, now, 1, Ends::Message);
         b.fin_sent |= fin;
         c.snd_nxt = end;
-        b.congestion.on_sent(end);
         if !full {
             b.small_end = Some(end);
         }

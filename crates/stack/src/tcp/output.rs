@@ -525,7 +525,6 @@ impl Tcp {
         b.recovery.on_sent(segments.into());
         b.fin_sent |= fin;
         c.snd_nxt = end;
-        b.congestion.on_sent(end);
         if !len.is_multiple_of(mss) {
             b.small_end = Some(end);
         }

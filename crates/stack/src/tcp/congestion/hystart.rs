@@ -13,6 +13,8 @@ const CSS_ROUNDS: u32 = 5;
 /// State of HyStart++.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HyStart {
+    /// What ends the round when it is acknowledged. Between two rounds there is none: the next begins with an acknowledgement, and with all that was sent before it, as on Linux. What is
+    /// sent because of the last acknowledgement of a round has not left yet, so that a round would be over at once that began with that one and nothing in flight.
     round_end: Option<SeqNumber>,
     last_round_min_us: Option<u32>,
     round_min_us: Option<u32>,
@@ -34,12 +36,6 @@ impl HyStart {
         self.css = None;
     }
 
-    pub fn on_sent(&mut self, snd_nxt: SeqNumber) {
-        if self.round_end.is_none() {
-            self.round_end = Some(snd_nxt);
-        }
-    }
-
     /// Segments the window grows by when `acked` were acknowledged: a quarter of it in conservative slow start.
     pub fn growth(&self, acked: u32, credit: &mut u32) -> u32 {
         if self.css.is_none() {
@@ -53,10 +49,10 @@ impl HyStart {
 
     /// A round trip time sample during slow start.
     pub fn on_sample(&mut self, c: &Tcb, rtt_us: u32) {
-        let _ = c;
         if self.ended {
             return;
         }
+        self.round_end.get_or_insert(c.snd_nxt);
         self.round_min_us = Some(self.round_min_us.map_or(rtt_us, |m| m.min(rtt_us)));
         self.samples += 1;
         if self.samples < RTT_SAMPLES {
@@ -76,12 +72,12 @@ impl HyStart {
         }
     }
 
-    /// A cumulative acknowledgement: a round ends when what was sent at its start is acknowledged.
-    pub fn on_una(&mut self, una: SeqNumber, snd_nxt: SeqNumber, c: &mut Tcb) {
+    /// A cumulative acknowledgement: a round ends when what had been sent at its start is acknowledged.
+    pub fn on_una(&mut self, una: SeqNumber, c: &mut Tcb) {
         if self.ended || !self.round_end.is_some_and(|end| una.ge(end)) {
             return;
         }
-        self.round_end = Some(snd_nxt);
+        self.round_end = None;
         self.last_round_min_us = self.round_min_us.take();
         self.samples = 0;
         if let Some((baseline, rounds)) = self.css {
@@ -100,12 +96,27 @@ mod tests {
     use super::*;
 
     fn run_round(h: &mut HyStart, c: &mut Tcb, seq: &mut u32, rtt_us: u32) {
-        h.on_sent(SeqNumber(*seq + 1000));
+        c.snd_nxt = SeqNumber(*seq + 1000);
         for _ in 0..10 {
             h.on_sample(c, rtt_us);
         }
         *seq += 1000;
-        h.on_una(SeqNumber(*seq), SeqNumber(*seq + 1000), c);
+        h.on_una(SeqNumber(*seq), c);
+    }
+
+    #[test]
+    fn a_round_behind_an_acknowledgement_of_everything_has_all_that_is_sent_then() {
+        let mut h = HyStart::default();
+        let mut c = Tcb { cwnd: 20, snd_nxt: SeqNumber(10_000), ..Tcb::vacant() };
+        h.on_sample(&c, 200_000);
+        h.on_una(SeqNumber(10_000), &mut c);
+        c.snd_nxt = SeqNumber(30_000);
+        for n in 1..=8 {
+            assert!(h.css.is_none(), "before acknowledgement {n}");
+            h.on_sample(&c, 240_000);
+            h.on_una(SeqNumber(10_000 + 2000 * n), &mut c);
+        }
+        assert!(h.css.is_some());
     }
 
     #[test]

@@ -101,15 +101,10 @@ impl Congestion {
         self.hystart.restart();
     }
 
-    /// `snd_nxt` moved: a round of HyStart++ ends when it is acknowledged.
-    pub fn on_sent(&mut self, snd_nxt: SeqNumber) {
-        self.hystart.on_sent(snd_nxt);
-    }
-
     /// A cumulative acknowledgement.
-    pub fn on_una(&mut self, una: SeqNumber, snd_nxt: SeqNumber, c: &mut Tcb) {
+    pub fn on_una(&mut self, una: SeqNumber, c: &mut Tcb) {
         if c.cwnd < c.ssthresh && self.kind == CongestionControl::Cubic {
-            self.hystart.on_una(una, snd_nxt, c);
+            self.hystart.on_una(una, c);
         }
     }
 }
