@@ -21,7 +21,8 @@ pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String>
     let small = || parse::<u8>(first);
     let bytes = || parse::<u16>(first);
     let flag = || number().map(|number| number != 0);
-    // Of smallest, usual and largest size the last.
+    // Of smallest, usual and largest size the last two.
+    let usual = || parse::<u32>(words.get(1).copied().unwrap_or_default());
     let largest = || parse::<u32>(words.get(2).copied().unwrap_or_default());
     let unknown = || format!("{value:?} is none of the stack's");
     match name {
@@ -56,8 +57,11 @@ pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String>
         "tcp_rto_min_us" => tcp.rto_min_ms = number()?.div_ceil(1000),
         "tcp_rto_max_ms" => tcp.rto_max_seconds = number()? / 1000,
         "tcp_max_syn_backlog" => tcp.half_open_max = number()?,
-        // The largest sizes hold for all who do not ask for others.
-        "tcp_rmem" => tcp.recv_buffer_bytes = largest()?,
+        // The largest sizes hold for all who do not ask for others. Half of a buffer is what the kernel needs itself (`tcp_win_from_space`).
+        "tcp_rmem" => {
+            tcp.recv_buffer_bytes = largest()?;
+            tcp.recv_window_first_bytes = usual()? / 2;
+        }
         "tcp_wmem" => tcp.send_buffer_bytes = largest()?,
         "ip_default_ttl" => tcp.hop_limit = small()?,
         "ip_local_port_range" => {
@@ -133,7 +137,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for (name, value) in [
             ("tcp_sack", "0\n"),
-            ("tcp_rmem", "4096\t131072\t500000\n"),
+            ("tcp_rmem", "4096\t540000\t500000\n"),
             ("tcp_congestion_control", "reno\n"),
             ("tcp_orphan_retries", "0\n"),
             ("ip_local_port_range", "1000\t2000\n"),
@@ -147,6 +151,7 @@ mod tests {
         let mut tcp = TcpConfig::default();
         let refused = read(folder.path(), &mut tcp);
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes, tcp.orphan_retries), (false, 500_000, 8));
+        assert_eq!(tcp.recv_window_first_bytes, 270_000);
         assert_eq!((tcp.local_port_first, tcp.local_port_last), (1000, 2000));
         assert_eq!(tcp.time_wait_reuse_ms, 1);
         assert_eq!(tcp.congestion_control, CongestionControl::NewReno);

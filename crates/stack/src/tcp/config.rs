@@ -71,6 +71,9 @@ pub struct TcpConfig {
     pub buffer_pool_bytes: u64,
     /// Receive buffer of a connection in bytes. 2,048 … 2^30, default 6 MiB.
     pub recv_buffer_bytes: u32,
+    /// Receive window that a connection begins with at the most, in bytes, unless its socket asked for a receive buffer: it is rounded down to whole segments, cut to the 65,535 that a SYN can say, and grows
+    /// up to the buffer as data come. 2,048 … 2^30, default 65,536.
+    pub recv_window_first_bytes: u32,
     /// Send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
     /// Congestion control. Default `cubic`.
@@ -158,6 +161,7 @@ impl Default for TcpConfig {
             time_wait_max: 1_000_000,
             buffer_pool_bytes: 1 << 30,
             recv_buffer_bytes: 6 << 20,
+            recv_window_first_bytes: 1 << 16,
             send_buffer_bytes: 4 << 20,
             congestion_control: CongestionControl::Cubic,
             ecn: EcnMode::Passive,
@@ -220,6 +224,7 @@ impl TcpConfig {
         within("time_wait_max", self.time_wait_max, 1..=0x3fff_ffff)?;
         within("buffer_pool_bytes", self.buffer_pool_bytes, 1 << 16..=1 << 42)?;
         within("recv_buffer_bytes", self.recv_buffer_bytes, 2048..=1 << 30)?;
+        within("recv_window_first_bytes", self.recv_window_first_bytes, 2048..=1 << 30)?;
         within("send_buffer_bytes", self.send_buffer_bytes, 2048..=1 << 30)?;
         within("initial_window_segments", self.initial_window_segments, 1..=1000)?;
         within("rto_initial_ms", self.rto_initial_ms, 1..=120_000)?;

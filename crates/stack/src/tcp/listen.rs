@@ -536,8 +536,8 @@ impl Tcp {
             limit => limit.min(route.mtu.saturating_sub(header)),
         };
         self.stats.cookies_sent += 1;
-        let recv_buffer = self.profiles.get(self.listeners.get(listener).profile).recv_buffer_bytes;
-        let (window, scale) = initial_window(recv_buffer, announced);
+        let profile = self.profiles.get(self.listeners.get(listener).profile);
+        let (window, scale) = initial_window(profile, announced);
         let offer = Offer { sequence: SeqNumber(cookie), mss: announced, window, scale };
         self.reply_cookie(net, &route, seg, &options, &offer);
     }
@@ -602,7 +602,7 @@ fn announced_mss(c: &Tcb, profile: &Profile) -> u16 {
 #[inline(always)]
 fn init_windows(c: &mut Tcb, profile: &Profile) {
     let mss = announced_mss(c, profile);
-    let (window, shift) = initial_window(profile.recv_buffer_bytes, mss);
+    let (window, shift) = initial_window(profile, mss);
     c.wscale = c.wscale & 15 | shift << 4;
     if profile.mss != 0 {
         c.peer_mss = c.peer_mss.min(profile.mss);
@@ -613,11 +613,12 @@ fn init_windows(c: &mut Tcb, profile: &Profile) {
 
 /// The window a connection offers in its SYN, and the smallest shift that can express its whole buffer (RFC 7323 §2.3: at most 14).
 #[inline]
-fn initial_window(recv_buffer: u32, mss: u16) -> (u16, u8) {
+fn initial_window(profile: &Profile, mss: u16) -> (u16, u8) {
     // 65,535 << shift covers the buffer.
-    let shift = 32 - (recv_buffer.saturating_sub(1) / 65_535).leading_zeros();
-    let window = recv_buffer.min(65_535) as u16;
-    (if window > mss { window - window % mss.max(1) } else { window }, shift.min(14) as u8)
+    let shift = 32 - (profile.recv_buffer_bytes.saturating_sub(1) / 65_535).leading_zeros();
+    let (window, mss) = (profile.recv_window_first, u32::from(mss));
+    let whole = if window > mss { window - window % mss.max(1) } else { window };
+    (whole.min(65_535) as u16, shift.min(14) as u8)
 }
 
 /// Takes over what the peer's SYN offers, as far as we want it too.

@@ -21,6 +21,8 @@ impl ProfileId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Profile {
     pub recv_buffer_bytes: u32,
+    /// What the window begins with.
+    pub recv_window_first: u32,
     pub send_buffer_bytes: u32,
     /// Half of it is what the application is told of, if less is left that was not sent; 0 for never.
     pub not_sent_low_water: u32,
@@ -63,6 +65,7 @@ impl Profile {
     pub fn from_config(config: &TcpConfig) -> Self {
         Self {
             recv_buffer_bytes: config.recv_buffer_bytes,
+            recv_window_first: config.recv_window_first_bytes.min(config.recv_buffer_bytes),
             send_buffer_bytes: config.send_buffer_bytes,
             not_sent_low_water: 0,
             mss: 0,
@@ -103,6 +106,12 @@ impl Profile {
         u64::from(self.rto_max_ms) * 1000
     }
 
+    /// A size that was looked at: nothing less is offered at first, as nothing is left to be found out.
+    pub fn set_recv_buffer(&mut self, bytes: u32) {
+        self.recv_buffer_bytes = bytes;
+        self.recv_window_first = bytes;
+    }
+
     /// [`SHORT_TIMES`] has been looked at.
     pub fn set_rto_min(&mut self, time: Duration) {
         self.rto_min_us = time.as_micros() as u32;
@@ -129,7 +138,7 @@ impl Profile {
     /// With what a socket asks for; `None` if a value is out of range.
     pub fn with(mut self, config: &TcpConfig, options: &SocketOptions) -> Option<Self> {
         if let Some(bytes) = options.recv_buffer_bytes {
-            self.recv_buffer_bytes = checked_buffer(bytes)?;
+            self.set_recv_buffer(checked_buffer(bytes)?);
         }
         if let Some(bytes) = options.send_buffer_bytes {
             self.send_buffer_bytes = checked_buffer(bytes)?;

@@ -5,6 +5,7 @@ use super::busy::Busy;
 use super::conn::{Flags, Life, NONE, Tcb};
 use super::input::Arrived;
 use super::mtu_search::SearchState;
+use super::profile::Profile;
 use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
 use crate::chunk_pool::CHUNK_BYTES;
@@ -16,8 +17,11 @@ use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
 
-/// What the receive window begins with, in bytes: as much as can be said without scaling.
-const WINDOW_FIRST: u64 = 65_535;
+/// What the receive window begins with at the most, in bytes: as much as can be said without scaling.
+const WINDOW_FIRST: u32 = 65_535;
+
+/// How often it doubles at the most: what [`Tcb::rcv_grow`] has room for.
+const GROW_MAX: u8 = 15;
 
 /// Immediate acknowledgements a connection begins with (Linux's TCP_MAX_QUICKACKS): the sender is in slow start.
 const QUICK_ACKS_MAX: u32 = 16;
@@ -195,14 +199,15 @@ impl Tcp {
         self.stats.bytes_in += count as u64;
         let profile = self.profile(idx);
         let (limit, delay) = (profile.recv_buffer_bytes, profile.delayed_ack_ms);
+        let first = profile.recv_window_first.min(WINDOW_FIRST);
         let now_ms = self.now_ms();
         let wire = seg.wire_bytes();
         if wire > usize::from(self.conns[idx].rcv_mss) {
             self.raise_rcv_mss(idx, wire);
         }
         let c = &mut self.conns[idx];
-        let window = (WINDOW_FIRST << c.rcv_grow()).min(limit.into()) as u32;
-        if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit {
+        let window = (u64::from(first) << c.rcv_grow()).min(limit.into()) as u32;
+        if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit && c.rcv_grow() < GROW_MAX {
             c.rcv_grow_and_search += 1;
             c.grow_mark = c.rcv_nxt;
         }
@@ -404,7 +409,7 @@ impl Tcp {
         }
         let c = &self.conns[idx];
         let left = u64::from(c.rcv_wnd());
-        if 2 * left > window_capacity(c) {
+        if 2 * left > window_capacity(c, self.profiles.get(c.profile)) {
             // It cannot have doubled.
             return;
         }
@@ -428,8 +433,8 @@ impl Tcp {
     #[inline(always)]
     pub fn window_to_offer(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
-        let limit = self.profiles.get(c.profile).recv_buffer_bytes;
-        let capacity = window_capacity(c).min(limit.into()) as u32;
+        let profile = self.profiles.get(c.profile);
+        let capacity = window_capacity(c, profile).min(profile.recv_buffer_bytes.into()) as u32;
         let is_empty = |b: &Busy| b.recv.readable() == 0 && b.held == 0;
         let idle = !c.has(Flags::INLINE) && (c.busy == NONE || is_empty(&self.busy[c.busy]));
         if idle && self.chunks.available() * CHUNK_BYTES / 2 >= capacity as usize {
@@ -456,8 +461,8 @@ impl Tcp {
 /// The largest window a connection may offer now, by how it has grown. It grows by a byte with each byte that arrives, so that it doubles
 /// in a round trip like that of a sender in slow start, and without steps, which would make the sender burst.
 #[inline]
-fn window_capacity(c: &Tcb) -> u64 {
-    let step = WINDOW_FIRST << c.rcv_grow();
+fn window_capacity(c: &Tcb, profile: &Profile) -> u64 {
+    let step = u64::from(profile.recv_window_first.min(WINDOW_FIRST)) << c.rcv_grow();
     if c.has(Flags::ORPHAN) {
         // Nobody reads any more; and in FIN-WAIT-2 the mark is a deadline.
         return step;

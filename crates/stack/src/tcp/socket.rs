@@ -447,7 +447,7 @@ impl Tcp {
             TcpOption::KeepCount(count) => p.keep_count = count,
             TcpOption::UserTimeout(time) => p.user_timeout_ms = time.as_millis() as u32,
             TcpOption::Linger2(time) => p.fin_timeout_seconds = seconds(time),
-            TcpOption::RecvBuffer(bytes) => p.recv_buffer_bytes = bytes,
+            TcpOption::RecvBuffer(bytes) => p.set_recv_buffer(bytes),
             TcpOption::SendBuffer(bytes) => p.send_buffer_bytes = bytes,
             TcpOption::NotSentLowWater(bytes) => p.not_sent_low_water = bytes,
             TcpOption::MaxSegment(bytes) => p.mss = bytes,

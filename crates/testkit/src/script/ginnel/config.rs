@@ -28,6 +28,17 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "timestamps" => tcp.timestamps = flag()?,
         "sack" => tcp.sack = flag()?,
         "window_scaling" => tcp.window_scaling = flag()?,
+        // Smallest, usual and largest size; half of a buffer is what the kernel needs itself.
+        "rmem" => {
+            let sizes: Vec<u32> = value
+                .split_whitespace()
+                .map(str::parse)
+                .collect::<Result<_, _>>()
+                .map_err(|_| "not three sizes")?;
+            let [_, usual, largest] = sizes[..] else { return Err("not three sizes".into()) };
+            tcp.recv_window_first_bytes = usual / 2;
+            tcp.recv_buffer_bytes = largest;
+        }
         "synack_retries" => tcp.synack_retries = small()?,
         "syn_retries" => tcp.syn_retries = small()?,
         "retries2" => tcp.retries = small()?,
