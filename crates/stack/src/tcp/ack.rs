@@ -14,6 +14,7 @@ use crate::ip::Network;
 use crate::options::CaState;
 use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions, Timestamps};
 use arrayvec::ArrayVec;
+use core::time::Duration;
 
 /// What became of the acknowledgement field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -280,7 +281,8 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
         if let Some(at) = reorder_at {
-            b.set_timer(RetransmitTimer::Reorder, at);
+            let slack = Duration::from_millis(self.config.reordering_slack_ms.into());
+            b.set_timer(RetransmitTimer::Reorder, at + slack);
             return;
         }
         let running = matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe);

@@ -128,6 +128,8 @@ pub struct TcpConfig {
     pub frto: bool,
     /// Segments a reordering may span before they count as lost, at first. 1 … 300, default 3.
     pub reordering_segments: u32,
+    /// What the timer of segments that may be merely reordered waits beyond the time of RFC 8985 §6.2, in milliseconds. Linux's has 2 ms and up to two of its ticks. 0 … 200, default 0.
+    pub reordering_slack_ms: u32,
     /// Segments that are taken together at the least when they leave in a burst: the last of them has PSH, as on Linux (`tcp_min_tso_segs`). 1 … 65,535, default 2.
     pub push_segments_min: u16,
     /// Find the path MTU by probing (RFC 4821). Default `off`.
@@ -189,6 +191,7 @@ impl Default for TcpConfig {
             tail_loss_probes: true,
             frto: true,
             reordering_segments: 3,
+            reordering_slack_ms: 0,
             push_segments_min: 2,
             mtu_probing: MtuProbing::Off,
             mtu_base_segment_bytes: 1024,
@@ -246,6 +249,7 @@ impl TcpConfig {
         within("challenge_acks_per_second", self.challenge_acks_per_second, 1..=u32::MAX)?;
         within("invalid_ack_interval_ms", self.invalid_ack_interval_ms, 0..=60_000)?;
         within("reordering_segments", self.reordering_segments, 1..=300)?;
+        within("reordering_slack_ms", self.reordering_slack_ms, 0..=200)?;
         within("push_segments_min", self.push_segments_min.into(), 1..=65_535)?;
         within("mtu_base_segment_bytes", self.mtu_base_segment_bytes, 48..=9000)?;
         within("mtu_floor_segment_bytes", self.mtu_floor_segment_bytes, 48..=9000)?;

@@ -114,7 +114,7 @@ impl Library {
     /// A stack as the script wants it.
     pub fn new(script: &Script, target: Target) -> Result<Self, String> {
         let (local, remote) = addresses(target.ip);
-        let mut flags = format!("proc=off,local={local},mtu={}", script.directives.mtu);
+        let mut flags = format!("proc=off,slack=0,local={local},mtu={}", script.directives.mtu);
         for (name, value) in &script.directives.sysctls {
             // The stack does so anyway.
             if name != "net.ipv4.tcp_tw_reuse" {

@@ -55,6 +55,8 @@ fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<(), String> {
         "early_retrans" => tcp.tail_loss_probes = flag()?,
         "min_tso_segs" => tcp.push_segments_min = number()?.try_into().map_err(|_| "too many segments")?,
         "reordering" => tcp.reordering_segments = number()?,
+        // The kernel's is what its clock makes it.
+        "ginnel.reordering_slack_ms" => tcp.reordering_slack_ms = number()?,
         "mtu_probing" => {
             tcp.mtu_probing = match value {
                 "0" => MtuProbing::Off,

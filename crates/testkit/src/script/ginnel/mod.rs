@@ -235,6 +235,9 @@ impl Backend for Ginnel {
     }
 
     fn info(&mut self, fd: Fd) -> Result<Info, String> {
+        // Times are counted up to now.
+        let now = self.instant();
+        self.stack.set_now(now);
         self.sockets.info(&self.stack, fd)
     }
 
@@ -244,5 +247,52 @@ impl Backend for Ginnel {
 
     fn settle_time(&self) -> Duration {
         Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::script::ast::BackendKind;
+    use crate::script::parser::parse;
+    use crate::script::runner;
+    use std::path::Path;
+
+    /// The last of four segments has arrived, and the others are given up after so many milliseconds. Whether that is when they leave again.
+    fn gives_up(slack_ms: u32, after_ms: u32) -> bool {
+        let text = format!(
+            "// RFC 8985 §6.2
+// ip: v4
+// sysctl: ginnel.reordering_slack_ms={slack_ms}
++0 socket(..., SOCK_STREAM, IPPROTO_TCP) = 3
++0 bind(3, ..., ...) = 0
++0 listen(3, 1) = 0
++0 < S 0:0(0) win 32792 <mss 1000,sackOK,nop,nop,nop,wscale 7>
++0 > S. 0:0(0) ack 1 <...>
++0.1 < . 1:1(0) ack 1 win 257
++0 accept(3, ..., ...) = 4
++0 write(4, ..., 4000) = 4000
++0 > . 1:1001(1000) ack 1
++0 > P. 1001:2001(1000) ack 1
++0 > . 2001:3001(1000) ack 1
++0 > P. 3001:4001(1000) ack 1
++0.1 < . 1:1(0) ack 1 win 257 <nop,nop,sack 3001:4001>
++0.{after_ms:03} > . 1:1001(1000) ack 1
++0 > P. 1001:2001(1000) ack 1
++0 > . 2001:3001(1000) ack 1
++0.1 < . 1:1(0) ack 4001 win 257
+"
+        );
+        let script = parse(Path::new("slack.pkt"), &text).map_err(|_| "the script is not one").unwrap();
+        let target = script.targets().into_iter().find(|t| t.backend == BackendKind::Ginnel).unwrap();
+        let mut backend = Ginnel::new(target, &script.directives).unwrap();
+        runner::run(&script, target, &mut backend).is_ok()
+    }
+
+    #[test]
+    fn segments_that_may_be_merely_reordered_are_given_up_as_late_as_is_configured() {
+        assert!(gives_up(0, 25));
+        assert!(gives_up(12, 37) && !gives_up(12, 25));
+        assert!(gives_up(200, 225), "the most that may be");
     }
 }
