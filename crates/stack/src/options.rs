@@ -255,6 +255,14 @@ pub struct TcpInfo {
     pub ecn: bool,
     /// Bytes queued and not yet sent.
     pub notsent_bytes: u32,
+    /// Time since data came last, or since whatever came last if nothing has been queued or in flight for a time-out.
+    pub last_data_recv: Duration,
+    /// Time in which something was queued or in flight; like those below since the connection was last idle for a time-out.
+    pub busy_time: Duration,
+    /// Of that, time in which the peer's window was too small.
+    pub rwnd_limited: Duration,
+    /// Of that, time in which all was in flight that the send buffer takes, and the application had more.
+    pub sndbuf_limited: Duration,
     /// Bytes queued and not yet acknowledged.
     pub send_queued: u32,
     /// Bytes waiting to be read.

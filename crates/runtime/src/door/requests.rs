@@ -107,6 +107,10 @@ record!(TcpInfo {
     wscale,
     ecn,
     notsent_bytes,
+    last_data_recv,
+    busy_time,
+    rwnd_limited,
+    sndbuf_limited,
     send_queued,
     recv_queued,
 });

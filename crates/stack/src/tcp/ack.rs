@@ -209,7 +209,10 @@ impl Tcp {
     #[inline(always)]
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
-        let b = &self.busy[c.busy];
+        let b = &mut self.busy[c.busy];
+        if b.send.is_empty() {
+            b.chrono.stop(self.now);
+        }
         let nothing = b.send.is_empty()
             && b.sent.lost_out | b.acked_bytes == 0
             && !c.has(Flags::FIN_QUEUED | Flags::WANT_WRITABLE);
@@ -238,6 +241,10 @@ impl Tcp {
                 let conn = self.conns.handle(idx);
                 self.conns[idx].flags.clear(Flags::WANT_WRITABLE);
                 self.events.push_back(Event::Writable { conn });
+                let b = &mut self.busy[self.conns[idx].busy];
+                if b.chrono.waits_for_room() && !b.send.is_empty() {
+                    b.chrono.run(self.now);
+                }
             }
         }
         let c = &self.conns[idx];

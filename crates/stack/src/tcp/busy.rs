@@ -1,5 +1,6 @@
 //! What only a busy connection needs: buffers, the retransmission queue, recovery, the congestion algorithm's state, timers.
 
+use super::chrono::Chrono;
 use super::congestion::Congestion;
 use super::conn::NONE;
 use super::cuts::Cuts;
@@ -125,6 +126,9 @@ pub(crate) struct Busy {
     pub acked_bytes: u32,
     /// When the last data left.
     pub last_sent: Instant,
+    /// When the last data came, or whatever came last before there was this part: low bits of the clock in ms.
+    pub last_data: u32,
+    pub chrono: Chrono,
     /// Nothing was queued or in flight since.
     pub idle_since: Option<Instant>,
     /// Retransmitted segments in all.
@@ -182,6 +186,8 @@ impl Busy {
             usage_end: SeqNumber(0),
             acked_bytes: 0,
             last_sent: Instant::ZERO,
+            last_data: 0,
+            chrono: Chrono::default(),
             idle_since: None,
             total_retrans: 0,
             urgent_in: Urgent::None,
@@ -230,6 +236,8 @@ impl Busy {
             usage_end,
             acked_bytes,
             last_sent,
+            last_data,
+            chrono,
             idle_since,
             total_retrans,
             urgent_in,
@@ -266,6 +274,7 @@ impl Busy {
         *label = Label::NONE;
         *usage_end = SeqNumber(0);
         *last_sent = Instant::ZERO;
+        (*last_data, *chrono) = (0, Chrono::default());
         (*urgent_in, *urgent_untold) = (Urgent::None, 0);
         (*flight_max, *acked_bytes, *total_retrans) = (0, 0, 0);
         (*held, *window_max) = (0, 0);

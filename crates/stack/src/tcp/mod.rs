@@ -7,6 +7,7 @@
 mod ack;
 mod burst;
 mod busy;
+mod chrono;
 mod close;
 pub mod config;
 mod congestion;
@@ -218,6 +219,7 @@ impl Tcp {
         b.window_max = c.snd_wnd;
         // A busy part that was given back means idleness since about the last segment received.
         let idle = self.now_ms.wrapping_sub(c.last_rx);
+        b.last_data = c.last_rx;
         b.last_sent = Instant::from_nanos(self.now.as_nanos().saturating_sub(u64::from(idle) * 1_000_000));
         if self.profiles.get(c.profile).not_sent_low_water != 0 {
             b.extras.set(Extras::LOW_WATER);

@@ -4,6 +4,7 @@
 use super::Tcp;
 use super::burst::Burst;
 use super::busy::{Extras, More, RetransmitTimer};
+use super::chrono::Waits;
 use super::conn::{Flags, NONE};
 use super::emit::{SACK_BLOCK_BYTES, SACK_FIXED_BYTES, Segment, max_sack_blocks};
 use super::rtt;
@@ -362,6 +363,8 @@ impl Tcp {
             }
             if a.segments == 0 {
                 self.note_usage(idx, true);
+                let now = self.now;
+                self.busy[self.conns[idx].busy].chrono.run(now);
                 return Ok(());
             }
             let mut most = a.unsent.min(a.window);
@@ -395,6 +398,7 @@ impl Tcp {
                 b.more = More::Expected;
             }
             if len == a.unsent && c.has(Flags::FIN_QUEUED) == self.busy[c.busy].fin_sent {
+                self.note_room(idx);
                 return Ok(());
             }
         }
@@ -441,6 +445,9 @@ impl Tcp {
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
         let fits = a.unsent <= a.window;
+        if !fits {
+            b.chrono.set(Waits::Window, now);
+        }
         if (c.has(Flags::CORK) || b.more == More::Expected) && fits {
             b.cork_at.get_or_insert(now + CORK_MAX);
             return;
@@ -529,6 +536,7 @@ impl Tcp {
             b.small_end = Some(end);
         }
         b.last_sent = now;
+        b.chrono.run(now);
         b.idle_since = None;
         b.cork_at = None;
         if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < delay {

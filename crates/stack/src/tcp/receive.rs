@@ -206,6 +206,9 @@ impl Tcp {
             self.raise_rcv_mss(idx, wire);
         }
         let c = &mut self.conns[idx];
+        if c.busy != NONE {
+            self.busy[c.busy].last_data = now_ms;
+        }
         let window = (u64::from(first) << c.rcv_grow()).min(limit.into()) as u32;
         if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit && c.rcv_grow() < GROW_MAX {
             c.rcv_grow_and_search += 1;

@@ -511,6 +511,9 @@ impl Tcp {
         let b = (c.busy != NONE).then(|| &self.busy[c.busy]);
         let us = |us: u32| Duration::from_micros(us.into());
         let threshold = self.config.reordering_segments;
+        let [busy_time, rwnd_limited, sndbuf_limited] =
+            b.map_or([0; 3], |b| b.chrono.spent_us(self.now)).map(Duration::from_micros);
+        let last_data = b.map_or(c.last_rx, |b| b.last_data);
         let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
         Some(TcpInfo {
             state: c.state,
@@ -546,6 +549,10 @@ impl Tcp {
             sack: c.has(Flags::SACK),
             wscale: c.has(Flags::WSCALE),
             ecn: c.has(Flags::ECN),
+            last_data_recv: Duration::from_millis(self.now_ms().wrapping_sub(last_data).into()),
+            busy_time,
+            rwnd_limited,
+            sndbuf_limited,
             notsent_bytes: b.map_or(0, |b| {
                 let end = c.snd_una + b.send.len() as u32;
                 (end - c.snd_nxt).max(0) as u32

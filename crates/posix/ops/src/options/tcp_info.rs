@@ -63,6 +63,7 @@ pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
         (28, info.sacked),
         (32, info.lost),
         (36, info.retrans),
+        (52, u32::try_from(info.last_data_recv.as_millis()).unwrap_or(u32::MAX)),
         (60, info.pmtu),
         (64, info.rcv_wnd),
         (68, us(info.rtt)),
@@ -82,6 +83,11 @@ pub(super) fn bytes(info: Option<&TcpInfo>, listens: bool) -> Vec<u8> {
     ];
     for (at, value) in words {
         out[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    // tcpi_busy_time, tcpi_rwnd_limited, tcpi_sndbuf_limited
+    for (at, time) in [(168, info.busy_time), (176, info.rwnd_limited), (184, info.sndbuf_limited)] {
+        let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        out[at..at + 8].copy_from_slice(&us.to_ne_bytes());
     }
     out
 }

@@ -324,9 +324,13 @@ impl Socket {
             Op::Send { flags, .. } => self.send(stack, data, *flags),
             Op::Shutdown { how, .. } => self.shutdown(stack, *how),
             Op::SetOption { option, value, .. } => self.set_option(stack, option, value),
-            Op::GetOption { option, .. } => match option.name {
-                "SO_ERROR" => {
+            Op::GetOption { option, .. } => match (option.name, self.options.send_buffer_bytes) {
+                ("SO_ERROR", _) => {
                     Returned { detail: Some(self.error.take().unwrap_or(0).into()), ..Returned::value(0) }
+                }
+                // As Linux says it, with what it needs itself (`sock_setsockopt`).
+                ("SO_SNDBUF", Some(bytes)) => {
+                    Returned { detail: Some((2 * i64::from(bytes)).max(4608)), ..Returned::value(0) }
                 }
                 _ => fail(libc::ENOPROTOOPT),
             },
@@ -487,7 +491,8 @@ impl Socket {
         };
         let seconds = Duration::from_secs(number.into());
         let option = match option.name {
-            "SO_REUSEADDR" => return Returned::value(0),
+            // Paths are found without it.
+            "SO_REUSEADDR" | "IP_MTU_DISCOVER" | "IPV6_MTU_DISCOVER" => return Returned::value(0),
             "SO_KEEPALIVE" => TcpOption::KeepAlive(on),
             "SO_LINGER" => TcpOption::LingerZero(on),
             "SO_OOBINLINE" => {
@@ -673,6 +678,10 @@ fn info(stack: &Stack, conn: Conn) -> Option<Info> {
         ("tcpi_reordering", i.reordering.into()),
         ("tcpi_reord_seen", i.reorderings.into()),
         ("tcpi_total_retrans", i.total_retrans.into()),
+        ("tcpi_last_data_recv", us(i.last_data_recv) / 1000),
+        ("tcpi_busy_time", us(i.busy_time)),
+        ("tcpi_rwnd_limited", us(i.rwnd_limited)),
+        ("tcpi_sndbuf_limited", us(i.sndbuf_limited)),
         ("tcpi_notsent_bytes", i.notsent_bytes.into()),
         ("tcpi_snd_wnd", i.snd_wnd.into()),
         ("tcpi_rcv_wnd", i.rcv_wnd.into()),

@@ -1,0 +1,107 @@
+//! What a connection that has something to send waits for, as Linux counts it (`tcp_chrono_start`): for how long it was busy, and of that for the peer's window, and for its application because the send
+//! buffer was too small.
+
+use super::Tcp;
+use super::ack;
+use super::busy::Busy;
+use super::conn::Flags;
+use crate::time::Instant;
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Waits {
+    /// Nothing is queued or in flight.
+    #[default]
+    Idle,
+    /// The network.
+    Busy,
+    /// The peer's window.
+    Window,
+    /// The application, which waits for room.
+    Room,
+}
+
+/// The time of one connection.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Chrono {
+    waits: Waits,
+    since: Instant,
+    /// Of busy, window and room, in µs.
+    spent: [u64; 3],
+}
+
+impl Chrono {
+    /// Something leaves.
+    #[inline]
+    pub fn run(&mut self, now: Instant) {
+        if self.waits != Waits::Busy {
+            self.set(Waits::Busy, now);
+        }
+    }
+
+    /// All is acknowledged.
+    #[inline]
+    pub fn stop(&mut self, now: Instant) {
+        if self.waits != Waits::Idle {
+            self.set(Waits::Idle, now);
+        }
+    }
+
+    /// Waits for something else from now on.
+    #[inline]
+    pub fn set(&mut self, waits: Waits, now: Instant) {
+        if let Some(place) = (self.waits as usize).checked_sub(1) {
+            self.spent[place] += now.micros_since(self.since);
+        }
+        (self.waits, self.since) = (waits, now);
+    }
+
+    pub fn waits_for_room(&self) -> bool {
+        self.waits == Waits::Room
+    }
+
+    /// How long it was busy in all, and of that how long it waited for the peer's window and for room, in µs.
+    pub fn spent_us(&self, now: Instant) -> [u64; 3] {
+        let mut upto = *self;
+        upto.set(Waits::Idle, now);
+        let [busy, window, room] = upto.spent;
+        [busy + window + room, window, room]
+    }
+}
+
+impl Tcp {
+    /// All that is queued has left, and the congestion window would have taken more (`tcp_cwnd_validate`): it is the application that waits, if it waits for room.
+    #[inline]
+    pub(super) fn note_room(&mut self, idx: u32) {
+        let c = &self.conns[idx];
+        if c.has(Flags::WANT_WRITABLE) {
+            let b: &mut Busy = &mut self.busy[c.busy];
+            if !ack::is_cwnd_limited(c, b) {
+                b.chrono.set(Waits::Room, self.now);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_counted_for_what_was_waited_for_and_not_while_idle() {
+        let at = Instant::from_millis;
+        let mut chrono = Chrono::default();
+        assert_eq!(chrono.spent_us(at(50)), [0; 3]);
+        chrono.run(at(100));
+        chrono.run(at(110));
+        chrono.set(Waits::Window, at(120));
+        chrono.run(at(150));
+        chrono.set(Waits::Room, at(151));
+        assert_eq!(chrono.spent_us(at(155)), [55_000, 30_000, 4000]);
+        chrono.stop(at(155));
+        chrono.stop(at(900));
+        assert_eq!(chrono.spent_us(at(1000)), [55_000, 30_000, 4000]);
+        chrono.run(at(1000));
+        assert_eq!(chrono.spent_us(at(1001)), [56_000, 30_000, 4000]);
+    }
+}
