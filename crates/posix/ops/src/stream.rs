@@ -35,6 +35,17 @@ impl Ops {
         self.recv_for(fd, buffers, flags, false)
     }
 
+    /// `recv` and its like into memory that there is not: the kernel finds that out only when it has something to put there, and takes nothing then.
+    ///
+    /// # Errors
+    /// `EFAULT` if there is something, and those of [`recv`](Self::recv).
+    pub fn recv_nowhere(&self, fd: RawFd, flags: c_int) -> Result<usize, Errno> {
+        match self.recv(fd, &mut [IoSliceMut::new(&mut [0])], flags | libc::MSG_PEEK) {
+            Ok(1..) => Err(Errno::FAULT),
+            result => result,
+        }
+    }
+
     /// The same, or for a pipe: that never gets beyond an urgent byte (`tcp_read_sock`).
     pub(crate) fn recv_for(
         &self,

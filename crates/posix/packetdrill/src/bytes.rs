@@ -63,6 +63,9 @@ unsafe fn recv_one(
         let mut place = vec![0; len.min(1 << 20)];
         return instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(&mut place)], flags));
     }
+    if room.is_null() && len > 0 {
+        return instance.ops.recv_nowhere(fd, flags);
+    }
     // SAFETY: the caller's promise.
     let room = unsafe { memory::room(room, len) }?;
     let mut received = instance.settled(instance.ops.recv(fd, &mut [IoSliceMut::new(room)], flags))?;
@@ -150,7 +153,7 @@ pub unsafe extern "C" fn recvfrom(
             // SAFETY: passed on as it came.
             return passed_on(unsafe { libc::recvfrom(fd, room, len, flags, from, from_len) });
         }
-        if flags & libc::MSG_TRUNC != 0 && room.is_null() {
+        if room.is_null() && len > 0 {
             // SAFETY: the caller's promises.
             return unsafe { recv_one(userdata, fd, room, len, flags) };
         }

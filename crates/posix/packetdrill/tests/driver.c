@@ -225,10 +225,14 @@ static void without_waiting(void)
 	int on = 1;
 	CHECK(i.ioctl(U, fd, FIONBIO, &on) == 0);
 	FAILS(i.read(U, fd, got, 10), EAGAIN);
+	/* That there is no place is found out when something is to be put there. */
+	FAILS(i.read(U, fd, NULL, 10), EAGAIN);
 	answer(&p, ACK | PSH, "abc");
 	expect(&p, ACK, "");
 	CHECK(i.ioctl(U, fd, FIONREAD, &value) == 0 && value == 3);
 	CHECK(i.recv(U, fd, got, 10, MSG_PEEK) == 3);
+	FAILS(i.read(U, fd, NULL, 10), EFAULT);
+	FAILS(i.recvfrom(U, fd, NULL, 10, 0, NULL, NULL), EFAULT);
 	/* A copy is as good. */
 	int copy = i.fcntl(U, fd, F_DUPFD, 100);
 	CHECK(copy >= 100 && i.close(U, fd) == 0);

@@ -26,6 +26,9 @@ unsafe fn recv_one(ops: &Ops, fd: c_int, bytes: *mut c_void, len: size_t, flags:
     if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
         return ops.recv(fd, &mut [IoSliceMut::new(&mut vec![0; len.min(1 << 20)])], flags).to_c();
     }
+    if bytes.is_null() && len > 0 {
+        return ops.recv_nowhere(fd, flags).to_c();
+    }
     // SAFETY: the caller's promise.
     unsafe { memory::room(bytes, len) }
         .and_then(|room| ops.recv(fd, &mut [IoSliceMut::new(room)], flags))
