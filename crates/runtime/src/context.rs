@@ -302,7 +302,7 @@ impl<'a> Context<'a> {
     }
 
     /// See [`Stack::room_below`](ginnel_stack::stack::Stack::room_below).
-    pub(crate) fn room_below(&mut self, conn: Conn, len: u32, most: u32) -> u32 {
+    pub(crate) fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
         self.core.stack.here_mut().map_or(len, |stack| stack.room_below(conn, len, most))
     }
 

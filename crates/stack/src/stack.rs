@@ -486,8 +486,8 @@ impl Stack {
         self.tcp.end_record(conn);
     }
 
-    /// How many of `len` bytes Linux would take in one call, in which it also sends, before `most` bytes or more are not sent (`TCP_NOTSENT_LOWAT`).
-    pub fn room_below(&mut self, conn: Conn, len: u32, most: u32) -> u32 {
+    /// How many of `len` bytes, 2^30 at the most, Linux would take in one call, in which it also sends, before so many or more are not sent (`TCP_NOTSENT_LOWAT`), or not acknowledged (`SO_SNDBUF`).
+    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
         self.tcp.room_below(conn, len, most)
     }
 

@@ -602,9 +602,14 @@ impl Channels {
         client.await_room(conn, enough)
     }
 
-    pub fn room_below(&mut self, conn: Conn, len: u32, low: u32) -> Result<u32, Stale> {
+    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
         let (client, conn) = self.with(conn)?;
-        client.room_below(conn, len, low)
+        client.room_below(conn, len, most)
+    }
+
+    pub fn written(&mut self, conn: Conn) -> Result<u64, Stale> {
+        let (client, conn) = self.with(conn)?;
+        client.written(conn)
     }
 
     pub fn not_sent(&mut self, conn: Conn) -> Result<usize, Stale> {

@@ -462,6 +462,7 @@ impl Lane {
                 error: note.error,
                 end_seen: note.end_seen,
                 more: note.more,
+                cramped: None,
                 bound: note.bound.map(bound_of),
                 unnamed: None,
             }),

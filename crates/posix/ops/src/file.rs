@@ -192,6 +192,8 @@ pub(crate) struct Stream {
     pub end_seen: bool,
     /// The last send said that more is to come (`MSG_MORE`).
     pub more: bool,
+    /// A write found the send buffer full when so many bytes were acknowledged (`SOCK_NOSPACE`), where writes are bounded by it.
+    pub cramped: Option<u64>,
     /// What `bind` reserved for it.
     pub bound: Option<Bound>,
     /// The descriptor by which it was opened, while its own end is not known.
@@ -200,9 +202,9 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub fn new(conn: Conn, connecting: bool, bound: Option<Bound>) -> Self {
-        let (error, unnamed) = (None, None);
+        let (error, unnamed, cramped) = (None, None, None);
         let (disconnecting, end_seen, more) = (false, false, false);
-        Self { conn, connecting, disconnecting, error, end_seen, more, bound, unnamed }
+        Self { conn, connecting, disconnecting, error, end_seen, more, cramped, bound, unnamed }
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Lane {
     pub book: Option<Book>,
     /// What is to be done when the sockets are let go of.
     pub left: Arc<Left>,
+    /// See [`OpsConfig::send_buffer`](crate::OpsConfig).
+    pub send_buffer: Option<[u32; 2]>,
     /// Calls that did not wait and found nothing.
     fruitless: u32,
     /// By the number of the channel's socket: the description and one, or 0.
@@ -63,6 +65,7 @@ impl Lane {
             sent: Vec::new(),
             book: None,
             left: Arc::default(),
+            send_buffer: None,
             fruitless: 0,
             by_socket: Vec::new(),
             by_listener: Vec::new(),

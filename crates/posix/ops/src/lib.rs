@@ -94,6 +94,9 @@ pub struct OpsConfig {
     pub listen_spawn: ListenSpawn,
     /// Descriptors of closed sockets that are kept for the next ones. A program that needs the lowest number free (POSIX) wants 0.
     pub descriptors_kept: usize,
+    /// Writes are bounded by send buffers to the byte, as far as the kernel's accounting can be told from payload: what a connection begins with (the second number of `tcp_wmem`), and what it may grow to.
+    /// The stack is asked for each write. Without it writes are bounded by what the channel and the engine's buffer hold.
+    pub send_buffer: Option<[u32; 2]>,
 }
 
 impl Default for OpsConfig {
@@ -105,6 +108,7 @@ impl Default for OpsConfig {
             unprivileged_port_start: 0,
             listen_spawn: ListenSpawn::Off,
             descriptors_kept: 0,
+            send_buffer: None,
         }
     }
 }
@@ -128,7 +132,9 @@ impl Ops {
 
     fn with(clients: Vec<Client>, config: OpsConfig) -> Result<Self, Errno> {
         let channels = Channels::new(clients).ok_or(Errno::OPNOTSUPP)?;
-        let (lane, signals) = (held::Lock::new(Lane::new(channels)?), signal::Signals::default());
+        let mut lane = Lane::new(channels)?;
+        lane.send_buffer = config.send_buffer;
+        let (lane, signals) = (held::Lock::new(lane), signal::Signals::default());
         Ok(Self { fds: FdTable::new(), lane, signals, config })
     }
 

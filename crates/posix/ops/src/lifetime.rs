@@ -36,12 +36,16 @@ impl Ops {
         }
         let family = if domain == libc::AF_INET { Family::V4 } else { Family::V6 };
         let datagrams = kind & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == libc::SOCK_DGRAM;
+        let mut options = Options::new(family, datagrams);
+        if let Some([first, _]) = self.config.send_buffer.filter(|_| !datagrams) {
+            options.begin_send_buffer(first);
+        }
         let socket = Socket {
             family,
             datagrams,
             outbox: None,
             nonblocking: kind & libc::SOCK_NONBLOCK != 0,
-            options: Options::new(family, datagrams),
+            options,
             shut: Shut::default(),
             shape: Shape::Fresh { bound: None },
             past: None,

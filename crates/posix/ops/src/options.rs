@@ -19,7 +19,7 @@ use core::ffi::c_int;
 use core::time::Duration;
 pub use get::OptionValue;
 use ginnel::channel::{Arrived, Sharing};
-use ginnel::{CongestionControl, OptionError, SocketOptions, TcpOption};
+use ginnel::{CongestionControl, OptionError, SocketOptions, TcpInfo, TcpOption};
 use rustix::io::Errno;
 use stamps::Stamps;
 use words::Words;
@@ -96,6 +96,10 @@ const FORCED_MAX: u32 = 1 << 29;
 /// What a socket begins with (`net.ipv4.tcp_rmem`, `tcp_wmem`).
 const RCVBUF_DEFAULT: u32 = 131_072;
 const SNDBUF_DEFAULT: u32 = 16_384;
+/// What the kernel needs for a segment beside its payload (`MAX_TCP_HEADER` and `struct skb_shared_info`, `struct sk_buff`), and the segments that a send buffer has room for twice.
+const SEGMENT_OVERHEAD: u32 = 640;
+const BUFFER_OVERHEAD: u32 = 256;
+const SEGMENTS_MIN: u32 = 10;
 /// What `TCP_LINGER2` is at first (`net.ipv4.tcp_fin_timeout`), and at the most (`TCP_FIN_TIMEOUT_MAX`), in seconds.
 const LINGER2_DEFAULT: i32 = 60;
 const LINGER2_MAX: i32 = 120;
@@ -278,6 +282,23 @@ impl Options {
 
     pub fn recv_low_water(&self) -> usize {
         self.recv_low_water as usize
+    }
+
+    /// What a send buffer begins with.
+    pub fn begin_send_buffer(&mut self, bytes: u32) {
+        self.send_buffer = bytes;
+    }
+
+    /// The send buffer, which grows with the connection up to `most` unless the program has fixed it (`tcp_sndbuf_expand`); `again`: not for the first time.
+    pub fn grow_send_buffer(&mut self, info: &TcpInfo, most: u32, again: bool) -> u32 {
+        if self.buf_lock & SNDBUF_LOCK == 0 {
+            let options = if info.timestamps { 12 } else { 0 };
+            let segment = (info.snd_mss + options + SEGMENT_OVERHEAD).next_power_of_two() + BUFFER_OVERHEAD;
+            let window = if again { info.snd_cwnd } else { 0 };
+            let segments = window.max(SEGMENTS_MIN).max(info.reordering + 1);
+            self.send_buffer = self.send_buffer.max((2 * segments).saturating_mul(segment).min(most));
+        }
+        self.send_buffer
     }
 
     /// Bytes that may be on their way to a socket, of its receive buffer: the other half is for what the kernel needs itself (`tcp_win_from_space`).

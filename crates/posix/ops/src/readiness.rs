@@ -73,6 +73,20 @@ impl Lane {
         })
     }
 
+    /// The same where writes are bounded by the send buffer: of which a third must be free.
+    #[cold]
+    fn is_within_bound(&mut self, file: FileId, conn: Conn, low: Option<u32>) -> bool {
+        let Some((bound, queued)) = self.send_bound(file, conn) else { return true };
+        if bound.saturating_sub(queued) >= queued / 2 && self.is_sparse(conn, low) {
+            return true;
+        }
+        self.note_cramped(file, conn);
+        // Gone meanwhile: the next look tells.
+        let _ = self.client.await_room(conn, usize::MAX);
+        let _ = self.client.room_below(conn, 1 << 30, (0, 0));
+        false
+    }
+
     fn stream_readiness(&mut self, file: FileId) -> i16 {
         let Some((stream, status)) = self.status(file) else { return POLLHUP };
         // More than the channel holds would never be there.
@@ -102,8 +116,13 @@ impl Lane {
             }
             // Half as much room as what waits (`sk_stream_is_writeable`).
             let enough = (status.occupied / 2).max(1);
+            let bounded = self.send_buffer.is_some() && !no_more_out;
             let room = status.room >= enough && self.is_sparse(stream.conn, not_sent);
-            if no_more_out
+            if bounded {
+                if self.is_within_bound(file, stream.conn, not_sent) {
+                    ready |= WRITABLE;
+                }
+            } else if no_more_out
                 || room
                 || self.client.await_room(stream.conn, enough) == Ok(true)
                     && self.is_sparse(stream.conn, not_sent)

@@ -343,6 +343,7 @@ impl Lane {
     #[inline]
     fn bytes_below(&mut self, file: FileId, conn: Conn, most: usize) -> usize {
         match self.files.socket(file).map(|socket| socket.options.not_sent_low_water()) {
+            Ok(low) if self.send_buffer.is_some() => self.bytes_within(file, conn, most, low),
             Ok(Some(low)) => self.ask_bytes_below(conn, most, low),
             _ => most,
         }
@@ -356,7 +357,49 @@ impl Lane {
         }
         let len = u32::try_from(most).unwrap_or(u32::MAX);
         // Of a connection that is over there is nothing to know: to write tells.
-        self.client.room_below(conn, len, low).map_or(most, |room| most.min(room as usize))
+        self.client.room_below(conn, len, (low, u32::MAX)).map_or(most, |room| most.min(room as usize))
+    }
+
+    /// The same where writes are bounded by the send buffer.
+    #[cold]
+    fn bytes_within(&mut self, file: FileId, conn: Conn, most: usize, low: Option<u32>) -> usize {
+        let Some((bound, _)) = self.send_bound(file, conn) else { return most };
+        let len = u32::try_from(most).unwrap_or(u32::MAX).min(1 << 30);
+        let room = self.client.room_below(conn, len, (low.unwrap_or(u32::MAX), bound));
+        let room = room.map_or(most, |room| most.min(room as usize));
+        if room < most {
+            self.note_cramped(file, conn);
+        } else if let Some(stream) = self.files.stream(file) {
+            stream.cramped = None;
+        }
+        room
+    }
+
+    /// The send buffer of a connection by which writes are bounded, and how many bytes are not acknowledged. It grows when something was acknowledged that was in the way (`tcp_new_space`).
+    pub(crate) fn send_bound(&mut self, file: FileId, conn: Conn) -> Option<(u32, u32)> {
+        let [_, most] = self.send_buffer?;
+        let info = self.client.info(conn).ok()?;
+        let acked = self.acked(conn)?;
+        let cramped = self.files.stream(file)?.cramped;
+        let again = cramped.is_some_and(|before| acked > before) && info.unacked < info.snd_cwnd;
+        let bound = self.files.socket(file).ok()?.options.grow_send_buffer(&info, most, again);
+        let queued = self.client.written(conn).ok()?.saturating_sub(acked);
+        Some((bound, u32::try_from(queued).unwrap_or(u32::MAX)))
+    }
+
+    /// Bytes of a connection that the peer has acknowledged.
+    fn acked(&mut self, conn: Conn) -> Option<u64> {
+        let (info, status) = (self.client.info(conn).ok()?, self.client.status(conn).ok()?);
+        let queued = u64::from(info.send_queued) + status.unsent as u64;
+        Some(self.client.written(conn).ok()?.saturating_sub(queued))
+    }
+
+    /// The send buffer is too small for what is to be written.
+    pub(crate) fn note_cramped(&mut self, file: FileId, conn: Conn) {
+        let acked = self.acked(conn);
+        if let Some(stream) = self.files.stream(file) {
+            stream.cramped = acked;
+        }
     }
 
     /// What was sent is the end of a record (`MSG_EOR`).

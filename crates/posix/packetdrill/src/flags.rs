@@ -1,7 +1,7 @@
 //! What `--so_flags` says: `KEY=VALUE`, separated by commas or blanks.
 
 use crate::instance::defaults;
-use crate::sysctls;
+use crate::sysctls::{self, Settings};
 use core::net::IpAddr;
 use ginnel::config::{Prefix, TcpConfig};
 use std::path::PathBuf;
@@ -10,6 +10,8 @@ use std::path::PathBuf;
 const NETWORKS: [(&str, &str); 2] =
     [("192.168.0.2", "192.168.0.0/16"), ("fd3d:fa7b:d17d::2", "fd3d:fa7b:d17d::/48")];
 const MTU: u32 = 1500;
+/// What a send buffer begins with (`tcp_wmem`).
+const SEND_BUFFER_FIRST: u32 = 16_384;
 /// The kernel's timer of segments that may be merely reordered has 2 ms more than RFC 8985 says, and waits for the tick behind the next one: with 250 ticks a second up to 10 ms in all, with 100 up to 22. Public
 /// scripts expect about 15.
 const SLACK_MS: u32 = 12;
@@ -87,18 +89,20 @@ impl Flags {
     ///
     /// # Errors
     /// Flags that the stack has nothing for.
-    pub fn tcp(&self) -> Result<(TcpConfig, Vec<String>), String> {
-        let mut tcp = TcpConfig { reordering_slack_ms: self.slack_ms, ..defaults() };
-        let refused = self.folder.as_ref().map_or_else(Vec::new, |folder| sysctls::read(folder, &mut tcp));
+    pub fn tcp(&self) -> Result<(Settings, Vec<String>), String> {
+        let tcp = TcpConfig { reordering_slack_ms: self.slack_ms, ..defaults() };
+        let mut settings = Settings { tcp, send_buffer_first: SEND_BUFFER_FIRST };
+        let refused =
+            self.folder.as_ref().map_or_else(Vec::new, |folder| sysctls::read(folder, &mut settings));
         for (name, value) in &self.own {
-            let known = sysctls::set(&mut tcp, name, value);
+            let known = sysctls::set(&mut settings, name, value);
             let known = known.map_err(|problem| format!("net.ipv4.{name}: {problem}"))?;
             if !known {
                 return Err(format!("net.ipv4.{name}: the stack has nothing that corresponds to it"));
             }
         }
-        tcp.validate().map_err(|error| error.to_string())?;
-        Ok((tcp, refused))
+        settings.tcp.validate().map_err(|error| error.to_string())?;
+        Ok((settings, refused))
     }
 }
 
@@ -162,11 +166,11 @@ mod tests {
         let flags =
             parse("proc=off local=10.1.1.1,mtu=9000, net.ipv4.tcp_sack=0 net.ipv4.tcp_rmem=4096:8192:70000");
         let flags = flags.unwrap();
-        let (tcp, refused) = flags.tcp().unwrap();
+        let (Settings { tcp, .. }, refused) = flags.tcp().unwrap();
         assert_eq!((flags.local, flags.mtu), (vec!["10.1.1.1".parse().unwrap()], 9000));
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes, refused.len()), (false, 70_000, 0));
         assert_eq!((tcp.recv_window_first_bytes, tcp.reordering_slack_ms), (4096, SLACK_MS));
-        assert_eq!(parse("proc=off,slack=200").unwrap().tcp().unwrap().0.reordering_slack_ms, 200);
+        assert_eq!(parse("proc=off,slack=200").unwrap().tcp().unwrap().0.tcp.reordering_slack_ms, 200);
     }
 
     #[test]

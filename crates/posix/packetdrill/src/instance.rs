@@ -2,6 +2,7 @@
 
 use crate::clock::Clock;
 use crate::flags::Flags;
+use crate::sysctls::Settings;
 use crate::tunnel::{NEIGHBOUR_MAC, Tunnel};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -33,7 +34,7 @@ pub struct Instance {
     pub ops: Ops,
     pub tunnel: Tunnel,
     /// What it was started with.
-    pub tcp: TcpConfig,
+    pub settings: Settings,
     stop: StopFlag,
     thread: Option<JoinHandle<Result<(), ginnel::Error>>>,
 }
@@ -56,7 +57,7 @@ impl Instance {
     /// Something of the machine's is missing.
     pub fn start(
         flags: &Flags,
-        tcp: TcpConfig,
+        settings: Settings,
         tunnel: &Tunnel,
         clock: Clock,
     ) -> Result<Self, ginnel::Error> {
@@ -69,20 +70,21 @@ impl Instance {
             ..ChannelConfig::default()
         };
         let server = ChannelServer::new(&channel)?;
-        let mut shard: Shard<ChannelServer> = Shard::builder(config_of(flags, &tcp))
+        let mut shard: Shard<ChannelServer> = Shard::builder(config_of(flags, &settings.tcp))
             .handler(server)
             .device(DEVICE, tunnel.device(clock))
             .build()?;
         let commander = shard.commander();
         let client = shard.handler_mut().attach(Box::new(commander))?;
         // A call that waits sleeps at once: packetdrill looks whether it does.
-        let ops = OpsConfig { spin: Duration::ZERO, ..OpsConfig::default() };
+        let send_buffer = Some([settings.send_buffer_first, settings.tcp.send_buffer_bytes]);
+        let ops = OpsConfig { spin: Duration::ZERO, send_buffer, ..OpsConfig::default() };
         let ops = Ops::new(client, ops).map_err(no_descriptors)?;
         let stop = StopFlag::new().map_err(no_descriptors_io)?;
         let until = stop.clone();
         let thread = std::thread::Builder::new().name("ginnel".into());
         let thread = thread.spawn(move || shard.run(&until)).map_err(no_descriptors_io)?;
-        Ok(Self { ops, tunnel: tunnel.clone(), tcp, stop, thread: Some(thread) })
+        Ok(Self { ops, tunnel: tunnel.clone(), settings, stop, thread: Some(thread) })
     }
 
     /// What came of a call, once the stack has done what the call asked for: in the kernel the packets that follow from a call have left when it returns.

@@ -63,7 +63,7 @@ impl Place {
             let unused = unused.take();
             // What was told once need not be told again.
             let told = unused.is_some();
-            let fits = |old: &Instance| self.flags.tcp().is_ok_and(|(tcp, _)| tcp == old.tcp);
+            let fits = |old: &Instance| self.flags.tcp().is_ok_and(|(settings, _)| settings == old.settings);
             // The old one ends before the new one begins, which has its tunnel.
             unused.filter(fits).or_else(|| self.start(!told))
         });
@@ -72,11 +72,12 @@ impl Place {
 
     /// Starts one with what the kernel is set to now. Says on standard error what is wrong with that.
     fn start(&self, tell: bool) -> Option<Instance> {
-        let started = self.flags.tcp().and_then(|(tcp, refused)| {
+        let started = self.flags.tcp().and_then(|(settings, refused)| {
             for refused in refused.iter().filter(|_| tell) {
                 eprintln!("packetdrill_ginnel: not as the kernel is set: {refused}");
             }
-            Instance::start(&self.flags, tcp, &self.tunnel, self.clock).map_err(|error| error.to_string())
+            Instance::start(&self.flags, settings, &self.tunnel, self.clock)
+                .map_err(|error| error.to_string())
         });
         started.inspect_err(|problem| eprintln!("packetdrill_ginnel: {problem}")).ok()
     }

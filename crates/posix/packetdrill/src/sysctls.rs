@@ -7,11 +7,21 @@ use std::path::Path;
 /// Where the kernel shows them.
 pub const PROC: &str = "/proc/sys/net/ipv4";
 
+/// What they say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// To the stack.
+    pub tcp: TcpConfig,
+    /// What a send buffer begins with, in bytes.
+    pub send_buffer_first: u32,
+}
+
 /// Sets what one of them corresponds to; the name is that of the file, `tcp_sack` for instance. `Ok(false)`: the stack has nothing that corresponds to it.
 ///
 /// # Errors
 /// The stack has no such value.
-pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String> {
+pub fn set(settings: &mut Settings, name: &str, value: &str) -> Result<bool, String> {
+    let Settings { tcp, send_buffer_first } = settings;
     let words: Vec<&str> = value.split_whitespace().collect();
     let first = words.first().copied().unwrap_or_default();
     fn parse<T: core::str::FromStr>(word: &str) -> Result<T, String> {
@@ -62,7 +72,10 @@ pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String>
             tcp.recv_buffer_bytes = largest()?;
             tcp.recv_window_first_bytes = usual()? / 2;
         }
-        "tcp_wmem" => tcp.send_buffer_bytes = largest()?,
+        "tcp_wmem" => {
+            tcp.send_buffer_bytes = largest()?;
+            *send_buffer_first = usual()?;
+        }
         "ip_default_ttl" => tcp.hop_limit = small()?,
         "ip_local_port_range" => {
             tcp.local_port_first = bytes()?;
@@ -105,7 +118,7 @@ pub fn set(tcp: &mut TcpConfig, name: &str, value: &str) -> Result<bool, String>
 }
 
 /// Reads all that are in a folder. What the stack does not have stays as it is, and so does a value that it has no use for: returns these with the reason.
-pub fn read(folder: &Path, tcp: &mut TcpConfig) -> Vec<String> {
+pub fn read(folder: &Path, settings: &mut Settings) -> Vec<String> {
     let mut refused = Vec::new();
     let Ok(entries) = std::fs::read_dir(folder) else { return refused };
     let mut names: Vec<String> =
@@ -114,14 +127,14 @@ pub fn read(folder: &Path, tcp: &mut TcpConfig) -> Vec<String> {
     for name in names {
         // Some may not be read by everybody.
         let Ok(value) = std::fs::read_to_string(folder.join(&name)) else { continue };
-        let mut changed = tcp.clone();
+        let mut changed = settings.clone();
         let value = value.trim();
         let result = set(&mut changed, &name, value).and_then(|known| match known {
-            true => changed.validate().map_err(|error| error.to_string()),
+            true => changed.tcp.validate().map_err(|error| error.to_string()),
             false => Ok(()),
         });
         match result {
-            Ok(()) => *tcp = changed,
+            Ok(()) => *settings = changed,
             Err(problem) => refused.push(format!("{name}={}: {problem}", value)),
         }
     }
@@ -132,12 +145,17 @@ pub fn read(folder: &Path, tcp: &mut TcpConfig) -> Vec<String> {
 mod tests {
     use super::*;
 
+    fn defaults() -> Settings {
+        Settings { tcp: TcpConfig::default(), send_buffer_first: 16_384 }
+    }
+
     #[test]
     fn what_the_kernel_shows_is_read() {
         let folder = tempfile::tempdir().unwrap();
         for (name, value) in [
             ("tcp_sack", "0\n"),
             ("tcp_rmem", "4096\t540000\t500000\n"),
+            ("tcp_wmem", "4096\t50000\t4194304\n"),
             ("tcp_congestion_control", "reno\n"),
             ("tcp_orphan_retries", "0\n"),
             ("ip_local_port_range", "1000\t2000\n"),
@@ -148,8 +166,10 @@ mod tests {
         ] {
             std::fs::write(folder.path().join(name), value).unwrap();
         }
-        let mut tcp = TcpConfig::default();
-        let refused = read(folder.path(), &mut tcp);
+        let mut settings = defaults();
+        let refused = read(folder.path(), &mut settings);
+        let Settings { tcp, send_buffer_first } = settings;
+        assert_eq!((send_buffer_first, tcp.send_buffer_bytes), (50_000, 4_194_304));
         assert_eq!((tcp.sack, tcp.recv_buffer_bytes, tcp.orphan_retries), (false, 500_000, 8));
         assert_eq!(tcp.recv_window_first_bytes, 270_000);
         assert_eq!((tcp.local_port_first, tcp.local_port_last), (1000, 2000));
@@ -161,8 +181,8 @@ mod tests {
 
     #[test]
     fn this_machine_can_be_read() {
-        let mut tcp = TcpConfig::default();
-        read(Path::new(PROC), &mut tcp);
-        tcp.validate().unwrap();
+        let mut settings = defaults();
+        read(Path::new(PROC), &mut settings);
+        settings.tcp.validate().unwrap();
     }
 }

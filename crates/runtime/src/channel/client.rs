@@ -483,21 +483,22 @@ impl Client {
     /// The handle is stale.
     pub fn end_record(&mut self, conn: Conn) -> Result<(), Stale> {
         if self.hand(conn)?.is_record_ahead() {
-            let _ = self.room_below(conn, 0, u32::MAX);
+            let _ = self.room_below(conn, 0, (u32::MAX, u32::MAX));
         }
         self.hand(conn)?.end_record();
         self.ring(conn.index(), RUNG);
         Ok(())
     }
 
-    /// How many of `len` bytes may be written before `low` or more have not left, with what the stack would send meanwhile: it is asked.
+    /// How many of `len` bytes, 2^30 at the most, may be written before so many or more have not left, with what the stack would send meanwhile, or are not acknowledged: it is asked. If not all
+    /// may, [`ClientEvent::Writable`] follows when some were acknowledged, or have left, if [`await_room`](Self::await_room) asks for it.
     ///
     /// # Errors
     /// The handle is stale, the connection over, or the shard gone.
-    pub fn room_below(&mut self, conn: Conn, len: u32, low: u32) -> Result<u32, Stale> {
+    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> Result<u32, Stale> {
         self.held(conn)?;
         self.flush();
-        match self.ask(Request::RoomBelow(conn.index(), len, low)) {
+        match self.ask(Request::RoomBelow(conn.index(), len, most)) {
             Ok(Reply::RoomBelow(result)) => result,
             _ => Err(Stale::Handle),
         }

@@ -48,8 +48,8 @@ pub enum Request {
     Info(u32),
     /// The headers of the SYN that began a socket's connection, if they were kept. The stack lets go of them if there is room for so many bytes.
     SavedSyn(u32, u32),
-    /// How many of so many bytes a socket may write before that many or more have not left.
-    RoomBelow(u32, u32, u32),
+    /// How many of so many bytes, 2^30 at the most, a socket may write before that many or more have not left, or that many are not acknowledged.
+    RoomBelow(u32, u32, (u32, u32)),
     /// Send bytes of which the last is urgent, on a socket.
     SendUrgent(u32, Vec<u8>),
     /// About UDP sockets.

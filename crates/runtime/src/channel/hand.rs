@@ -268,6 +268,11 @@ impl<'a> Hand<'a> {
         self.words.error.load(Ordering::Acquire) & REPORTS != 0
     }
 
+    /// Bytes that were ever written.
+    pub fn written(&self) -> u64 {
+        self.words.positions(Direction::Outgoing).written()
+    }
+
     /// Bytes that were written and have not left, at the most: only where the stack says how many have ([`TcpOption::NotSentLowWater`]).
     pub fn not_sent(&self) -> usize {
         let written = self.words.positions(Direction::Outgoing).written();
@@ -290,7 +295,7 @@ impl<'a> Hand<'a> {
 
     /// Whether the stack has not come to the end of the last record.
     pub fn is_record_ahead(&self) -> bool {
-        self.words.record.load(Ordering::Relaxed) > self.words.positions(Direction::Outgoing).taken()
+        self.words.record.load(Ordering::Relaxed) != 0
     }
 
     /// The stack sends from the buffer what it has taken.

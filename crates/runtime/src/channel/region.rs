@@ -109,7 +109,7 @@ pub(super) struct SocketWords {
     pub requests: AtomicU32,
     /// A client could not write all and wants to hear that there is space.
     pub wants_space: AtomicU32,
-    /// Where the last record ends that clients wrote (`MSG_EOR`); 0 if there was none.
+    /// Where the last record ends that clients wrote (`MSG_EOR`); 0 if there was none. The stack takes it off when it has come there.
     pub record: AtomicU64,
     /// See [`super::lock`].
     pub lock: AtomicU32,

@@ -155,7 +155,7 @@ impl Code for Request {
             Self::Unreserve(number) => (10u8, *number).put(out),
             Self::Amend(listener, options) => (14u8, (*listener, *options)).put(out),
             Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).put(out),
-            Self::RoomBelow(socket, len, low) => (16u8, (*socket, (*len, *low))).put(out),
+            Self::RoomBelow(socket, len, most) => (16u8, (*socket, (*len, *most))).put(out),
             Self::Defer(listener, time) => (13u8, (*listener, *time)).put(out),
             Self::Backlog(listener, backlog) => (11u8, (*listener, *backlog)).put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),

@@ -103,6 +103,8 @@ struct Writing {
     pushed: i64,
     /// Where what is written ends.
     at: u32,
+    /// Bytes before `snd_nxt` that are not acknowledged.
+    in_flight: u32,
 }
 
 /// What a write does to the marks.
@@ -114,14 +116,14 @@ enum Step {
 }
 
 impl Writing {
-    /// Writes `len` bytes as long as fewer than `most` are not sent when a buffer begins (`tcp_stream_memory_free`). Returns how many.
-    fn write(&mut self, len: u32, most: u32, mut step: impl FnMut(Step)) -> u32 {
+    /// Writes `len` bytes as long as fewer than the one number are not sent, and fewer than the other not acknowledged, when a buffer begins (`sk_stream_memory_free`). Returns how many.
+    fn write(&mut self, len: u32, (unsent, queued): (u32, u32), mut step: impl FnMut(Step)) -> u32 {
         let (begin, end) = (self.at, self.at + len);
         while self.at < end {
             self.buffer = self.buffer.max(self.sent);
             let fresh = self.at == self.buffer || self.at - self.buffer >= self.size;
             if fresh {
-                if self.at - self.sent >= most {
+                if self.at - self.sent >= unsent || self.in_flight + self.at >= queued {
                     break;
                 }
                 self.buffer = self.at;
@@ -189,6 +191,7 @@ impl Tcp {
             buffer,
             pushed: open.map_or(queued.into(), |pushed| (pushed - c.snd_nxt).into()),
             at: queued,
+            in_flight: (c.snd_nxt - c.snd_una) as u32,
         }
     }
 
@@ -210,7 +213,7 @@ impl Tcp {
         let (nxt, cuts) = (c.snd_nxt, &mut b.cuts);
         cuts.pass(nxt);
         let mut goes_on = cuts.open.is_some();
-        writing.write(len, u32::MAX, |step| match step {
+        writing.write(len, (u32::MAX, u32::MAX), |step| match step {
             Step::Reaches { from, to, fresh } => {
                 if !fresh && let Some(last) = cuts.marks.back_mut().filter(|last| last.end == nxt + from) {
                     last.end = nxt + to;
@@ -246,8 +249,8 @@ impl Tcp {
         }
     }
 
-    /// How many of `len` bytes Linux would take now if a write ended where `most` or more are not sent (`TCP_NOTSENT_LOWAT`).
-    pub fn room_below(&mut self, conn: Conn, len: u32, most: u32) -> u32 {
+    /// How many of `len` bytes, 2^30 at the most, Linux would take now if a write ended where so many or more are not sent (`TCP_NOTSENT_LOWAT`), or not acknowledged (`SO_SNDBUF`).
+    pub fn room_below(&mut self, conn: Conn, len: u32, most: (u32, u32)) -> u32 {
         let Some(idx) = self.index(conn).filter(|idx| self.conns[*idx].state.is_synchronized()) else {
             return len;
         };
@@ -308,7 +311,7 @@ mod tests {
     /// A write of `len` bytes, of which no more are taken when `most` were not sent: how many were, where it pushes, and how many have left.
     fn write(mut writing: Writing, len: u32, most: u32) -> (u32, Vec<u32>, u32) {
         let mut pushes = Vec::new();
-        let taken = writing.write(len, most, |step| {
+        let taken = writing.write(len, (most, u32::MAX), |step| {
             if let Step::Pushes(at) = step {
                 pushes.push(at);
             }
@@ -320,7 +323,19 @@ mod tests {
     fn fresh(together: u32) -> Writing {
         let (size, mss, half) = (16_000, 1000, 16_448);
         let (window, segments) = (32_896, 10);
-        Writing { size, mss, half, window, segments, together, sent: 0, buffer: 0, pushed: 0, at: 0 }
+        Writing {
+            size,
+            mss,
+            half,
+            window,
+            segments,
+            together,
+            sent: 0,
+            buffer: 0,
+            pushed: 0,
+            at: 0,
+            in_flight: 0,
+        }
     }
 
     #[test]
@@ -338,6 +353,10 @@ mod tests {
         assert_eq!(write(fresh(65), 3000, 1).0, 3000);
         let later = Writing { at: 5000, segments: 0, ..fresh(65) };
         assert_eq!(write(later, 60_000, 1).0, 11_000, "what is left of the buffer");
+        let mut small = fresh(65);
+        assert_eq!(small.write(60_000, (u32::MAX, 50_000), |_| {}), 58_000, "what is in flight counts");
+        let mut behind = Writing { in_flight: 30_000, ..fresh(65) };
+        assert_eq!(behind.write(60_000, (u32::MAX, 50_000), |_| {}), 26_000);
         let full = Writing { at: 16_000, segments: 0, ..fresh(65) };
         assert_eq!(write(full, 60_000, 16_000).0, 0);
     }

@@ -158,6 +158,9 @@ impl Tcp {
     pub fn await_acked(&mut self, conn: Conn) {
         if let Some(idx) = self.index(conn) {
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
+            if self.conns[idx].busy != NONE && self.queued(conn) > 0 && self.not_sent(conn) == 0 {
+                self.note_room(idx);
+            }
         }
     }
 

@@ -4,8 +4,8 @@ use super::stamps::Stamps;
 use super::values::{congestion, defer};
 use super::{
     BINDTOIFINDEX, BUF_LOCK, BUFFER_MAX, FORCED_MAX, Flag, LINGER2_DEFAULT, LINGER2_MAX, MINHOPCOUNT,
-    RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, TCP_INQ, TIMEOUT_MAX_S,
-    Told, int, ports, times, within,
+    Options, RCVBUF_LOCK, RCVBUF_MIN, RCVTIMEO_NEW, SNDBUF_LOCK, SNDBUF_MIN, SNDTIMEO_NEW, TCP_INQ,
+    TIMEOUT_MAX_S, Told, int, ports, times, within,
 };
 use crate::Ops;
 use crate::fd_table::FileId;
@@ -35,6 +35,13 @@ impl Ops {
             // What came before is judged by the mark of then.
             lane.pump();
         }
+        // The stack need not know of a buffer by which writes are bounded here.
+        let bounds = lane.send_buffer.is_some();
+        let tell_send_buffer = |options: &mut Options| {
+            if !bounds {
+                options.note(Told::SendBuffer);
+            }
+        };
         let socket = lane.files.socket(file)?;
         let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
         let v4 = socket.will_be_v4();
@@ -97,12 +104,12 @@ impl Ops {
             (libc::SOL_SOCKET, libc::SO_SNDBUF) => {
                 options.send_buffer = doubled(int(value)?, SNDBUF_MIN, BUFFER_MAX);
                 options.buf_lock |= SNDBUF_LOCK;
-                options.note(Told::SendBuffer);
+                tell_send_buffer(options);
             }
             (libc::SOL_SOCKET, libc::SO_SNDBUFFORCE) => {
                 options.send_buffer = doubled(int(value)?.max(0), SNDBUF_MIN, FORCED_MAX);
                 options.buf_lock |= SNDBUF_LOCK;
-                options.note(Told::SendBuffer);
+                tell_send_buffer(options);
             }
             (libc::SOL_SOCKET, name) if Stamps::is_one(name) => options.stamps.set(name, int(value)? != 0),
             (libc::SOL_SOCKET, name) if Stamps::has_flags(name) => {
@@ -115,7 +122,7 @@ impl Ops {
                     u8::try_from(locks).ok().filter(|locks| *locks <= 3).ok_or(Errno::INVAL)?;
                 // What is fixed stays as large as it is now.
                 for (lock, told) in [(RCVBUF_LOCK, Told::RecvBuffer), (SNDBUF_LOCK, Told::SendBuffer)] {
-                    if options.buf_lock & lock != 0 {
+                    if options.buf_lock & lock != 0 && (lock == RCVBUF_LOCK || !bounds) {
                         options.note(told);
                     }
                 }

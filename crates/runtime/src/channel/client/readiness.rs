@@ -66,6 +66,14 @@ impl Client {
         Ok(self.hand(conn)?.not_sent())
     }
 
+    /// Bytes that were ever written on a connection.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn written(&self, conn: Conn) -> Result<u64, Stale> {
+        Ok(self.hand(conn)?.written())
+    }
+
     /// Reserves an address for a socket that is going to listen or to connect; port 0 lets the stack choose one.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use super::super::bells::{RUNG, Way};
 use super::super::control::Sharing;
 use super::super::mark;
-use super::super::region::{Direction, LISTENERS_MAX, Region};
+use super::super::region::{Direction, LISTENERS_MAX, Region, SocketWords};
 use super::super::socket::{ended, request, state};
 use super::super::sync::{Ordering, fence};
 use super::super::wishes::{self, When};
@@ -104,6 +104,8 @@ pub(super) struct Socket {
     pub is_narrow: bool,
     /// Clients want to know how much has left.
     pub tells_sent: bool,
+    /// A client could not write all that it wanted to, though there is room.
+    pub awaits_acked: bool,
     /// Clients want to find urgent bytes in the stream (`SO_OOBINLINE`).
     pub oob_inline: bool,
     /// It is a UDP socket.
@@ -194,6 +196,27 @@ pub(super) fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
         bits &= bits - 1;
         Some(number)
     })
+}
+
+/// Clients said that a record ends there. How many bytes behind those that were taken it still has; `None` if it is at its end.
+#[cold]
+fn come_to_record(
+    cx: &mut Context<'_>,
+    words: &SocketWords,
+    conn: Conn,
+    (end, taken): (u64, u64),
+) -> Option<usize> {
+    match end.checked_sub(taken) {
+        Some(ahead @ 1..) => Some(usize::try_from(ahead).unwrap_or(usize::MAX)),
+        at_once => {
+            if at_once.is_some() {
+                cx.end_record(conn);
+            }
+            // Unless there is another by now. One that was passed before it was written is none.
+            let _ = words.record.compare_exchange(end, 0, Ordering::AcqRel, Ordering::Relaxed);
+            None
+        }
+    }
 }
 
 /// The domain and the socket of a token.
@@ -473,10 +496,10 @@ impl Domain {
                 break false;
             };
             // To be looked at behind the position, as clients write it before they write on.
-            let record = self.region.socket(socket).record.load(Ordering::Acquire).checked_sub(taken);
-            if record == Some(0) && taken > 0 {
-                cx.end_record(conn);
-            }
+            let record = match self.region.socket(socket).record.load(Ordering::Acquire) {
+                0 => None,
+                end => come_to_record(cx, self.region.socket(socket), conn, (end, taken)),
+            };
             if count == 0 {
                 break true;
             }
@@ -490,10 +513,7 @@ impl Domain {
             let continues =
                 count > most || self.region.socket(socket).wants_space.load(Ordering::Relaxed) != 0;
             let count = count.min(most);
-            let count = match record {
-                Some(ahead @ 1..) => count.min(usize::try_from(ahead).unwrap_or(usize::MAX)),
-                _ => count,
-            };
+            let count = record.map_or(count, |ahead| count.min(ahead));
             let known = &mut self.sockets[socket as usize];
             let lend = (conn, taken, count);
             let (accepted, count) = match lent::lend(cx, &self.region, known, &stream, &mut self.stats, lend)
@@ -811,9 +831,12 @@ impl Domain {
     pub fn writable(&mut self, cx: &mut Context<'_>, socket: u32) {
         self.socket(socket).blocked = false;
         self.go_on(cx, socket);
-        let known = &self.sockets[socket as usize];
-        if let Some(conn) = known.conn.filter(|_| known.tells_sent) {
-            self.tell_sent(cx, socket, conn);
+        let known = &mut self.sockets[socket as usize];
+        let awaits = core::mem::take(&mut known.awaits_acked);
+        if let Some(conn) = known.conn.filter(|_| known.tells_sent | awaits) {
+            if known.tells_sent {
+                self.tell_sent(cx, socket, conn);
+            }
             self.ring(socket);
         }
     }

@@ -117,13 +117,19 @@ impl Domain {
                 Some(conn) => cx.saved_syn(conn, room as usize),
                 None => Vec::new(),
             }),
-            Request::RoomBelow(socket, len, low) => Reply::RoomBelow(match held(self, socket) {
+            Request::RoomBelow(socket, len, (unsent, queued)) => Reply::RoomBelow(match held(self, socket) {
                 Some(conn) => {
                     // What was written before stands in front of it.
                     self.go_on(cx, socket);
                     let ahead = self.waiting(socket);
-                    let room = cx.room_below(conn, len, low.saturating_sub(ahead));
-                    Ok(if ahead < low { room } else { 0 })
+                    let most = (unsent.saturating_sub(ahead), queued.saturating_sub(ahead));
+                    let room = cx.room_below(conn, len.min(1 << 30), most);
+                    let room = if ahead < unsent.min(queued) { room } else { 0 };
+                    if room < len {
+                        self.socket(socket).awaits_acked = true;
+                        cx.await_acked(conn);
+                    }
+                    Ok(room)
                 }
                 None => Err(Stale::Handle),
             }),

@@ -35,9 +35,9 @@ fn a_writer_hears_of_room_when_little_enough_is_ahead_of_it() {
     let info = client.info(conn).unwrap();
     assert_eq!(client.not_sent(conn), Ok(info.notsent_bytes as usize));
     assert!(info.unacked >= 10);
-    let room = client.room_below(conn, 1 << 20, LOW).unwrap();
+    let room = client.room_below(conn, 1 << 20, (LOW, u32::MAX)).unwrap();
     assert!(room < 1 << 16, "no more than the last buffer takes: {room}");
-    assert_eq!(client.room_below(conn, 1 << 20, u32::MAX), Ok(1 << 20));
+    assert_eq!(client.room_below(conn, 1 << 20, (u32::MAX, u32::MAX)), Ok(1 << 20));
     assert_eq!(client.await_room(conn, 1), Ok(true), "of room there is enough");
     alone(&mut rig, 3);
     assert_eq!(client.next_event(), None, "but too much is ahead");

@@ -447,7 +447,7 @@ impl Socket {
         }
         let most = match self.not_sent_low {
             0 => data.len(),
-            low => stack.room_below(conn, data.len() as u32, low) as usize,
+            low => stack.room_below(conn, data.len() as u32, (low, u32::MAX)) as usize,
         };
         if most == 0 && !data.is_empty() {
             return fail(libc::EAGAIN);
