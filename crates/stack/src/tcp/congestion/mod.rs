@@ -91,7 +91,7 @@ impl Congestion {
     /// The window collapsed after a time-out.
     pub fn on_timeout(&mut self) {
         self.credit = 0;
-        self.cubic.on_idle();
+        self.cubic.on_timeout();
         self.hystart.restart();
     }
 
