@@ -13,10 +13,10 @@ const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 /// State of CUBIC, windows in segments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cubic {
-    /// The plateau that is aimed at: the window before the last reduction, or less (fast convergence), or none after a time-out.
+    /// Window before the last reduction, or less (fast convergence).
     w_max: f64,
-    /// Window before the last reduction.
-    prior: f64,
+    /// It was a time-out: that window is not what is aimed at.
+    timed_out: bool,
     /// Start of the current congestion avoidance, and what follows from it.
     epoch: Option<Epoch>,
     /// For an undo: `w_max` before the last reduction.
@@ -52,8 +52,11 @@ fn cube_root(x: f64) -> f64 {
 
 impl Cubic {
     fn begin(&self, cwnd: f64, now: Instant) -> Epoch {
-        let (k, origin) =
-            if cwnd < self.w_max { (cube_root((self.w_max - cwnd) / C), self.w_max) } else { (0.0, cwnd) };
+        let (k, origin) = if cwnd < self.w_max && !self.timed_out {
+            (cube_root((self.w_max - cwnd) / C), self.w_max)
+        } else {
+            (0.0, cwnd)
+        };
         Epoch { start: now, k, origin, w_est: cwnd }
     }
 
@@ -66,7 +69,7 @@ impl Cubic {
         let w_cubic = |t: f64| C * (t - epoch.k).powi(3) + epoch.origin;
         let target = w_cubic(t + rtt).clamp(cwnd, 1.5 * cwnd);
         // §4.3: the Reno-friendly estimate grows as Reno would once it has regained the former window.
-        let alpha = if epoch.w_est >= self.prior { 1.0 } else { ALPHA };
+        let alpha = if epoch.w_est >= self.w_max { 1.0 } else { ALPHA };
         epoch.w_est += alpha * f64::from(acked) / cwnd;
         let friendly = epoch.w_est;
         let now_cubic = w_cubic(t);
@@ -91,7 +94,7 @@ impl Cubic {
     pub fn on_congestion(&mut self, c: &Tcb) -> u32 {
         let cwnd = f64::from(c.cwnd);
         self.prior_w_max = self.w_max;
-        self.prior = cwnd;
+        self.timed_out = false;
         self.w_max = if cwnd < self.w_max { cwnd * (1.0 + BETA) / 2.0 } else { cwnd };
         self.epoch = None;
         ((cwnd * BETA) as u32).max(2)
@@ -100,12 +103,13 @@ impl Cubic {
     /// §4.9: the reduction was spurious.
     pub fn on_undo(&mut self) {
         self.w_max = self.prior_w_max;
+        self.timed_out = false;
         self.epoch = None;
     }
 
     /// §4.8: the window collapsed, and its former size is no aim any more.
     pub fn on_timeout(&mut self) {
-        self.w_max = 0.0;
+        self.timed_out = true;
         self.epoch = None;
     }
 
