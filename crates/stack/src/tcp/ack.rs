@@ -210,8 +210,8 @@ impl Tcp {
     pub fn after_ack(&mut self, idx: u32, advanced: bool) {
         let c = &self.conns[idx];
         let b = &mut self.busy[c.busy];
-        if b.send.is_empty() {
-            b.chrono.stop(self.now);
+        if advanced && b.send.is_empty() {
+            b.chrono.stop(self.now, b.last_sent);
         }
         let nothing = b.send.is_empty()
             && b.sent.lost_out | b.acked_bytes == 0

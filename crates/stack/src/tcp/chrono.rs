@@ -10,7 +10,7 @@ use crate::time::Instant;
 /// What is waited for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Waits {
-    /// Nothing is queued or in flight.
+    /// Nothing is queued or in flight; or no more than one message, which begins to count when it is acknowledged.
     #[default]
     Idle,
     /// The network.
@@ -26,7 +26,7 @@ pub(crate) enum Waits {
 pub(crate) struct Chrono {
     waits: Waits,
     since: Instant,
-    /// Of busy, window and room, in µs.
+    /// Of busy, window and room, in ns.
     spent: [u64; 3],
 }
 
@@ -39,19 +39,22 @@ impl Chrono {
         }
     }
 
-    /// All is acknowledged.
-    #[inline]
-    pub fn stop(&mut self, now: Instant) {
-        if self.waits != Waits::Idle {
+    /// All is acknowledged now, of which the last was sent then.
+    #[inline(always)]
+    pub fn stop(&mut self, now: Instant, sent: Instant) {
+        if self.waits == Waits::Idle {
+            // Mostly it was a message.
+            self.spent[0] += now.as_nanos().wrapping_sub(sent.as_nanos());
+        } else {
             self.set(Waits::Idle, now);
         }
     }
 
     /// Waits for something else from now on.
-    #[inline]
+    #[inline(never)]
     pub fn set(&mut self, waits: Waits, now: Instant) {
         if let Some(place) = (self.waits as usize).checked_sub(1) {
-            self.spent[place] += now.micros_since(self.since);
+            self.spent[place] += now.as_nanos().wrapping_sub(self.since.as_nanos());
         }
         (self.waits, self.since) = (waits, now);
     }
@@ -60,12 +63,22 @@ impl Chrono {
         self.waits == Waits::Room
     }
 
-    /// How long it was busy in all, and of that how long it waited for the peer's window and for room, in µs.
-    pub fn spent_us(&self, now: Instant) -> [u64; 3] {
+    /// How long it was busy in all, and of that how long it waited for the peer's window and for room, in µs. `sent`: something is in flight, and the last of it was sent then.
+    fn spent_us(&self, now: Instant, sent: Option<Instant>) -> [u64; 3] {
         let mut upto = *self;
-        upto.set(Waits::Idle, now);
-        let [busy, window, room] = upto.spent;
+        match sent {
+            Some(sent) => upto.stop(now, sent),
+            None => upto.set(Waits::Idle, now),
+        }
+        let [busy, window, room] = upto.spent.map(|ns| ns / 1000);
         [busy + window + room, window, room]
+    }
+}
+
+impl Busy {
+    /// The same of the connection.
+    pub fn spent_us(&self, now: Instant) -> [u64; 3] {
+        self.chrono.spent_us(now, (!self.send.is_empty()).then_some(self.last_sent))
     }
 }
 
@@ -91,17 +104,19 @@ mod tests {
     fn time_is_counted_for_what_was_waited_for_and_not_while_idle() {
         let at = Instant::from_millis;
         let mut chrono = Chrono::default();
-        assert_eq!(chrono.spent_us(at(50)), [0; 3]);
+        assert_eq!(chrono.spent_us(at(50), None), [0; 3]);
         chrono.run(at(100));
         chrono.run(at(110));
         chrono.set(Waits::Window, at(120));
         chrono.run(at(150));
         chrono.set(Waits::Room, at(151));
-        assert_eq!(chrono.spent_us(at(155)), [55_000, 30_000, 4000]);
-        chrono.stop(at(155));
-        chrono.stop(at(900));
-        assert_eq!(chrono.spent_us(at(1000)), [55_000, 30_000, 4000]);
-        chrono.run(at(1000));
-        assert_eq!(chrono.spent_us(at(1001)), [56_000, 30_000, 4000]);
+        assert_eq!(chrono.spent_us(at(155), Some(at(151))), [55_000, 30_000, 4000]);
+        chrono.stop(at(155), at(151));
+        assert_eq!(chrono.spent_us(at(900), None), [55_000, 30_000, 4000]);
+        // A message.
+        assert_eq!(chrono.spent_us(at(1001), Some(at(1000))), [56_000, 30_000, 4000]);
+        chrono.stop(at(1002), at(1000));
+        chrono.run(at(2000));
+        assert_eq!(chrono.spent_us(at(2001), Some(at(2000))), [58_000, 30_000, 4000]);
     }
 }

@@ -156,8 +156,7 @@ impl Writing {
 
 impl Tcp {
     /// Half of the largest window that the peer has offered.
-    #[inline]
-    pub(super) fn half_window(&self, idx: u32) -> u32 {
+    fn half_window(&self, idx: u32) -> u32 {
         let c = &self.conns[idx];
         self.busy[c.busy].window_max.max(c.snd_wnd) / 2
     }

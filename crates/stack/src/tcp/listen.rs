@@ -660,3 +660,27 @@ pub(crate) fn take_handshake_rtt(c: &mut Tcb, profile: &Profile, now_us: u32) {
     }
     c.retries = 0;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::config::TcpConfig;
+
+    #[test]
+    fn the_first_window_is_whole_segments_of_what_is_configured_or_what_a_syn_can_say() {
+        let first = |buffer: u32, first: u32, mss: u16| {
+            let config = TcpConfig {
+                recv_buffer_bytes: buffer,
+                recv_window_first_bytes: first,
+                ..TcpConfig::default()
+            };
+            config.validate().unwrap();
+            initial_window(&Profile::from_config(&config), mss)
+        };
+        assert_eq!(first(6 << 20, 1 << 16, 1460), (64_240, 7));
+        assert_eq!(first(6 << 20, 1 << 30, 1460), (65_535, 7));
+        assert_eq!(first(6 << 20, 2048, 1460), (1460, 7));
+        assert_eq!(first(6 << 20, 2048, 9000), (2048, 7));
+        assert_eq!(first(4096, 1 << 16, 1460), (2920, 0));
+    }
+}

@@ -65,7 +65,6 @@ impl Tcp {
             b.small_end = Some(end);
         }
         b.last_sent = now;
-        b.chrono.run(now);
         b.idle_since = None;
         b.cork_at = None;
         if c.has(Flags::ATO_SET) && now_ms.wrapping_sub(c.last_rx) < self.config.delayed_ack_ms {

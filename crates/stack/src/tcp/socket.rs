@@ -62,6 +62,8 @@ impl Tcp {
         let spare = self.chunks.spare() * CHUNK_BYTES;
         let fair = (b.send.len() + spare as u64).max(HELD_WHEN_SCARCE as u64);
         let taken = b.send.push_with(&mut self.chunks, len, limit.min(fair), fill);
+        // Mostly it is the whole of a write, and far too short to push before its end.
+        let is_cut = continues | b.extras.has(Extras::CUTS) | (taken > b.window_max as usize / 2);
         if taken < len {
             let queued = b.send.len();
             if queued < limit {
@@ -71,9 +73,7 @@ impl Tcp {
             self.conns[idx].flags.set(Flags::WANT_WRITABLE);
         }
         if taken > 0 {
-            // Mostly it is the whole of a write, and far too short to push before its end.
-            let has_cuts = self.busy[busy].extras.has(Extras::CUTS);
-            if has_cuts | continues | (taken > self.half_window(idx) as usize) {
+            if is_cut {
                 self.cut_write(idx, taken as u32, continues);
             }
             self.want_transmit(idx);
@@ -515,7 +515,7 @@ impl Tcp {
         let us = |us: u32| Duration::from_micros(us.into());
         let threshold = self.config.reordering_segments;
         let [busy_time, rwnd_limited, sndbuf_limited] =
-            b.map_or([0; 3], |b| b.chrono.spent_us(self.now)).map(Duration::from_micros);
+            b.map_or([0; 3], |b| b.spent_us(self.now)).map(Duration::from_micros);
         let last_data = b.map_or(c.last_rx, |b| b.last_data);
         let seen = c.min_rtt != u32::MAX && c.state.is_synchronized();
         Some(TcpInfo {
