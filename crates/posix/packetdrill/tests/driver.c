@@ -356,6 +356,36 @@ static void large_ones(void)
 	FAILS(i.read(U, fd, data, MANY), EAGAIN);
 }
 
+/* A write ends where the send buffer is full, but for what the last buffer of whole segments takes, and the socket is writable again when a third is free. */
+static void send_buffer(void)
+{
+	enum { MANY = 400000, FIRST = 87040, BUFFER = 32767 / 1460 * 1460 };
+	static char data[MANY];
+	struct peer p = PEER;
+	int fd = established(&p), size;
+	struct pollfd one = {.fd = fd, .events = POLLOUT};
+	CHECK(i.fcntl(U, fd, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
+	CHECK(i.poll(U, &one, 1, 0) == 1 && one.revents == POLLOUT);
+	/* It has room for twice ten segments at the least, as the kernel counts them. */
+	int wrote = i.write(U, fd, data, MANY);
+	CHECK(wrote >= FIRST && wrote < FIRST + BUFFER);
+	CHECK(i.poll(U, &one, 1, 0) == 0);
+	FAILS(i.write(U, fd, data, MANY), EAGAIN);
+	socklen_t len = sizeof size;
+	CHECK(i.getsockopt(U, fd, SOL_SOCKET, SO_SNDBUF, &size, &len) == 0 && size == FIRST);
+	for (int count = 0; count < 10; count++)
+		CHECK(caught().len == 1460);
+	/* A script that sets it has what it sets, twice. */
+	struct peer q = PEER;
+	q.port++, q.local_port++;
+	int other = established(&q), set = 10000;
+	CHECK(i.setsockopt(U, other, SOL_SOCKET, SO_SNDBUF, &set, sizeof set) == 0);
+	CHECK(i.fcntl(U, other, F_SETFL, O_RDWR | O_NONBLOCK) == 0);
+	wrote = i.write(U, other, data, MANY);
+	CHECK(wrote >= 20000 && wrote < 20000 + BUFFER + 10 * 1460);
+	FAILS(i.write(U, other, data, MANY), EAGAIN);
+}
+
 static int open_descriptors(void)
 {
 	int count = 0;
@@ -482,7 +512,7 @@ struct {
 } CASES[] = {
 	{"passive", passive}, {"passive_v6", passive_v6}, {"active", active}, {"refused", refused},
 	{"reset", reset}, {"waiting_for_readiness", waiting_for_readiness}, {"without_waiting", without_waiting},
-	{"messages", messages}, {"pipes", pipes}, {"times", times}, {"large_ones", large_ones}, {"again_and_again", again_and_again},
+	{"messages", messages}, {"pipes", pipes}, {"times", times}, {"large_ones", large_ones}, {"send_buffer", send_buffer}, {"again_and_again", again_and_again},
 	{"wrong_flags", wrong_flags}, {"plain_options", plain_options}, {"bad_packets", bad_packets}, {"datagrams", datagrams},
 };
 

@@ -96,6 +96,11 @@ fn wrong_flags_are_told_and_nothing_works() {
 }
 
 #[test]
+fn writes_end_where_the_send_buffer_is_full() {
+    passes("send_buffer", Some("proc=off,net.ipv4.tcp_wmem=4096:50000:4194304"));
+}
+
+#[test]
 fn settings_of_the_kernel_and_flags_are_settings_of_the_stack() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("tcp_sack"), "0\n").unwrap();
