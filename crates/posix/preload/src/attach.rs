@@ -253,7 +253,8 @@ fn inherited(number: &str) -> Option<OwnedFd> {
 /// Whether a program that this one becomes may open the door. That this one may does not say so: capabilities may end when it does.
 fn opens_to_the_next(stack: &str) -> bool {
     let user = geteuid().as_raw();
-    stat(stack).is_ok_and(|door| user == 0 || user == door.st_uid)
+    // What was handed in leads in one program alone.
+    stack.starts_with("fd:") || stat(stack).is_ok_and(|door| user == 0 || user == door.st_uid)
 }
 
 /// A way in for the next program, if that could not open the door: this one has given up rights since it came in, or sees other files. Not close-on-exec.

@@ -4,8 +4,8 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, fchmod, lstat};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, socket_with,
-    sockopt,
+    AddressFamily, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    getpeername, getsockname, listen, socket_with, sockopt,
 };
 use rustix::process::geteuid;
 use std::io;
@@ -82,8 +82,22 @@ impl Knocker {
     }
 }
 
+/// The user who has made a pair of connected sockets, as the kernel says when it is asked about one of them.
+///
+/// # Errors
+/// It is none of a pair. Of other connections the kernel may name somebody else: whoever listened (unix(7), `SO_PEERCRED`).
+pub(super) fn maker_of(one: impl AsFd) -> io::Result<u32> {
+    // Of an address there is the family alone.
+    let nameless = |name: SocketAddrAny| name.addr_len() as usize == size_of::<libc::sa_family_t>();
+    let of_pair = sockopt::socket_domain(&one)? == AddressFamily::UNIX
+        && sockopt::socket_type(&one)? == SocketType::SEQPACKET
+        && nameless(getsockname(&one)?)
+        && getpeername(&one)?.is_some_and(nameless);
+    if of_pair { user_of(one) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
+
 /// The user at the other end, as the kernel says.
-pub(super) fn user_of(socket: impl AsFd) -> io::Result<u32> {
+fn user_of(socket: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(socket)?.uid.as_raw())
 }
 
@@ -98,6 +112,7 @@ impl Drop for Knocker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::net::socketpair;
 
     #[test]
     fn only_the_user_may_open_it_and_what_a_dead_stack_left_is_replaced() {
@@ -125,6 +140,24 @@ mod tests {
         std::fs::write(&path, "no socket").unwrap();
         assert!(Knocker::new(&path).is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"no socket");
+    }
+
+    #[test]
+    fn who_has_made_a_connection_is_known_of_pairs_alone() {
+        let pair = |kind| socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
+        let (one, other) = pair(SocketType::SEQPACKET);
+        let user = geteuid().as_raw();
+        assert_eq!((maker_of(&one).unwrap(), maker_of(&other).unwrap()), (user, user));
+        assert!(maker_of(pair(SocketType::STREAM).0).is_err());
+        // Neither end of a connection to somebody's listener.
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("listener");
+        let knocker = Knocker::new(&path).unwrap();
+        let its = connect_to(&path).unwrap();
+        let Caller::Welcome(ours, _) = knocker.answer().unwrap() else { panic!("a stranger") };
+        assert!(maker_of(&its).is_err() && maker_of(&ours).is_err());
+        assert!(maker_of(std::fs::File::open("/dev/null").unwrap()).is_err());
+        assert!(maker_of(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).is_err());
     }
 
     #[test]

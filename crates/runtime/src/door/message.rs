@@ -149,7 +149,7 @@ impl fmt::Display for Refusal {
             Self::Unknown => f.write_str("there is no such connection, or this process does not hold it"),
             Self::Malformed => f.write_str("the message could not be understood"),
             Self::Gone => f.write_str("the shard has ended"),
-            Self::Port(start) => write!(f, "ports below {start} need CAP_NET_BIND_SERVICE"),
+            Self::Port(start) => write!(f, "ports below {start} are for the stack's own user"),
         }
     }
 }

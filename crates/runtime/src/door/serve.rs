@@ -2,12 +2,12 @@
 
 use super::Counts;
 use super::line::{self, Received};
-use super::listen::{Caller, Knocker, user_of};
+use super::listen::{Caller, Knocker, maker_of};
 use super::message::{
     Answer, Ask, GUEST, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode,
     encode, guest,
 };
-use super::users::{Users, may_bind_any_port, pid_of};
+use super::users::{Users, pid_of};
 use crate::channel::Thing;
 use crate::channel::control::{Errand, Outcome, run};
 use crate::command::Commander;
@@ -265,8 +265,7 @@ impl Porter {
             oldest.map(|oldest| self.holders.remove(&oldest));
         }
         let number = self.number();
-        // Who has made the connection is not for it to say.
-        let any_port = user == 0 || user == geteuid().as_raw() || may_bind_any_port(&line);
+        let any_port = user == 0 || user == geteuid().as_raw();
         if let Ok(line) = self.watch(line, number, What::Line) {
             let holder = Holder {
                 line,
@@ -374,10 +373,13 @@ impl Porter {
             };
         }
         let (asked, ask) = decode::<Ask>(bytes);
-        let answer = match ask {
-            Some(ask) => self.answer(number, ask, descriptors),
-            None => Err(Refusal::Malformed),
+        let Some(ask) = ask else {
+            // Who speaks another language is not listened to any more: it may be the door itself, at the other end of a connection both of whose ends were sent here.
+            count(&self.books.counts.refused);
+            self.say(number, asked, &Answer::Refused(Refusal::Malformed), &[]);
+            return false;
         };
+        let answer = self.answer(number, ask, descriptors);
         let (answer, descriptors) = answer.unwrap_or_else(|why| {
             let full = matches!(why, Refusal::Clients | Refusal::Placeholders);
             count(if full { &self.books.counts.no_room } else { &self.books.counts.refused });
@@ -401,8 +403,9 @@ impl Porter {
 
     /// Somebody inside has made a connection for a program of its own, which comes as the user who made it, as the kernel knows.
     fn let_follow(&mut self, line: OwnedFd, name: Option<String>) {
-        match user_of(&line) {
-            Ok(user) => self.meet(line, user, name),
+        match maker_of(&line) {
+            // One domain for each user: the name is not for whoever comes to choose.
+            Ok(user) => self.meet(line, user, Some(name.unwrap_or_default())),
             Err(_) => count(&self.books.counts.refused),
         }
     }

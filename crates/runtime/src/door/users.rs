@@ -4,7 +4,6 @@ use super::Teller;
 use super::serve::Handed;
 use core::time::Duration;
 use rustix::fd::{AsFd, AsRawFd};
-use rustix::net::sockopt;
 use std::collections::BTreeMap;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -83,17 +82,6 @@ pub(super) fn pid_of(process: impl AsFd) -> u32 {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Pid:"));
     line.and_then(|pid| pid.trim().parse().ok()).unwrap_or(0)
-}
-
-/// Whether the process that has made a connection has `CAP_NET_BIND_SERVICE` (capabilities(7)).
-pub(super) fn may_bind_any_port(line: impl AsFd) -> bool {
-    const NET_BIND_SERVICE: u32 = 10;
-    let maker = sockopt::socket_peercred(line).map(|maker| maker.pid.as_raw_nonzero()).ok();
-    let text =
-        maker.and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/status")).ok()).unwrap_or_default();
-    let effective = text.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let effective = effective.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
-    effective.is_some_and(|set| set >> NET_BIND_SERVICE & 1 != 0)
 }
 
 #[cfg(test)]

@@ -85,6 +85,9 @@ impl Cuts {
     }
 }
 
+/// Buffers that are reckoned with: of what a program says it is going to write to a peer whose window is a few bytes, the rest is taken for what there is room for.
+const BUFFERS_MAX: u32 = 1 << 16;
+
 /// A write as Linux does it. Places are counted in bytes from `snd_nxt`.
 struct Writing {
     /// Bytes of a full buffer, and of a segment.
@@ -119,6 +122,7 @@ impl Writing {
     /// Writes `len` bytes as long as fewer than the one number are not sent, and fewer than the other not acknowledged, when a buffer begins (`sk_stream_memory_free`). Returns how many.
     fn write(&mut self, len: u32, (unsent, queued): (u32, u32), mut step: impl FnMut(Step)) -> u32 {
         let (begin, end) = (self.at, self.at + len);
+        let mut buffers = 0;
         while self.at < end {
             self.buffer = self.buffer.max(self.sent);
             let fresh = self.at == self.buffer || self.at - self.buffer >= self.size;
@@ -127,6 +131,11 @@ impl Writing {
                     break;
                 }
                 self.buffer = self.at;
+                buffers += 1;
+                if buffers > BUFFERS_MAX {
+                    self.at = end;
+                    break;
+                }
             }
             let count = (self.size - (self.at - self.buffer)).min(end - self.at);
             step(Step::Reaches { from: self.at, to: self.at + count, fresh });

@@ -440,6 +440,8 @@ impl Domain {
             if let TcpOption::NotSentLowWater(bytes) = option {
                 self.socket(socket).tells_sent = bytes != 0;
                 self.tell_sent(cx, socket, conn);
+                // There may be room by the new bound, or only now is known how much there is (`sk_write_space`).
+                self.ring(socket);
             }
             // What cannot be the client has refused, unless it keeps to no rules; a connection that is over needs no options. What may be but needs a right the client has refused, too: one that keeps
             // to no rules gets the priority 7 instead of 6, which everybody may have.

@@ -46,6 +46,22 @@ fn a_writer_hears_of_room_when_little_enough_is_ahead_of_it() {
     assert!(rig.peer.handler().received[0] == all);
 }
 
+/// Nothing else is going to happen: all was acknowledged.
+#[test]
+fn who_sets_the_bound_after_it_has_written_hears_how_much_has_left() {
+    let (mut rig, mut client, conn) = rig(TcpOption::NoDelay(true));
+    assert_eq!(client.send(conn, &[7; 1000]), Ok(1000));
+    rig.events(&mut client);
+    client.set_option(conn, TcpOption::NotSentLowWater(1)).unwrap();
+    assert_eq!((client.not_sent(conn), client.await_room(conn, 1)), (Ok(1000), Ok(true)), "not told yet");
+    assert!(rig.events(&mut client).contains(&ClientEvent::Writable { conn }));
+    assert_eq!(client.not_sent(conn), Ok(0));
+    // The same where there is no bound any more.
+    client.set_option(conn, TcpOption::NotSentLowWater(0)).unwrap();
+    assert_eq!(client.await_room(conn, 1), Ok(true));
+    assert!(rig.events(&mut client).contains(&ClientEvent::Writable { conn }));
+}
+
 #[test]
 fn nobody_who_did_not_ask_for_it_is_told_how_much_has_left() {
     let (mut rig, mut client, conn) = rig(TcpOption::NotSentLowWater(0));
