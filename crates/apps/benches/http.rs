@@ -142,6 +142,7 @@ fn generate(short: bool, response: &[u8]) -> f64 {
         duration: Some(Duration::from_secs(3600)),
         requests: None,
         timeout: Duration::from_secs(3600),
+        give_up: None,
         closer: Closer::Server,
         seed: 1,
     };

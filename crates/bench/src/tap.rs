@@ -142,6 +142,9 @@ fn our_end(t: &Transfer, device: Device, port: u16, received: &AtomicU64) -> Res
                 let mut measured =
                     Measured::new((bytes - before) as f64 * 8.0 / (now - at).as_secs_f64() / 1e6)
                         .with("our_busy_time", 1.0 - load.idle_time())
+                        .with("our_idle_polls", load.idle_polls())
+                        .with("packets_to_us", stats.segments_in as f64)
+                        .with("packets_to_kernel", stats.segments_out as f64)
                         .with("our_retransmissions", stats.retransmitted as f64);
                 if bulk.ended > 0 {
                     measured.complaints.push("the connection ended early".into());

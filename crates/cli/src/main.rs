@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 /// A TCP/IP stack in user space, and programs on it.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "ginnel", version, max_term_width = 100, disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
     command: commands::Command,

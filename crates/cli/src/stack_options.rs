@@ -6,6 +6,8 @@ use core::net::IpAddr;
 use core::str::FromStr;
 use ginnel::Config;
 use ginnel::config::{AfXdpKeys, DeviceConfig, DeviceKind, LinkSpec, Loopback, MemifConfig, Prefix};
+use ginnel_apps::units::parse_bytes;
+use ginnel_devices::capture::Filter;
 use std::path::PathBuf;
 
 /// Options of the stack.
@@ -54,9 +56,25 @@ pub struct StackOptions {
     #[arg(long, value_name = "N")]
     pub link_seed: Option<u64>,
 
-    /// Write all frames to this file (pcapng), for tshark or Wireshark.
+    /// Write frames to this file (pcapng), for tshark or Wireshark: all of them, unless the options below say less.
     #[arg(long, value_name = "FILE")]
     pub capture: Option<PathBuf>,
+
+    /// Capture only frames that this is true of, in a part of tcpdump's language, as "tcp port 80 and not host 10.0.0.9".
+    #[arg(long, value_name = "EXPRESSION", value_parser = filter)]
+    pub capture_filter: Option<String>,
+
+    /// Capture only so many bytes of each frame.
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(14..=262_144))]
+    pub capture_snaplen: Option<u32>,
+
+    /// Capture to a ring of so many files (trace-00001.pcapng …): when one is full the next begins, and the oldest goes.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1_000_000))]
+    pub capture_files: Option<u32>,
+
+    /// With --capture-files: largest size of a file. Default: 64MiB.
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub capture_file_bytes: Option<u64>,
 
     /// What ginnel stat and ginnel ss call the stack. Default: the command and the number of its process.
     #[arg(long, value_name = "NAME")]
@@ -115,6 +133,11 @@ fn interface(name: &str) -> Result<String, String> {
     }
 }
 
+/// A filter that is one, as it was written.
+fn filter(text: &str) -> Result<String, String> {
+    text.parse::<Filter>().map(|_| text.into()).map_err(|e| e.to_string())
+}
+
 impl StackOptions {
     /// The whole configuration: the file, if there is one, with the options over it.
     pub fn to_config(&self) -> Result<Config, Failure> {
@@ -134,6 +157,10 @@ impl StackOptions {
             device.faults = self.link.clone().or(device.faults.take());
             device.faults_seed = self.link_seed.unwrap_or(device.faults_seed);
             device.capture = self.capture.clone().or(device.capture.take());
+            device.capture_filter = self.capture_filter.clone().or(device.capture_filter.take());
+            device.capture_snaplen_bytes = self.capture_snaplen.unwrap_or(device.capture_snaplen_bytes);
+            device.capture_files = self.capture_files.or(device.capture_files);
+            device.capture_file_bytes = self.capture_file_bytes.unwrap_or(device.capture_file_bytes);
         }
         config.run.name = self.name.clone().or(config.run.name.take());
         config.shard.cpu = self.cpu.or(config.shard.cpu);
@@ -156,6 +183,10 @@ impl StackOptions {
             ("--link", self.link.is_some()),
             ("--link-seed", self.link_seed.is_some()),
             ("--capture", self.capture.is_some()),
+            ("--capture-filter", self.capture_filter.is_some()),
+            ("--capture-snaplen", self.capture_snaplen.is_some()),
+            ("--capture-files", self.capture_files.is_some()),
+            ("--capture-file-bytes", self.capture_file_bytes.is_some()),
             ("--name", self.name.is_some()),
             ("--cpu", self.cpu.is_some()),
             ("--spin-us", self.spin_us.is_some()),
@@ -205,7 +236,7 @@ impl StackOptions {
         Ok(())
     }
 
-    /// The device that --mtu, --kernel-address, --link, --link-seed and --capture are about.
+    /// The device that --mtu, --kernel-address, --link, --link-seed, --capture and its like are about.
     fn sole_device<'a>(&self, config: &'a mut Config) -> Result<Option<&'a mut DeviceConfig>, Failure> {
         let given = [
             self.mtu.map(|_| "--mtu"),
@@ -213,6 +244,10 @@ impl StackOptions {
             self.link.as_ref().map(|_| "--link"),
             self.link_seed.map(|_| "--link-seed"),
             self.capture.as_ref().map(|_| "--capture"),
+            self.capture_filter.as_ref().map(|_| "--capture-filter"),
+            self.capture_snaplen.map(|_| "--capture-snaplen"),
+            self.capture_files.map(|_| "--capture-files"),
+            self.capture_file_bytes.map(|_| "--capture-file-bytes"),
         ];
         let Some(option) = given.into_iter().flatten().next() else { return Ok(None) };
         match config.devices.as_mut_slice() {

@@ -1,6 +1,8 @@
 //! The command as a user meets it: exit codes, messages, and each program once.
 
 use ginnel_testkit::skip;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
@@ -57,6 +59,15 @@ fn wrong_arguments_are_one_line_that_names_them_and_exit_code_2() {
         (&["httpd", root], "--device is missing"),
         (&["httpd", root, "--device", "tap:t0"], "--address is missing"),
         (&["httpd", root, "--device", "eth0"], "invalid value 'eth0' for '--device <DEVICE>'"),
+        (
+            &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--capture-filter=tcp"],
+            "device[0].capture_filter: is for a device with a `capture`",
+        ),
+        (&["echo", "--capture=x", "--capture-filter=tcp port http"], "\"http\" is no port"),
+        (
+            &["echo", "--device=tap:t0", "--address=10.1.0.2/24", "--gateway=10.2.0.1"],
+            "route[0].gateway: 10.2.0.1 is in no network of link",
+        ),
         (
             &["httpd", root, "--device", "memory", "--address", "10.0.0.1/24"],
             "--device memory: nobody is at the other end",
@@ -153,6 +164,51 @@ fn help_and_version_succeed() {
     for arguments in [&["--help"][..], &["--version"], &["httpd", "--help"], &["load", "http", "--help"]] {
         let output = ginnel(arguments);
         assert!(output.status.success() && !output.stdout.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_load_that_nobody_answered_is_no_success() {
+    // Of loopback, where nobody listens any more.
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (server, url) = (address.to_string(), format!("http://{address}/"));
+    for what in [&["http", &*url, "--json"][..], &["redis", &server]] {
+        let how = ["--stack=kernel", "--duration=500ms", "--quiet", "--timeout=5s"];
+        let output = ginnel(&[&["load"], what, &how].concat());
+        assert_eq!(output.status.code(), Some(1), "{what:?}: {output:?}");
+        let (said, told) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(said.contains("refused"), "the report is there all the same: {said}");
+        assert_eq!(told.trim_end(), format!("ginnel: {server} answered no request: connect refused"));
+    }
+}
+
+#[test]
+fn a_load_of_so_many_requests_that_nobody_answers_ends() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (server, url) = (address.to_string(), format!("http://{address}/"));
+    let site = Site::new("given-up");
+    let serve = format!("--serve={}", site.path());
+    // Its server listens, but not there.
+    let across = ["http", "--device=memory", &serve, "http://10.0.0.1/", "--dest=10.0.0.1:81"];
+    let kernel = "--stack=kernel";
+    for (what, server) in [
+        (&["http", &*url, kernel, "--keep-alive"][..], &*server),
+        (&["http", &url, kernel, "--keep-alive", "--rate=1000"], &server),
+        (&["http", &url, kernel], &server),
+        (&["redis", &server, kernel, "--workers=2"], &server),
+        (&["memcached", &server, kernel], &server),
+        (&[&across[..], &["--keep-alive"]].concat(), "10.0.0.1"),
+        (&[&across[..], &["--keep-alive", "--stack=light"]].concat(), "10.0.0.1"),
+    ] {
+        let how = ["--requests=1000000", "--quiet", "--timeout=1s", "--give-up=300ms"];
+        let output = ginnel(&[&["load"], what, &how].concat());
+        assert_eq!(output.status.code(), Some(1), "{what:?}: {output:?}");
+        let (said, told) =
+            (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(said.contains("warning: given up: requests failed for 0.3 s"), "{what:?}: {said}");
+        let expected = format!("ginnel: {server} answered no request for 0.3 s, given up: connect refused");
+        assert_eq!(told.trim_end(), expected, "{what:?}");
     }
 }
 
@@ -303,4 +359,46 @@ fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
     let table = server.interrupt();
     assert!(table.contains("| responses                       |     2 |"), "{table}");
     assert!(std::fs::metadata(&capture).unwrap().len() > 3 << 20);
+}
+
+/// What was asked for and no more: a filter, a part of each frame, and the newest files of a ring.
+#[test]
+fn a_capture_has_a_filter_a_ring_and_as_much_of_a_frame_as_was_asked_for() {
+    let site = Site::new("ring");
+    let traces = site.0.with_extension("traces");
+    std::fs::create_dir_all(&traces).unwrap();
+    let path = traces.join("trace.pcapng");
+    let output = ginnel(&[
+        "load",
+        "http",
+        "--device=memory",
+        &format!("--serve={}", site.path()),
+        "--requests=500",
+        "--connections=4",
+        "--timeout=60s",
+        "--quiet",
+        &format!("--capture={}", path.display()),
+        "--capture-filter=tcp src port 80",
+        "--capture-snaplen=60",
+        "--capture-files=2",
+        "--capture-file-bytes=64KiB",
+        "http://10.0.0.1/index.html",
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    let mut files: Vec<_> = std::fs::read_dir(&traces).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    assert_eq!(files.len(), 2, "{files:?}");
+    assert_ne!(files[0], traces.join("trace-00001.pcapng"), "the oldest is gone");
+    let mut frames = 0;
+    for file in files {
+        assert!(file.metadata().unwrap().len() <= 64 << 10, "{file:?}");
+        let mut reader = PcapNgReader::new(File::open(file).unwrap()).unwrap();
+        while let Some(block) = reader.next_block() {
+            let Block::EnhancedPacket(packet) = block.unwrap() else { continue };
+            assert_eq!((packet.data.len(), &packet.data[34..36]), (60, &80u16.to_be_bytes()[..]));
+            frames += 1;
+        }
+    }
+    assert!(frames > 300, "{frames} frames");
+    std::fs::remove_dir_all(traces).unwrap();
 }

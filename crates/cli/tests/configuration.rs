@@ -146,12 +146,14 @@ fn file_with(table: &str, key: &str, value: i128) -> (String, String) {
         "udp_port_first" => "udp_port_last = 65535\n",
         "udp_port_last" => "udp_port_first = 1\n",
         "application_cpu" => "placement = \"split\"\n",
+        "capture_snaplen_bytes" | "capture_files" => "capture = \"x\"\n",
+        "capture_file_bytes" => "capture = \"x\"\ncapture_files = 2\n",
         _ => "",
     };
     let line = format!("{key} = {value}\n");
     let name = |table: &str| format!("{table}.{key}");
     match table {
-        "[[device]]" => (format!("{device}{line}"), name("device[0]")),
+        "[[device]]" => (format!("{device}{beside}{line}"), name("device[0]")),
         "[[link]]" => (format!("{device}{link}{line}"), name("link[0]")),
         "[[route]]" => {
             let route = "[[route]]\ndestination = \"0.0.0.0/0\"\nlink = \"l\"\n";

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 const ENDINGS: &[&str] = &["_max", "_bytes", "_entries", "_per_second", "_burst"];
 /// Keys with such an ending that say how large something is, not how much of it there may be.
 const SIZES: &[&str] = &[
+    "device.capture_snaplen_bytes",
     "network.path_mtu_floor_bytes",
     "tcp.mtu_base_segment_bytes",
     "tcp.mtu_floor_segment_bytes",

@@ -187,8 +187,10 @@ fn is_group(mac: [u8; 6]) -> bool {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::conformance::{self, Promises};
     use crate::memory::{MemoryConfig, switch};
     use ginnel_stack::device::TxMeta;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     fn send(device: &mut Device, to: [u8; 6], from: [u8; 6], mark: u8) {
         let frame = [&to[..], &from[..], &[mark; 50]].concat();
@@ -208,6 +210,40 @@ mod tests {
 
     fn mac(device: &Device) -> [u8; 6] {
         device.tx.capabilities().mac
+    }
+
+    #[test]
+    fn two_stations_of_a_switch_conform() {
+        // What a port has no room for is lost.
+        let promises = Promises { back_pressure: false, super_frame_bytes_whole: usize::MAX, labels: true };
+        for config in [MemoryConfig::default(), MemoryConfig::default().without_offloads()] {
+            let over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                // Also if a check fails: else the threads would never end.
+                let _end = StoreOnDrop(&over);
+                conformance::run("switch", promises, &mut || {
+                    let (mut switch, mut devices) = switch(2, &config);
+                    let over = &over;
+                    scope.spawn(move || {
+                        while !over.load(Ordering::Relaxed) {
+                            if switch.poll(Instant::ZERO) == 0 && switch.arm() {
+                                std::thread::sleep(Duration::from_micros(20));
+                            }
+                        }
+                    });
+                    let right = devices.pop().expect("two");
+                    (devices.pop().expect("two"), right)
+                });
+            });
+        }
+    }
+
+    struct StoreOnDrop<'a>(&'a AtomicBool);
+
+    impl Drop for StoreOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ use crate::presence::Presence;
 use crate::shard::{Port, Shard};
 use crate::stats::{ShardStats, StatsWriter};
 use crate::timers::Timers;
+use crate::wait::Watch;
+use crate::yields::Yields;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use ginnel_devices::memory;
 use ginnel_devices::random::Random;
@@ -269,6 +271,8 @@ impl<H: Handler> ShardBuilder<H> {
             beside: self.beside,
             leave: None,
             page: None,
+            watch: Watch::default(),
+            yields: Yields::default(),
         };
         if let Some((presence, label)) = self.presence {
             shard.show(presence, &label)?;

@@ -14,6 +14,7 @@ pub use crate::channel::ChannelConfig;
 use core::net::IpAddr;
 use core::ops::RangeInclusive;
 pub use ginnel_devices::af_xdp::AfXdpKeys;
+use ginnel_devices::capture;
 pub use ginnel_devices::faults::LinkSpec;
 pub use ginnel_devices::memif::MemifConfig;
 use ginnel_stack::error::ConfigError;
@@ -185,9 +186,23 @@ pub struct DeviceConfig {
     /// Seed of the faults: the same seed makes the same faults. 0 … 2^64-1, default 1.
     #[serde(default = "default_seed")]
     pub faults_seed: u64,
-    /// Writes all frames to this file (pcapng). Default: none.
+    /// Writes frames to this file (pcapng). Default: none.
     #[serde(default)]
     pub capture: Option<PathBuf>,
+    /// Which frames are written, in a part of tcpdump's language: `"tcp port 80 and not host 10.0.0.9"`. There are `and`, `or`, `not`, parentheses, `host`, `net`, `port`
+    /// (each with `src` or `dst` before it if need be), `ip`, `ip6`, `arp`, `icmp`, `icmp6`, `tcp` and `udp`. Default: all.
+    #[serde(default)]
+    pub capture_filter: Option<String>,
+    /// Bytes of each frame that are written. 14 … 262,144, default 262,144.
+    #[serde(default = "default_snaplen")]
+    pub capture_snaplen_bytes: u32,
+    /// Writes a ring of so many files instead of one that grows: `trace-00001.pcapng` and so on for `trace.pcapng`. When one is full the next begins, and the oldest goes. 2 … 1,000,000.
+    /// Default: one file.
+    #[serde(default)]
+    pub capture_files: Option<u32>,
+    /// Largest size of a file of the ring, in bytes. 65,536 … 2^40, default 64 MiB.
+    #[serde(default = "default_capture_file")]
+    pub capture_file_bytes: u64,
 }
 
 impl DeviceConfig {
@@ -206,6 +221,10 @@ impl DeviceConfig {
             faults: None,
             faults_seed: default_seed(),
             capture: None,
+            capture_filter: None,
+            capture_snaplen_bytes: default_snaplen(),
+            capture_files: None,
+            capture_file_bytes: default_capture_file(),
         }
     }
 }
@@ -288,6 +307,14 @@ fn default_seed() -> u64 {
     1
 }
 
+fn default_snaplen() -> u32 {
+    capture::SNAPLEN_MAX
+}
+
+fn default_capture_file() -> u64 {
+    64 << 20
+}
+
 impl Config {
     /// Reads and checks a file. The error is one line with file, line and key.
     pub fn from_file(path: &std::path::Path) -> Result<Self, FileError> {
@@ -332,6 +359,7 @@ impl Config {
                 within(key("mtu"), mtu, 68..=65_521)?;
             }
             device.validate_kind().map_err(|(name, problem)| ConfigError::new(key(name), problem))?;
+            device.validate_capture(key)?;
         }
         for (i, link) in self.links.iter().enumerate() {
             self.validate_link(i, link)?;
@@ -342,11 +370,33 @@ impl Config {
                 let problem = format!("there is no link named \"{}\"", route.link);
                 return Err(ConfigError::new(key("link"), problem));
             }
-            if route.gateway.is_some_and(|g| g.is_ipv4() != route.destination.address.is_ipv4()) {
-                return Err(ConfigError::new(key("gateway"), "is of another family than the destination"));
+            if let Some(gateway) = route.gateway {
+                self.validate_gateway(gateway, route)
+                    .map_err(|problem| ConfigError::new(key("gateway"), problem))?;
             }
         }
         Ok(())
+    }
+
+    fn validate_gateway(&self, gateway: IpAddr, route: &RouteConfig) -> Result<(), String> {
+        if gateway.is_ipv4() != route.destination.address.is_ipv4() {
+            return Err("is of another family than the destination".into());
+        }
+        let mut addresses = self.links.iter().flat_map(|l| &l.addresses);
+        if addresses.any(|a| a.address == gateway) {
+            return Err(format!("{gateway} is an address of the stack's own"));
+        }
+        let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
+        let link = self.links.iter().filter(|l| l.name == route.link);
+        let mut networks = link.flat_map(|l| &l.addresses);
+        let direct = |r: &RouteConfig| r.gateway.is_none() && r.link == route.link;
+        let mut routes = self.routes.iter().filter(|r| direct(r));
+        let is_neighbour = networks.any(|network| network.contains(gateway))
+            || routes.any(|route| route.destination.contains(gateway));
+        if link_local || is_neighbour {
+            return Ok(());
+        }
+        Err(format!("{gateway} is in no network of link \"{}\"", route.link))
     }
 
     fn validate_link(&self, i: usize, link: &LinkConfig) -> Result<(), ConfigError> {
@@ -402,6 +452,34 @@ impl DeviceConfig {
             Some((key, _, problem)) => Err((key, problem)),
             None => Ok(()),
         }
+    }
+
+    /// Whether the capture can be what it is to be.
+    fn validate_capture(&self, key: impl Fn(&str) -> String) -> Result<(), ConfigError> {
+        within(key("capture_snaplen_bytes"), self.capture_snaplen_bytes, 14..=capture::SNAPLEN_MAX)?;
+        within(key("capture_file_bytes"), self.capture_file_bytes, 65_536..=1 << 40)?;
+        if let Some(files) = self.capture_files {
+            within(key("capture_files"), files, 2..=1_000_000)?;
+        }
+        if let Some(filter) = &self.capture_filter {
+            let wrong = |e: capture::FilterError| ConfigError::new(key("capture_filter"), e.to_string());
+            capture::Filter::parse(filter).map_err(wrong)?;
+        }
+        let defaults = Self::new("", self.kind);
+        let without_file = [
+            ("capture_filter", self.capture_filter.is_some()),
+            ("capture_snaplen_bytes", self.capture_snaplen_bytes != defaults.capture_snaplen_bytes),
+            ("capture_files", self.capture_files.is_some()),
+        ];
+        if self.capture.is_none()
+            && let Some((name, _)) = without_file.into_iter().find(|(_, given)| *given)
+        {
+            return Err(ConfigError::new(key(name), "is for a device with a `capture`"));
+        }
+        if self.capture_files.is_none() && self.capture_file_bytes != defaults.capture_file_bytes {
+            return Err(ConfigError::new(key("capture_file_bytes"), "is for a ring of `capture_files`"));
+        }
+        Ok(())
     }
 
     /// The interface's name in the kernel.

@@ -13,7 +13,7 @@ use ginnel_devices::random::Random;
 use ginnel_stack::device::RxBurst;
 use ginnel_stack::error::{ListenError, OptionError, RecvError, SendError, Stale};
 use ginnel_stack::handle::{Conn, Listener, PortId, UdpHandle};
-use ginnel_stack::ip::{DropStats, NetworkStats};
+use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo, TcpOption};
 use ginnel_stack::stack::Stack;
 use ginnel_stack::tcp::TcpStats;
@@ -601,6 +601,11 @@ impl<'a> Context<'a> {
     /// Received frames that the network layer dropped, by reason.
     pub fn network_drops(&self) -> &DropStats {
         self.core.stack.network_drops()
+    }
+
+    /// The links of the stack, as a host would list its interfaces. None where the engine is another thread's.
+    pub(crate) fn links(&self) -> impl Iterator<Item = LinkView<'_>> {
+        self.core.stack.here().into_iter().flat_map(|stack| stack.network().link_views())
     }
 
     /// A random number: not predictable from outside, reproducible in a simulation.

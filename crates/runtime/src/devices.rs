@@ -126,8 +126,14 @@ pub(crate) fn wrap(mut device: Device, config: &DeviceConfig) -> Result<Device, 
         device = faults::wrap(device, spec, config.faults_seed);
     }
     if let Some(path) = &config.capture {
-        let capture =
-            capture::CaptureConfig { interface: config.name.clone(), ..capture::CaptureConfig::new(path) };
+        let ring = |files| capture::FileRing { file_bytes: config.capture_file_bytes, files };
+        let capture = capture::CaptureConfig {
+            interface: config.name.clone(),
+            snaplen: config.capture_snaplen_bytes,
+            filter: config.capture_filter.clone(),
+            ring: config.capture_files.map(ring),
+            ..capture::CaptureConfig::new(path)
+        };
         device = capture::wrap(device, &capture)
             .map_err(|e| Error::io(format!("capture {}", path.display()), e))?;
     }

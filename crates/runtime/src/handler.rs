@@ -160,6 +160,11 @@ pub trait Handler {
         false
     }
 
+    /// Whether it is for these others alone that a shard would sleep now, so that it may yield to them instead, and how long they should take at the most.
+    fn yields(&self) -> Option<Duration> {
+        None
+    }
+
     /// Asked after [`before_sleep`](Self::before_sleep) has said yes: whether others have work on this very CPU, and how long they get it for. Then the
     /// shard sleeps for so long at the most, and frames wait meanwhile; only [`wake_fd`](Self::wake_fd) and other threads' commands end that sleep.
     fn give_way(&mut self) -> Option<Duration> {

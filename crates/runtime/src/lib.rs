@@ -39,6 +39,7 @@ pub mod stats;
 pub mod stop;
 pub mod timers;
 mod wait;
+mod yields;
 
 pub use builder::ShardBuilder;
 pub use command::{Command, CommandError, Commander};

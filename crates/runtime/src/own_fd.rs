@@ -28,6 +28,14 @@ impl OwnFd {
         Self(AtomicI32::new(fd.into_raw_fd()))
     }
 
+    /// A copy, out of the way.
+    ///
+    /// # Errors
+    /// `EMFILE`.
+    pub(crate) fn try_clone(&self) -> Result<Self, Errno> {
+        set_aside(self.as_fd()).map(Self::in_place)
+    }
+
     /// If it has this number it takes another, and the old one stays open for whoever wants the number to put something else there. Returns the new
     /// number. No other thread may be using the descriptor.
     ///

@@ -17,6 +17,8 @@ use crate::placement::{Beside, Seat};
 use crate::show::Shown;
 use crate::stats::{Doing, ShardStats, StatsReader, StatsWriter};
 use crate::stop::StopFlag;
+use crate::wait::Watch;
+use crate::yields::Yields;
 use crate::{pin, wait};
 use arrayvec::ArrayVec;
 use core::net::IpAddr;
@@ -81,6 +83,10 @@ pub struct Shard<H> {
     pub(crate) page: Option<Shown>,
     /// Where its thread runs.
     pub(crate) seat: Seat,
+    /// What it sleeps on.
+    pub(crate) watch: Watch,
+    /// How it leaves its CPU to others without sleeping.
+    pub(crate) yields: Yields,
 }
 
 /// What one turn did.
@@ -179,6 +185,7 @@ impl<H: Handler> Shard<H> {
             }
             if work > 0 {
                 worked = now;
+                self.yields.worked();
                 if let Some(pace) = &mut pace {
                     pace.worked(clock::now());
                 }
@@ -186,6 +193,12 @@ impl<H: Handler> Shard<H> {
                 || self.wake_for_exact().is_some_and(|at| at <= now)
             {
                 core::hint::spin_loop();
+            } else if self.seat.pace.is_none()
+                && self.yields.may()
+                && let Some(turn) = self.handler.yields()
+            {
+                std::thread::yield_now();
+                self.yields.took(clock::now() - now, turn);
             } else {
                 self.sleep(stop, leave_by)?;
                 if let Some(pace) = &mut pace {
@@ -485,8 +498,13 @@ impl<H: Handler> Shard<H> {
             let devices: ArrayVec<RawFd, { wait::DEVICES_MAX }> =
                 others.chain(devices).take(wait::DEVICES_MAX).collect();
             let own = [self.mailbox.wake().as_fd(), stop_fd(stop, leave_by, &self.mailbox)];
-            readable =
-                wait::sleep(own, &devices, until.map(|at| at - now)).map_err(|e| Error::io("sleep", e))?;
+            let time = until.map(|at| at - now);
+            let slept = match turn {
+                None => self.watch.sleep(own, &devices, time),
+                // Without the devices for this once.
+                Some(_) => wait::sleep(own, &devices, time),
+            };
+            readable = slept.map_err(|e| Error::io("sleep", e))?;
             let woke = clock::now();
             if turn.is_some() && until.is_some_and(|at| woke >= at) {
                 self.handler.turn_ran_out();

@@ -15,8 +15,8 @@
 //! by one more bit of the 32-bit hash that every entry keeps. The two vectors reserve address space only; pages are touched
 //! as the table grows.
 //!
-//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 18 bytes per entry, so that few
-//!   buckets overflow.
+//! * Growth is triggered by memory: a bucket is added when all buckets together take less than 32 bytes per entry, so that
+//!   hardly any overflows.
 //! * An insertion divides at most one bucket and moves at most [`DEAL_BUCKETS_MAX`] overflow buckets of it. The rest of a
 //!   long chain (only equal hashes make one) waits in `pending`, where lookups find it, for further insertions.
 //! * A bucket has overflow only if it is full, and of its overflow buckets only the first is partly full. So insertion and
@@ -37,7 +37,7 @@ const INITIAL_BUCKETS: usize = 64;
 /// Overflow buckets dealt out per insertion while a bucket is divided. Chains of random hashes are hardly ever longer.
 const DEAL_BUCKETS_MAX: usize = 4;
 /// Memory that makes the table grow when it has less, in bytes per entry.
-const DENSITY_BYTES: usize = 18;
+const DENSITY_BYTES: usize = 32;
 /// Most entries a table can be asked for.
 const ENTRIES_LIMIT: usize = 1 << 30;
 
@@ -203,6 +203,27 @@ impl FlowTable {
     #[inline]
     pub fn prefetch(&self, hash: u32) {
         prefetch(&self.buckets[self.address(mix(hash))]);
+    }
+
+    /// The first value stored under `hash` in its bucket; nearly always the only one anywhere.
+    #[inline(always)]
+    pub fn likely(&self, hash: u32) -> Option<u32> {
+        let hash = mix(hash);
+        let bucket = &self.buckets[self.address(hash)];
+        let equal = bucket.equal(hash);
+        if equal == 0 {
+            return self.likely_in_overflow(bucket.link, hash);
+        }
+        Some(bucket.values[equal.trailing_zeros() as usize])
+    }
+
+    #[inline(always)]
+    fn likely_in_overflow(&self, link: u32, hash: u32) -> Option<u32> {
+        if link == 0 && self.pending == 0 {
+            return None;
+        }
+        let place = self.place_in_overflow(link, hash, &mut |_| true)?;
+        Some(self.overflow[place.link as usize - 1].values[place.slot])
     }
 
     /// The first value stored under `hash` that `wanted` accepts. It is asked only about values with this very hash.

@@ -176,11 +176,12 @@ impl Stack {
             self.fetch_ahead(burst, &mut hints);
         }
         let link = self.net.untagged(port);
+        let mut gate = link.map(|link| self.net.gate(link));
         for (index, frame) in burst.iter().enumerate() {
             let hint = hints[index];
             // A branch of its own for what nearly all are, so that nothing in it has to fit the others.
-            if let Some(link) = link
-                && let Some(usual) = self.net.usual_v4(link, frame)
+            if let Some(gate) = &gate
+                && let Some(usual) = self.net.usual_v4(gate, frame)
             {
                 let hash = self.tcp.secrets.flow_hash_v4(&usual.key);
                 let arrived = arrived(&usual, (hash, hint), index, frame);
@@ -190,23 +191,25 @@ impl Stack {
                 let hash = self.tcp.secrets.flow_hash(&usual.key);
                 let arrived = arrived(&usual, (hash, hint), index, frame);
                 self.net.stats.rx_tcp += 1;
-                self.tcp.input(&mut self.net, &arrived, burst);
+                self.tcp.input_other(&mut self.net, &arrived, burst);
             } else {
                 self.receive_unusual(now, port, index, frame, burst);
+                // It may have been about our addresses, or about a neighbour.
+                gate = link.map(|link| self.net.gate(link));
+                self.net.forget_confirmed();
             }
         }
+        self.net.forget_confirmed();
     }
 
     /// Asks for the cache lines that a burst is going to need: first the buckets of the flow table, then the connections they name.
     fn fetch_ahead(&self, burst: &RxBurst<'_>, hints: &mut [u32; BURST_FRAMES_MAX]) {
+        if !self.tcp.live_outgrow_cache() {
+            return self.fetch_buckets_ahead(burst);
+        }
         let mut hashes = [0; BURST_FRAMES_MAX];
         let mut usual = [false; BURST_FRAMES_MAX];
-        // What short connections touch was touched a moment ago, but for the bucket that a new one gets.
-        let all = self.tcp.live_outgrow_cache();
         for (index, frame) in burst.iter().enumerate() {
-            if !all && !usual::begins(frame.bytes) {
-                continue;
-            }
             let Some(key) = usual::ends(frame.bytes) else { continue };
             let hash = self.tcp.secrets.flow_hash(&key);
             self.tcp.flows.prefetch(hash);
@@ -215,6 +218,16 @@ impl Stack {
         }
         for (index, _) in usual.iter().enumerate().filter(|(_, usual)| **usual) {
             hints[index] = self.tcp.fetch_ahead(hashes[index]);
+        }
+    }
+
+    /// The same where what short connections touch was touched a moment ago, but for the bucket that a new one gets. What it holds is not asked for: that would be to
+    /// wait for it.
+    fn fetch_buckets_ahead(&self, burst: &RxBurst<'_>) {
+        for frame in burst.iter().filter(|frame| usual::begins(frame.bytes)) {
+            if let Some(key) = usual::ends(frame.bytes) {
+                self.tcp.flows.prefetch(self.tcp.secrets.flow_hash(&key));
+            }
         }
     }
 
@@ -232,7 +245,7 @@ impl Stack {
         match parsed {
             Parsed::Tcp(l4) => {
                 if let Some(arrived) = self.prepare(&l4, Some((index, frame))) {
-                    self.tcp.input(&mut self.net, &arrived, burst);
+                    self.tcp.input_other(&mut self.net, &arrived, burst);
                 }
             }
             Parsed::Drop(_) => {}
@@ -288,7 +301,7 @@ impl Stack {
                 match self.net.parse_reassembled(&packet) {
                     Parsed::Tcp(l4) => {
                         if let Some(arrived) = self.prepare(&l4, None) {
-                            self.tcp.input(&mut self.net, &arrived, burst);
+                            self.tcp.input_other(&mut self.net, &arrived, burst);
                         }
                     }
                     // Cannot come back here again: a reassembled packet is no fragment.

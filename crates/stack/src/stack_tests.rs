@@ -191,6 +191,19 @@ impl End {
     }
 }
 
+/// What arrives of frames if so many of a thousand are lost, and so many come twice.
+fn through<T: Clone>(frames: Vec<T>, (lost, twice): (u64, u64), random: &mut Random) -> Vec<T> {
+    let copies = |frame| {
+        let count = match random.below(1000) {
+            n if n < lost => 0,
+            n if n < lost + twice => 2,
+            _ => 1,
+        };
+        core::iter::repeat_n(frame, count)
+    };
+    frames.into_iter().flat_map(copies).collect()
+}
+
 /// What happens with a seed.
 fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
     let mut random = Random(seed);
@@ -213,7 +226,7 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
         mtu_base_segment_bytes: 200,
         ..TcpConfig::default()
     };
-    let loss = random.below(4) * 20;
+    let faults = (random.below(4) * 20, random.below(2) * 50);
     let gso = random.below(2) == 0;
     let mut server = End::new('S', 1, 2, &config, predicts, gso);
     let mut client = End::new('C', 2, 1, &config, predicts, gso);
@@ -231,15 +244,9 @@ fn run(seed: u64, predicts: bool) -> (Transcript, TcpStats) {
         if client.conns.len() < 3 && random.below(5) == 0 {
             client.conns.extend(client.stack.connect(now, to, &ConnectOptions::default()));
         }
-        let mut lose = |frames: Vec<_>| -> Vec<_> {
-            frames.into_iter().filter(|_| random.below(1000) >= loss).collect()
-        };
-        let arriving = lose(core::mem::take(&mut to_server));
+        let arriving = through(core::mem::take(&mut to_server), faults, &mut random);
         let to_client = server.turn(now, &arriving, &mut random, &mut seen);
-        let mut lose = |frames: Vec<_>| -> Vec<_> {
-            frames.into_iter().filter(|_| random.below(1000) >= loss).collect()
-        };
-        let arriving = lose(to_client);
+        let arriving = through(to_client, faults, &mut random);
         to_server = client.turn(now, &arriving, &mut random, &mut seen);
     }
     (seen, *server.stack.tcp_stats())

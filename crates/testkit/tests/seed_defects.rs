@@ -1,6 +1,6 @@
 //! Defects of earlier stacks, each as a test that Ginnel does not have it. Every test is named for the behaviour.
 
-use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::events::{CloseReason, Event};
 use ginnel_stack::options::ListenOptions;
@@ -106,6 +106,9 @@ fn a_lost_syn_ack_is_sent_again() {
     let again = p.wait(Duration::from_millis(3500));
     assert_eq!(again.len(), 2, "after 1 s and 3 s");
     assert!(again.iter().all(|s| s.header.flags == SYN | ACK));
+    let asked = p.deliver(SYN, 0, 0, &[]);
+    assert_eq!(asked.len(), 1, "and when the peer says again what was answered");
+    assert_eq!(p.stack.tcp_stats().retransmitted, 3);
 }
 
 #[test]
@@ -167,6 +170,31 @@ fn a_retransmitted_segment_gives_no_round_trip_sample_without_timestamps() {
     p.wait(Duration::from_millis(50));
     p.deliver(ACK, 1, 3, &[]);
     assert!(p.stack.info(conn).unwrap().rtt > before, "one that was sent once does");
+}
+
+#[test]
+fn the_retransmission_time_out_follows_the_round_trip_time() {
+    for (rtt_ms, time_out_ms) in [(20, 200..300), (150, 300..600), (900, 1000..2000)] {
+        let mut p = Puppet::new(config());
+        p.listen();
+        p.deliver(SYN, 0, 0, &[]);
+        p.wait(Duration::from_millis(rtt_ms));
+        p.deliver(ACK, 1, 1, &[]);
+        let conn = p.conn.unwrap();
+        for at in 0..20 {
+            p.stack.send(conn, b"x").unwrap();
+            p.flush();
+            assert!(p.wait(Duration::from_millis(rtt_ms)).is_empty(), "{rtt_ms} ms: sent again too early");
+            p.deliver(ACK, 1, 2 + at, &[]);
+        }
+        p.stack.send(conn, b"y").unwrap();
+        p.flush();
+        let mut waited = 0;
+        while p.wait(Duration::from_millis(10)).is_empty() {
+            waited += 10;
+        }
+        assert!(time_out_ms.contains(&waited), "{waited} ms with a round trip of {rtt_ms} ms");
+    }
 }
 
 #[test]
@@ -243,6 +271,51 @@ fn an_exhausted_buffer_pool_delays_and_loses_nothing() {
     let got = &sim.hosts[1].received[&served].bytes;
     assert_eq!(got.len(), all.len(), "{:?}", sim.hosts[0].stack.info(conn));
     assert!(*got == all, "bytes came out of order");
+}
+
+#[test]
+fn no_event_is_lost_however_late_they_are_taken() {
+    const CONNECTIONS: u16 = 2000;
+    let mut p = Puppet::new(config());
+    p.listen();
+    let opened: Vec<_> = (0..CONNECTIONS)
+        .map(|i| {
+            p.ports = (PORT, 10_000 + i);
+            (p.open(&TcpOptions::default()), p.iss)
+        })
+        .collect();
+    p.events.clear();
+    for (i, (_, iss)) in (0..CONNECTIONS).zip(&opened) {
+        p.ports = (PORT, 10_000 + i);
+        p.iss = *iss;
+        let last = p.segment(FIN | ACK, 1, 1, b"x", &TcpOptions::default());
+        p.receive_only(&[last]);
+    }
+    p.flush();
+    for (conn, _) in opened {
+        let told = |event: Event| p.events.iter().filter(|e| **e == event).count();
+        assert_eq!((told(Event::Readable { conn }), told(Event::PeerClosed { conn })), (1, 1), "{conn:?}");
+    }
+    assert_eq!(p.read.len(), usize::from(CONNECTIONS));
+}
+
+#[test]
+fn both_families_are_served_by_one_listener() {
+    let mut sim = Sim::pair(4);
+    let any = SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), 80);
+    sim.hosts[1].stack.listen(any, ListenOptions::default()).unwrap();
+    // IPv6 addresses are looked for before they are used.
+    sim.run(Duration::from_secs(3));
+    for to in [IpAddr::V4(sim.hosts[1].v4), IpAddr::V6(sim.hosts[1].v6)] {
+        let now = sim.now;
+        let conn = sim.hosts[0].connect(now, SocketAddr::new(to, 80));
+        sim.hosts[0].send_all(now, conn, vec![6; 1 << 20], true);
+        sim.collect(0);
+        sim.run(Duration::from_secs(5));
+        let served = *sim.hosts[1].accepted.last().expect("accepted");
+        assert_eq!(sim.hosts[1].received[&served].bytes.len(), 1 << 20, "{to}");
+    }
+    assert_eq!(sim.hosts[1].accepted.len(), 2);
 }
 
 #[test]

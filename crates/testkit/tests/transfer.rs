@@ -6,6 +6,7 @@ use ginnel_devices::random::Random;
 use ginnel_stack::events::CloseReason;
 use ginnel_stack::options::TcpOption;
 use ginnel_stack::tcp::state::State;
+use ginnel_testkit::checks::{acknowledges_forwards, arp, fits, from, icmp, ipv6, port, tcp, well_formed};
 use ginnel_testkit::sim::{HostConfig, LinkModel, Sim, seeds};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -59,6 +60,10 @@ fn transfer(seed: u64, model: LinkModel, len: usize, limit: Duration) -> Sim {
     sim.set_link(&model);
     sim.hosts[1].listen(80);
     sim.hosts[1].close_on_peer_close = true;
+    for host in 0..2 {
+        let own = from(sim.hosts[host].v4) & tcp() & port(80) & acknowledges_forwards();
+        sim.watch(host, well_formed() & fits(1500) & (own | arp() | ipv6() & icmp()));
+    }
     let to = server(&sim, false);
     let now = sim.now;
     let client = sim.hosts[0].connect(now, to);

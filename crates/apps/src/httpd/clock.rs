@@ -26,6 +26,11 @@ impl Clock {
         clock
     }
 
+    /// The second at whose beginning so many have passed for sure: the one that has begun does not count, so that nobody gets less time than was granted.
+    pub const fn after(&self, seconds: u32) -> u32 {
+        self.second + seconds + 1
+    }
+
     /// Moves on to `now`.
     pub fn turn(&mut self, now: Instant) {
         if now < self.next {

@@ -186,7 +186,7 @@ impl Server {
         if index >= self.connections.len() {
             self.connections.resize(index + 1, Connection::VACANT);
         }
-        let deadline = self.clock.second + self.options.timeouts.head;
+        let deadline = self.clock.after(self.options.timeouts.head);
         let slot = &mut self.connections[index];
         if !slot.in_sweep {
             self.sweep.enter(conn.index(), deadline);
@@ -273,7 +273,7 @@ impl Server {
             && let Some(outstanding) = net.outstanding(conn)
         {
             // A response is still on its way: the client is not idle but slow, unless it takes nothing at all.
-            let deadline = self.clock.second + self.options.timeouts.send;
+            let deadline = self.clock.after(self.options.timeouts.send);
             let slot = &mut self.connections[conn.index() as usize];
             if core::mem::replace(&mut slot.outstanding, outstanding) != outstanding {
                 slot.deadline = deadline;
@@ -323,11 +323,11 @@ impl Server {
     fn set_phase(&mut self, conn: Conn, phase: Phase) {
         let t = self.options.timeouts;
         let deadline = match phase {
-            Phase::Idle => self.clock.second + t.idle,
-            Phase::Head => self.clock.second + t.head,
-            Phase::Body => self.clock.second + t.body,
-            Phase::Sending => self.clock.second + t.send,
-            Phase::Draining => self.clock.second + t.linger,
+            Phase::Idle => self.clock.after(t.idle),
+            Phase::Head => self.clock.after(t.head),
+            Phase::Body => self.clock.after(t.body),
+            Phase::Sending => self.clock.after(t.send),
+            Phase::Draining => self.clock.after(t.linger),
             Phase::Closed | Phase::Vacant => u32::MAX,
         };
         if let Some(slot) = self.slot(conn) {

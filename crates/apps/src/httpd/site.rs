@@ -1,22 +1,25 @@
 //! The catalogue of a site: everything under its root, read once at start.
 //!
 //! A request can only name what is in the catalogue, so no path leads out of the root. Links are followed when the catalogue is made, if they
-//! stay inside the root; a file that is read later is opened by its real path, beneath the root and without following links.
+//! stay inside the root; a file is opened by its real path, then and later, beneath the root and without following links: whoever swaps a
+//! directory for a link in between leads nowhere.
 
 use super::response::{DateText, HeadWriter, Persistence, Prepared};
 use super::status::Status;
 use super::types;
 use crate::date;
 use core::hash::{BuildHasherDefault, Hasher};
+use core::sync::atomic::{AtomicBool, Ordering};
 use ginnel::PreloadedSource;
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 /// A body up to so many bytes stands behind its prepared head and is copied when it is sent: that costs less than the
@@ -74,6 +77,11 @@ impl Meta {
         let etag =
             format!("\"{:x}-{size:x}\"", u128::from(modified) * 1_000_000_000 + nanos.unsigned_abs() as u128);
         Self { size, modified, etag: etag.into_bytes().into() }
+    }
+
+    /// Of an open file, of which so many bytes count.
+    fn of(stat: &Stat, size: u64) -> Self {
+        Self::new(size, stat.st_mtime, stat.st_mtime_nsec as i64)
     }
 
     /// Appends the head of a 200, or of a 206 if `part` is (start, length).
@@ -136,11 +144,65 @@ pub struct OpenFile {
 /// The catalogue.
 #[derive(Debug)]
 pub struct Site {
-    root: OwnedFd,
+    root: Root,
     entries: Vec<Entry>,
     paths: HashMap<Box<[u8]>, Target, BuildHasherDefault<PathHasher>>,
     /// What is under the root and not served, with the reason.
     pub skipped: Vec<(PathBuf, String)>,
+}
+
+/// The directory beneath which files are opened.
+#[derive(Debug)]
+struct Root {
+    fd: OwnedFd,
+    /// There is no `openat2`: kernels before 5.6, filters of system calls from that time, valgrind.
+    by_parts: AtomicBool,
+}
+
+impl Root {
+    /// Opens a file beneath the root, following no link. Fails if it is gone, or not a file.
+    fn open(&self, path: &Path) -> io::Result<(OwnedFd, Stat)> {
+        // NONBLOCK: should a FIFO have taken its place, open must not wait.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let by_parts = self.by_parts.load(Ordering::Relaxed);
+        let opened = if by_parts { Err(Errno::NOSYS) } else { openat2(&self.fd, path, flags, resolve) };
+        let fd = match opened {
+            Err(Errno::NOSYS | Errno::PERM) => {
+                let fd = self.open_by_parts(path, flags)?;
+                self.by_parts.store(true, Ordering::Relaxed);
+                fd
+            }
+            opened => opened?,
+        };
+        let stat = rustix::fs::fstat(&fd)?;
+        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        Ok((fd, stat))
+    }
+
+    /// The same, one directory after the other.
+    #[cold]
+    fn open_by_parts(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let mut within: Option<OwnedFd> = None;
+        let mut parts = path.components().peekable();
+        while let Some(part) = parts.next() {
+            // Neither upwards nor from the top.
+            let Component::Normal(name) = part else { return Err(Errno::XDEV) };
+            let flags = match parts.peek() {
+                Some(_) => OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+                None => flags,
+            };
+            let directory = within.as_ref().unwrap_or(&self.fd);
+            within = Some(rustix::fs::openat(directory, name, flags | OFlags::NOFOLLOW, Mode::empty())?);
+        }
+        within.ok_or(Errno::NOENT)
+    }
+}
+
+fn openat2(root: &OwnedFd, path: &Path, flags: OFlags, resolve: ResolveFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat2(root, path, flags, Mode::empty(), resolve)
 }
 
 /// Hashes paths of the catalogue. It need not resist an adversary: requests only look up, they never insert.
@@ -172,6 +234,7 @@ impl Hasher for PathHasher {
 /// A file found under the root, before it is loaded.
 struct Found {
     entry: usize,
+    /// Its real path relative to the root.
     real: PathBuf,
 }
 
@@ -181,10 +244,12 @@ impl Site {
         let root = root.canonicalize()?;
         let fd =
             rustix::fs::open(&root, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let mut site = Self { root: fd, entries: Vec::new(), paths: HashMap::default(), skipped: Vec::new() };
+        let beneath = Root { fd, by_parts: AtomicBool::new(false) };
+        let mut site =
+            Self { root: beneath, entries: Vec::new(), paths: HashMap::default(), skipped: Vec::new() };
         let mut found = Vec::new();
         site.read_directory(&root, &mut vec![root.clone()], b"/", options, &mut found)?;
-        site.load(&root, options, found, date);
+        site.load(options, found, date);
         Ok(site)
     }
 
@@ -220,16 +285,8 @@ impl Site {
         let Body::Streamed(path) = &self.entry(file).body else {
             return Err(io::Error::from(io::ErrorKind::Unsupported));
         };
-        // NONBLOCK: should a FIFO have taken its place, open must not wait.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        let fd = rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve)?;
-        let stat = rustix::fs::fstat(&fd)?;
-        if !rustix::fs::FileType::from_raw_mode(stat.st_mode).is_file() {
-            return Err(io::Error::from(io::ErrorKind::InvalidInput));
-        }
-        let meta =
-            Meta::new(u64::try_from(stat.st_size).unwrap_or(0), stat.st_mtime, stat.st_mtime_nsec as i64);
+        let (fd, stat) = self.root.open(path)?;
+        let meta = Meta::of(&stat, u64::try_from(stat.st_size).unwrap_or(0));
         Ok(OpenFile { fd, meta })
     }
 
@@ -308,15 +365,15 @@ impl Site {
         self.entries.push(Entry {
             meta: Meta::new(stat.len(), stat.mtime(), stat.mtime_nsec()),
             content_type: types::of_name(name),
-            body: Body::Streamed(relative),
+            body: Body::Streamed(relative.clone()),
             prepared: None,
         });
-        found.push(Found { entry, real });
+        found.push(Found { entry, real: relative });
         Ok(())
     }
 
     /// Loads as many files as the budget permits, the smallest first.
-    fn load(&mut self, root: &Path, options: &SiteOptions, mut found: Vec<Found>, date: &DateText) {
+    fn load(&mut self, options: &SiteOptions, mut found: Vec<Found>, date: &DateText) {
         let mut left = options.memory_bytes_max;
         found.sort_by_key(|f| (self.entries[f.entry].meta.size, f.entry));
         for Found { entry, real } in found {
@@ -324,7 +381,7 @@ impl Site {
             if entry.meta.size > left {
                 break;
             }
-            match load_file(&real, left) {
+            match load_file(&self.root, &real, left) {
                 Ok(Some((bytes, meta))) => {
                     left -= bytes.len() as u64;
                     entry.meta = meta;
@@ -332,25 +389,22 @@ impl Site {
                     entry.body = Body::Loaded(Arc::new(PreloadedSource::new(bytes)));
                 }
                 Ok(None) => {} // it has grown beyond the budget
-                Err(error) => {
-                    let shown = real.strip_prefix(root).unwrap_or(&real).to_owned();
-                    self.skipped.push((shown, error.to_string()));
-                }
+                Err(error) => self.skipped.push((real, error.to_string())),
             }
         }
     }
 }
 
 /// Reads a whole file of at most `bytes_max` bytes.
-fn load_file(path: &Path, bytes_max: u64) -> io::Result<Option<(Vec<u8>, Meta)>> {
-    let file = fs::File::open(path)?;
-    let stat = file.metadata()?;
-    let mut bytes = Vec::with_capacity(usize::try_from(stat.len().min(bytes_max)).unwrap_or(0));
-    file.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+fn load_file(root: &Root, path: &Path, bytes_max: u64) -> io::Result<Option<(Vec<u8>, Meta)>> {
+    let (fd, stat) = root.open(path)?;
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    let mut bytes = Vec::with_capacity(usize::try_from(size.min(bytes_max)).unwrap_or(0));
+    fs::File::from(fd).take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > bytes_max {
         return Ok(None);
     }
-    let meta = Meta::new(bytes.len() as u64, stat.mtime(), stat.mtime_nsec());
+    let meta = Meta::of(&stat, bytes.len() as u64);
     Ok(Some((bytes, meta)))
 }
 
@@ -455,9 +509,24 @@ mod tests {
 
     #[test]
     fn a_streamed_file_is_opened_beneath_the_root_only() {
+        opened_beneath_the_root_only(false);
+    }
+
+    #[test]
+    fn so_it_is_without_openat2() {
+        opened_beneath_the_root_only(true);
+    }
+
+    fn opened_beneath_the_root_only(by_parts: bool) {
         let outer = tree();
         let root = outer.path().join("root");
         let site = site(&root, &SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() });
+        site.root.by_parts.store(by_parts, Ordering::Relaxed);
+        for path in
+            ["../outside.txt", "a/../../outside.txt", "/etc/passwd", "", "a", "leak.txt", "alias/index.html"]
+        {
+            assert!(site.root.open(Path::new(path)).is_err(), "{path}");
+        }
         let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
         assert_eq!(site.open(big).unwrap().meta, site.entry(big).meta);
         // Somebody swaps the file, then its directory, for a link that leaves the root.
@@ -481,6 +550,27 @@ mod tests {
         )
         .unwrap();
         assert!(site.open(big).is_err());
+    }
+
+    #[test]
+    fn what_was_swapped_for_a_link_since_it_was_found_is_not_loaded() {
+        for by_parts in [false, true] {
+            let outer = tree();
+            let root = outer.path().join("root");
+            let (options, date) = (SiteOptions::default(), DateText::new(0));
+            let mut site = site(&root, &SiteOptions { memory_bytes_max: 0, ..SiteOptions::default() });
+            site.root.by_parts.store(by_parts, Ordering::Relaxed);
+            let Some(Target::File(big)) = site.find(b"/a/b/big.bin") else { panic!() };
+            let Some(Target::File(home)) = site.find(b"/") else { panic!() };
+            fs::remove_dir_all(root.join("a/b")).unwrap();
+            symlink(outer.path(), root.join("a/b")).unwrap();
+            fs::write(outer.path().join("big.bin"), "secret").unwrap();
+            let found = |file: FileId, real: &str| Found { entry: file.0 as usize, real: real.into() };
+            site.load(&options, vec![found(big, "a/b/big.bin"), found(home, "index.html")], &date);
+            assert!(matches!(&site.entry(big).body, Body::Streamed(_)));
+            assert_eq!(site.skipped.last().unwrap().0, Path::new("a/b/big.bin"));
+            assert!(matches!(&site.entry(home).body, Body::Loaded(source) if source.bytes() == b"home"));
+        }
     }
 
     #[test]

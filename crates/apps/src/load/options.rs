@@ -82,6 +82,11 @@ pub struct Common {
     #[arg(short, long, value_name = "TIME", default_value = "10s", value_parser = parse_timeout)]
     pub timeout: Duration,
 
+    /// Without --duration: end, with status 1, when requests (or the connections for them) have failed for this time and none was answered in between
+    /// [default: as --timeout]
+    #[arg(long, value_name = "TIME", conflicts_with = "duration", value_parser = parse_duration)]
+    pub give_up: Option<Duration>,
+
     /// Threads of the generator, each with its share of connections, rate, requests and source addresses. Unless the stack is the kernel's each
     /// has one of its own: with --serve on a cable of its own to the server, otherwise on one of the N links of --config and its device.
     #[arg(long, visible_alias = "threads", value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
@@ -215,6 +220,11 @@ impl Common {
         self.duration.or(if self.requests.is_some() { None } else { Some(Duration::from_secs(10)) })
     }
 
+    /// How long requests may fail, if no time ends the run.
+    pub fn give_up(&self) -> Option<Duration> {
+        self.duration().is_none().then(|| self.give_up.unwrap_or(self.timeout))
+    }
+
     /// Workers that have something to do, no more than connections, or shards.
     pub fn workers(&self) -> u32 {
         self.shards.unwrap_or(self.workers.min(self.connections))
@@ -256,6 +266,7 @@ impl Common {
             duration: self.duration(),
             requests: self.requests,
             timeout: self.timeout,
+            give_up: self.give_up(),
             closer: connections.closer,
             seed: self.seed,
         }
@@ -334,6 +345,15 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_run_that_no_time_ends_is_given_up_after_the_time_out_unless_told_otherwise() {
+        let give_up = |line: &str| parse(line).unwrap().common.give_up();
+        assert_eq!(give_up("http://a/ -n 5"), Some(Duration::from_secs(10)));
+        assert_eq!(give_up("http://a/ -n 5 -t 3s"), Some(Duration::from_secs(3)));
+        assert_eq!(give_up("http://a/ -n 5 --give-up 1m"), Some(Duration::from_secs(60)));
+        assert_eq!((give_up("http://a/"), give_up("http://a/ -n 5 -d 9s")), (None, None));
+    }
+
+    #[test]
     fn nonsense_is_refused() {
         for line in [
             "",
@@ -351,6 +371,7 @@ pub(super) mod tests {
             "http://a/ --shards 0",
             "http://a/ --shards 65",
             "http://a/ --shards 2 --workers 2",
+            "http://a/ --duration 1s --give-up 1s",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

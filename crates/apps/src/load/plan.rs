@@ -44,6 +44,8 @@ pub struct Plan {
     pub requests: Option<u64>,
     /// Longest wait for a connection, a response or the server's close.
     pub timeout: Duration,
+    /// The run ends when requests have failed for so long and none was answered in between.
+    pub give_up: Option<Duration>,
     /// Who closes.
     pub closer: Closer,
     /// Seed of all random choices.
@@ -87,6 +89,7 @@ mod tests {
             duration: None,
             requests: Some(100),
             timeout: Duration::from_secs(1),
+            give_up: Some(Duration::from_secs(1)),
             closer: Closer::Server,
             seed: 1,
         };

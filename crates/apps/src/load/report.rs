@@ -33,6 +33,9 @@ pub struct Report {
     pub statuses: BTreeMap<&'static str, u64>,
     /// Failures by kind; kinds that did not occur are left out.
     pub failures: BTreeMap<&'static str, u64>,
+    /// The run ended early, because requests failed and none was answered for so many seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gave_up_after_seconds: Option<f64>,
     /// Idle connections that the server closed or reset.
     pub idle_connections_lost: u64,
     /// Share of the time in which the generator (its busiest worker) had something to do, if it was measured.
@@ -191,6 +194,7 @@ impl Report {
             },
             statuses: classes.into_iter().zip(c.by_class).filter(is_seen).collect(),
             failures: Failure::ALL.iter().map(|f| f.name()).zip(c.failures).filter(is_seen).collect(),
+            gave_up_after_seconds: job.plan.give_up.filter(|_| stats.gave_up).map(|time| time.as_secs_f64()),
             idle_connections_lost: c.lost_idle,
             generator_busy: stats.busy,
             latency_ns: Latencies {
@@ -234,6 +238,9 @@ impl Report {
             doubts.push(format!(
                 "the generator may have been the bottleneck: {workers} was busy for {percent:.0} % of the time"
             ));
+        }
+        if let Some(seconds) = self.gave_up_after_seconds {
+            doubts.push(format!("given up: requests failed for {seconds} s, and none was answered"));
         }
         if self.requests.completed == 0 {
             doubts.push("no request was answered".to_owned());

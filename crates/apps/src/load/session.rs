@@ -137,6 +137,8 @@ pub struct Session {
     /// Requests begun in the measured time.
     begun: u64,
     last_completion: Instant,
+    /// Since when requests fail, and none is answered.
+    failing_since: Option<Instant>,
     /// The time-out in ticks.
     timeout_ticks: u32,
     stats: Stats,
@@ -180,6 +182,7 @@ impl Session {
             in_flight: 0,
             begun: 0,
             last_completion: Instant::ZERO,
+            failing_since: None,
             timeout_ticks: ticks(plan.timeout),
             stats: Stats::default(),
             now_published: ProgressNow::default(),
@@ -342,6 +345,7 @@ impl Session {
         if !self.is_opening(request) {
             self.now_published.completed += 1;
             self.last_completion = now;
+            self.failing_since = None;
             if self.is_measured(intended) {
                 self.stats.total.record(intended, now);
                 self.stats.counters.completed += 1;
@@ -440,6 +444,10 @@ impl Session {
         if self.is_measured(now) || self.measured_in_flight(slot) > 0 {
             self.stats.counters.failures[failure as usize] += lost;
         }
+        let failing_since = *self.failing_since.get_or_insert(now);
+        let given_up = self.plan.give_up.is_some_and(|time| now >= failing_since + time);
+        // Before that failures count for nothing, and there is an end to it.
+        self.stats.gave_up |= given_up && self.stage == Stage::Measure && !self.is_enough();
         self.vacate(slot);
         self.cool(slot, now);
     }

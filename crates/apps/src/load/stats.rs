@@ -125,6 +125,8 @@ pub struct Stats {
     pub lag: Latency,
     /// The measured time, until the last completion if it was the number of requests that ended the run.
     pub measured: Duration,
+    /// It ended because requests failed for too long, and none was answered.
+    pub gave_up: bool,
     /// Share of the time in which the worker had something to do; of several workers, the busiest one's.
     pub busy: Option<f64>,
 }
@@ -134,6 +136,7 @@ impl Stats {
     pub fn add(&mut self, other: &Self) {
         self.counters.add(&other.counters);
         self.measured = self.measured.max(other.measured);
+        self.gave_up |= other.gave_up;
         self.busy = [self.busy, other.busy].into_iter().flatten().reduce(f64::max);
         for (mine, theirs) in [
             (&mut self.connect, &other.connect),

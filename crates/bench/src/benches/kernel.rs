@@ -57,7 +57,7 @@ fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {
     let to = SocketAddrV4::new(Ipv4Addr::from_bits(SERVER.ip), SERVER.port);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let server = scope.spawn(|| -> Result<Load, Failure> {
+        let server = scope.spawn(|| -> Result<(Load, [f64; 2]), Failure> {
             pin(cpus.server)?;
             let tcp = TcpConfig { time_wait_max: TIME_WAIT_MAX, ..TcpConfig::default() };
             let options = EngineOptions { tcp, ..EngineOptions::new(false) };
@@ -70,7 +70,7 @@ fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {
                 load.count(frames, end - now);
                 now = end;
             }
-            Ok(load)
+            Ok((load, server.packets_each()))
         });
         let client = scope.spawn(|| -> Result<Measured, Failure> {
             let result = client_side(cpus, seconds, to, first);
@@ -78,10 +78,10 @@ fn short_once(cpus: Cpus, seconds: f64) -> Result<Measured, Failure> {
             result
         });
         let mut measured = client.join().expect("the client does not panic")?;
-        let load = server.join().expect("the server does not panic")?;
+        let (load, [to_server, to_client]) = server.join().expect("the server does not panic")?;
         measured.facts.insert("server_busy_time".into(), 1.0 - load.idle_time());
         measured.facts.insert("server_idle_polls".into(), load.idle_polls());
-        Ok(measured)
+        Ok(measured.with("packets_to_server", to_server).with("packets_to_client", to_client))
     })
 }
 

@@ -65,6 +65,12 @@ impl EngineServer {
         Self { host, answer }
     }
 
+    /// Segments that came and went for each connection that was established.
+    pub fn packets_each(&self) -> [f64; 2] {
+        let stats = self.host.stack.tcp_stats();
+        [stats.segments_in, stats.segments_out].map(|n| n as f64 / stats.passive_opens.max(1) as f64)
+    }
+
     /// What is in use.
     pub fn usage(&self) -> Usage {
         self.host.stack.usage()

@@ -98,7 +98,7 @@ impl LoadCommand {
         };
         if json {
             println!("{}", report.to_json());
-            return Ok(());
+            return answered(&report);
         }
         print!("{report}");
         if let Some(server) = server {
@@ -107,8 +107,22 @@ impl LoadCommand {
             table.row(["time without work".into(), format!("{:.1} %", server.idle_percent)]);
             print!("\n{table}");
         }
-        Ok(())
+        answered(&report)
     }
+}
+
+/// Whoever runs this in a script learns by its status that there was nothing to measure.
+fn answered(report: &Report) -> Result<(), Failure> {
+    if report.requests.completed > 0 && report.gave_up_after_seconds.is_none() {
+        return Ok(());
+    }
+    let failures: Vec<&str> = report.failures.keys().copied().collect();
+    let why = if failures.is_empty() { String::new() } else { format!(": {}", failures.join(", ")) };
+    let when = match report.gave_up_after_seconds {
+        Some(seconds) => format!(" for {seconds} s, given up"),
+        None => String::new(),
+    };
+    Err(Failure::running(format!("{} answered no request{when}{why}", report.server)))
 }
 
 /// What the server in the same process says about the run.

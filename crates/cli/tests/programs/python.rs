@@ -14,6 +14,8 @@ const MODULES: [&str; 8] = [
     "test_smtplib",
     "test_asyncio.test_sendfile",
 ];
+/// Those of them that hold waits of tenths of a second against the clock, for which a busy machine may be too slow.
+const MEASURE_TIME: [&str; 3] = ["test_select", "test_poll", "test_epoll"];
 /// Of `test_socket` what is about streams and datagrams, and quick.
 const OF_SOCKET: [&str; 6] = [
     "test.test_socket.BasicTCPTest.*",
@@ -42,10 +44,18 @@ fn there_is(module: &str) -> bool {
 }
 
 fn passes(args: &[&str]) {
-    let output = python(args);
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{args:?}: {}: {said}", output.status);
-    assert!(said.contains("Result: SUCCESS"), "{args:?}: {said}");
+    // What measures time may be tried again; what was said until then is shown.
+    let attempts = if args.iter().any(|module| MEASURE_TIME.contains(module)) { 3 } else { 1 };
+    let passed = (0..attempts).any(|_| {
+        let output = python(args);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let passed = output.status.success() && said.contains("Result: SUCCESS");
+        if !passed {
+            println!("{args:?}: {}: {said}", output.status);
+        }
+        passed
+    });
+    assert!(passed, "{args:?}");
 }
 
 #[test]

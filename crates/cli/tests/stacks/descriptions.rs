@@ -134,3 +134,74 @@ fn a_connect_after_a_refusal_is_a_new_attempt_in_every_process() {
     let said = same_on_both(&place, AGAIN);
     assert!(said.starts_with("EINPROGRESS\nTrue\nparent ECONNREFUSED\nchild EINPROGRESS\n"), "{said}");
 }
+
+#[test]
+fn how_many_may_wait_at_a_listener_is_what_any_of_its_processes_said_last() {
+    if skipped("how_many_may_wait_at_a_listener_is_what_any_of_its_processes_said_last") {
+        return;
+    }
+    let place = Place::new("backlog");
+    // A child whose first look at a listener comes behind the parent's second `listen`; then one that says something itself. However many connect at once, no more than that do.
+    let script = format!(
+        "{TURNS}
+def many(x, most, within):
+    x.setblocking(False)
+    made = []
+    for _ in range(40):
+        one = socket.socket(); one.setblocking(False); one.connect_ex(x.getsockname()); made.append(one)
+    end = time.monotonic() + within
+    def came(): return sum(len(one) for one in select.select([], made, [], 0)[1:2])
+    while came() < most and time.monotonic() < end: time.sleep(0.01)
+    return came() >= most
+for last in 'parent', 'child':
+    x = server('127.0.0.1', 0); x.listen(1 if last == 'parent' else 100)
+    child = os.fork()
+    if not child:
+        there.recv(1)
+        x.setblocking(False)
+        say(tries(x.accept))
+        if last == 'child': x.listen(1)
+        turn(there); os._exit(0)
+    x.listen(100)
+    turn(here)
+    # Two, on each of two shards.
+    say(last, many(x, 40, 10) if last == 'parent' else many(x, 5, 1))
+    here.send(b'.'); os.waitpid(child, 0)"
+    );
+    let said = same_on_both(&place, &script);
+    assert!(said.contains("parent True") && said.contains("child False"), "{said}");
+}
+
+#[test]
+fn a_port_is_free_as_soon_as_the_last_process_has_closed_its_listener() {
+    if skipped("a_port_is_free_as_soon_as_the_last_process_has_closed_its_listener") {
+        return;
+    }
+    let place = Place::new("last");
+    // The one that closes it last has made it, or has inherited it; another process binds the port at once.
+    let script = format!(
+        "{TURNS}
+at = s.getsockname(); s.close(); c.close(); a.close()
+other = os.fork()
+if not other:
+    here.close()
+    while there.recv(1):
+        x = socket.socket(); x.setsockopt(L, socket.SO_REUSEADDR, 1); x.bind(at); x.listen(); x.close(); there.send(b'.')
+    os._exit(0)
+there.close()
+for n in range(60):
+    x = socket.socket(); x.setsockopt(L, socket.SO_REUSEADDR, 1); x.bind(at); x.listen()
+    if n % 2:
+        one, two = socket.socketpair()
+        child = os.fork()
+        if not child:
+            two.recv(1); x.close(); two.send(b'.'); two.recv(1); os._exit(0)
+        x.close(); turn(one)
+    elif n % 4: x.shutdown(socket.SHUT_RD); x.close()
+    else: x.close()
+    turn(here)
+    if n % 2: one.send(b'.'); os.waitpid(child, 0)
+here.close(); say('free', os.waitpid(other, 0)[1])"
+    );
+    assert_eq!(same_on_both(&place, &script), "free 0\n");
+}

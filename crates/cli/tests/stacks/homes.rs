@@ -76,15 +76,10 @@ except OSError as e: print(os.strerror(e.errno))
 step('group')
 for n in range(80):
     c = udp(0); c.sendto(b'%d' % n, ('127.0.0.1', port)); c.sendto(b'%d' % n, ('127.0.0.1', port)); c.close()
-got = []
-for s in group:
-    mine = []
-    s.settimeout(0.3)
-    try:
-        while True: mine.append(s.recv(9))
-    except TimeoutError: pass
-    got.append(mine)
-print(sum(map(len, got)), min(map(len, got)) > 10, all(m.count(d) == 2 for m in got for d in m))";
+got = [[] for _ in group]
+while sum(map(len, got)) < 160:
+    for s in select.select(group, [], [])[0]: got[group.index(s)].append(s.recv(9))
+print(select.select(group, [], [], 0.3)[0], min(map(len, got)) > 10, all(m.count(d) == 2 for m in got for d in m))";
     let program = Started::new(place.script(&ON_LAB, script));
     let seen = |name: &str| std::fs::write(place.path().join(format!("{name}-seen")), "").unwrap();
     let reached = |name: &str| until(name, || place.path().join(name).exists());
@@ -100,7 +95,7 @@ print(sum(map(len, got)), min(map(len, got)) > 10, all(m.count(d) == 2 for m in 
     seen("group");
     let output = program.finish();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(said, "Address already in use\n160 True True\n", "{output:?}");
+    assert_eq!(said, "Address already in use\n[] True True\n", "{output:?}");
 }
 
 #[test]

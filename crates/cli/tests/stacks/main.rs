@@ -1,6 +1,7 @@
 //! Stacks that several programs use (`ginnel up`, `down`, `run --stack`), programs that talk to themselves and to each other inside a stack, and such that become others.
 
 mod attaching;
+mod between;
 mod check;
 mod descriptions;
 mod descriptors;
@@ -9,6 +10,7 @@ mod guests;
 mod handlers;
 mod homes;
 mod inside;
+mod interfaces;
 mod jumps;
 mod lives;
 mod rig;

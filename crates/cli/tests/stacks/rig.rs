@@ -100,6 +100,17 @@ impl Place {
         self.ginnel(&[&["run"], options, &["--", python().unwrap(), "-c", text]].concat())
     }
 
+    /// A program of C's, of which the source stands beside the tests.
+    pub fn compiled(&self, name: &str) -> String {
+        let program = self.0.join(name);
+        let source =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stacks").join(name).with_extension("c");
+        let mut cc = Command::new("cc");
+        cc.args(["-Wall", "-Wno-deprecated-declarations", "-O1", "-pthread", "-o"]).arg(&program).arg(source);
+        assert!(cc.status().expect("cc, a C compiler, runs").success());
+        program.to_str().unwrap().to_string()
+    }
+
     /// What it says, once it has ended well.
     #[track_caller]
     pub fn says(&self, options: &[&str], text: &str) -> String {

@@ -6,12 +6,13 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
-/// Functions that take descriptors which may be sockets, make such, or start programs that inherit them; without the underscores, `_chk` and `64` of their other names.
+/// Functions that take descriptors which may be sockets, make such, or start programs that inherit them, and those that install handlers of signals; without the underscores, `_chk` and `64` of their other names.
 const FAMILIES: &[&str] = &[
     "accept",
     "accept4",
     "bind",
     "bindresvport",
+    "bsd_signal",
     "close",
     "close_nocancel",
     "close_range",
@@ -83,12 +84,19 @@ const FAMILIES: &[&str] = &[
     "sendto",
     "setsockopt",
     "shutdown",
+    "sigaction",
+    "siginterrupt",
+    "signal",
+    "sigset",
+    "sigvec",
     "sockatmark",
     "socket",
     "socketpair",
     "splice",
+    "ssignal",
     "syscall",
     "system",
+    "sysv_signal",
     "tee",
     "vdprintf",
     "vfork",
@@ -103,6 +111,8 @@ const LIBCS: &[(&str, &str)] = &[
     ("__close_nocancel", "libc's own business: programs cannot link it"),
     ("__read_nocancel", "libc's own business: programs cannot link it"),
     ("__write_nocancel", "libc's own business: programs cannot link it"),
+    ("__libc_sigaction", "libc's own business: programs cannot link it"),
+    ("sigvec", "of programs that were linked before 2016: their handlers come as they come"),
     ("__fork", "libc runs the functions around forks, which the library has registered"),
     ("fork", "libc runs the functions around forks, which the library has registered"),
     ("forkpty", "libc runs the functions around forks, which the library has registered"),

@@ -26,6 +26,9 @@ enum Place {
     Joined(Range<usize>),
 }
 
+/// Sleeps in a row without a frame after which errors are looked for.
+pub(super) const ERRORS_EVERY: u32 = 8;
+
 /// The packet socket of a queue.
 pub(super) enum Packets {
     Copies(Copies),
@@ -57,8 +60,10 @@ pub(super) struct AfXdpRx {
     /// Readable when one of the two sockets is.
     any: OwnedFd,
     gone: bool,
-    /// Something came since errors were looked for.
+    /// Something came since the last sleep.
     received: bool,
+    /// Sleeps without a frame since one came, or errors were looked for.
+    fruitless: u32,
     stats: Arc<AfXdpStats>,
     /// It is the queue that reports what all have counted.
     pub(super) reports: bool,
@@ -90,6 +95,7 @@ impl AfXdpRx {
             any,
             gone: false,
             received: false,
+            fruitless: 0,
             stats,
             reports: false,
             _attached: attached,
@@ -229,9 +235,15 @@ impl RxQueue for AfXdpRx {
 
     fn arm(&mut self) -> bool {
         self.give_back();
-        // Where frames come all is well, and errors, which end every sleep until they are taken, are looked for when none came.
-        if !core::mem::take(&mut self.received) {
-            self.take_errors();
+        // Where frames come all is well. An error ends every sleep until it is taken, so it is looked for when some have ended without a frame.
+        if core::mem::take(&mut self.received) {
+            self.fruitless = 0;
+        } else {
+            self.fruitless += 1;
+            if self.fruitless == ERRORS_EVERY {
+                self.fruitless = 0;
+                self.take_errors();
+            }
         }
         // The descriptors are readable as long as frames wait.
         !self.gone && self.ring.available() == 0

@@ -24,7 +24,7 @@ use std::time::Duration;
 use writer::{Direction, Packet, Writer};
 
 /// Bytes of a frame that are kept unless less is asked for: all.
-const SNAPLEN: u32 = 262_144;
+pub const SNAPLEN_MAX: u32 = 262_144;
 
 /// What is captured, and where to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl CaptureConfig {
         Self {
             path: path.into(),
             interface: "ginnel".into(),
-            snaplen: SNAPLEN,
+            snaplen: SNAPLEN_MAX,
             filter: None,
             ring: None,
             epoch: None,

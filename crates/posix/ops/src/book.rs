@@ -7,7 +7,7 @@ use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release};
-use rustix::fd::RawFd;
+use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -22,6 +22,8 @@ const NAME: &str = "ginnel-book";
 const MAGIC: u64 = 0x6b62_6c65_6e6e_6701;
 const WORDS: usize = 8;
 const ENTRY: usize = WORDS * size_of::<u64>();
+const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+const FLAGS: MapFlags = MapFlags::SHARED.union(MapFlags::NORESERVE);
 
 /// Why a socket of the program is the kernel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,18 +76,33 @@ impl Book {
     /// No memory, or no descriptors.
     pub fn new(descriptors: usize) -> Result<Self, Errno> {
         let entries = descriptors + 1;
-        let file = Internal::new(memfd_create(NAME, MemfdFlags::CLOEXEC)?);
-        ftruncate(&file, (entries * ENTRY) as u64)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let file = Internal::new(empty_file(entries)?);
         // SAFETY: a new mapping, which is unmapped when the value is dropped and nobody borrows from it.
-        let at = unsafe { mmap(core::ptr::null_mut(), entries * ENTRY, protection, flags, &file, 0)? };
+        let at = unsafe { mmap(core::ptr::null_mut(), entries * ENTRY, PROTECTION, FLAGS, &file, 0)? };
         let at = NonNull::new(at.cast()).ok_or(Errno::NOMEM)?;
-        let book = Self { at, entries, file };
-        if let Some(head) = book.entry(-1) {
+        Ok(Self { at, entries, file }.begun())
+    }
+
+    /// In a child: an empty one in the place of the parent's, which is the parent's.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn of_child(self) -> Result<Self, Errno> {
+        let file = empty_file(self.entries)?;
+        crate::raw::dup3(file.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC)?;
+        // SAFETY: over the mapping that this value has made and nobody borrows from.
+        unsafe {
+            let flags = FLAGS | MapFlags::FIXED;
+            mmap(self.at.as_ptr().cast(), self.entries * ENTRY, PROTECTION, flags, &self.file, 0)?;
+        }
+        Ok(self.begun())
+    }
+
+    fn begun(self) -> Self {
+        if let Some(head) = self.entry(-1) {
             head[0].store(MAGIC, Release);
         }
-        Ok(book)
+        self
     }
 
     /// The words of a descriptor; those of -1 are the head.
@@ -143,6 +160,12 @@ impl Book {
             words[0].store(0, Relaxed);
         }
     }
+}
+
+fn empty_file(entries: usize) -> Result<OwnedFd, Errno> {
+    let file = memfd_create(NAME, MemfdFlags::CLOEXEC)?;
+    ftruncate(&file, (entries * ENTRY) as u64)?;
+    Ok(file)
 }
 
 impl Drop for Book {
@@ -234,5 +257,18 @@ mod tests {
         let expected: Vec<_> = entries.iter().skip(1).copied().map(Some).collect();
         assert_eq!((&read[0], &read[1..7]), (&None, &expected[..]));
         assert_eq!(read[7..], [Some(Entry::Stream(ends)), None, None]);
+        // A child has an empty one under the same number, and its parent's stays as it is.
+        let (parents, number) = (rustix::io::dup(&book.file).unwrap(), book.file.as_raw_fd());
+        let book = book.of_child().unwrap();
+        assert_eq!(book.file.as_raw_fd(), number);
+        assert_eq!(rustix::io::fcntl_getfd(&book.file), Ok(rustix::io::FdFlags::CLOEXEC));
+        book.write(10, Entry::Epoll);
+        let tag = |file: &dyn std::os::fd::AsFd, fd: u64| {
+            let mut tag = [0];
+            rustix::io::pread(file, &mut tag, (fd + 1) * ENTRY as u64).unwrap();
+            tag[0]
+        };
+        assert_eq!((tag(&book.file, 10), tag(&book.file, 11)), (5, 0));
+        assert_eq!((tag(&parents, 10), tag(&parents, 11)), (0, 2));
     }
 }

@@ -4,7 +4,9 @@
 use core::net::SocketAddr;
 use core::time::Duration;
 use ginnel::channel::control::ReserveError;
-use ginnel::channel::{Arrived, Client, ClientEvent, CommonOf, Mark, Reserved, Sharing, Status};
+use ginnel::channel::{
+    Arrived, Client, ClientEvent, CommonOf, LinkInfo, Mark, Reserved, Sharing, Standing, Status,
+};
 use ginnel::door::Held;
 use ginnel::{
     Conn, ConnectError, ConnectOptions, Error, ListenOptions, OptionError, RecvError, SendError,
@@ -46,8 +48,9 @@ struct Spread {
 /// All channels. Handles of connections are those of the channels' with the number of the shard in their lowest bits.
 pub(crate) struct Channels {
     clients: Vec<Client>,
-    /// Bits that hold the number of a shard.
+    /// Bits that hold the number of a shard, and all of them set.
     bits: u32,
+    mask: u32,
     /// Shards whose channel was used since the last flush.
     dirty: u64,
     /// Whose news is taken next.
@@ -82,6 +85,7 @@ impl Channels {
         Some(Self {
             clients,
             bits,
+            mask: (1 << bits) - 1,
             dirty: 0,
             turn: 0,
             opener,
@@ -115,12 +119,10 @@ impl Channels {
         self.cpus.iter().position(|cpu| known(cpu) && bound.is_set((*cpu).into()))
     }
 
-    /// The same for the child of a process: these take the place of its parent's.
-    pub fn replace(&mut self, mut clients: Vec<Client>) -> Vec<Client> {
-        clients.iter_mut().for_each(Client::accept_by_hand);
-        self.udp_home = std::process::id() as usize % clients.len();
+    /// The clients have become those of a child of the process.
+    pub fn are_childs(&mut self) {
+        self.udp_home = std::process::id() as usize % self.clients.len();
         self.listeners.iter_mut().flatten().for_each(|spread| spread.offering = u64::MAX);
-        core::mem::replace(&mut self.clients, clients)
     }
 
     /// One after the other.
@@ -142,7 +144,7 @@ impl Channels {
     #[inline(always)]
     fn there(&self, conn: Conn) -> (usize, Conn) {
         let index = conn.index();
-        let shard = (index & ((1 << self.bits) - 1)) as usize;
+        let shard = (index & self.mask) as usize;
         (shard, Conn::new(index >> self.bits, conn.generation()))
     }
 
@@ -239,6 +241,11 @@ impl Channels {
         self.listeners.get(listener as usize)?.as_ref()?.numbers.get(shard).copied()
     }
 
+    /// The links of the stack: all shards have the same.
+    pub fn links(&mut self) -> Result<Vec<LinkInfo>, Error> {
+        self.clients.get_mut(KEEPER).map_or(Ok(Vec::new()), Client::links)
+    }
+
     /// Keeps an address.
     pub fn reserve(&mut self, address: SocketAddr, sharing: Sharing) -> Result<Reserved, Error> {
         self.clients
@@ -288,18 +295,30 @@ impl Channels {
         result
     }
 
-    pub fn unlisten(&mut self, listener: u32) -> Result<(), Error> {
-        let result = self.on_all(listener, Client::unlisten);
+    /// This process holds a listener no more, nor what was reserved for it. All of that is one wait, for the last answer.
+    pub fn unlisten(&mut self, listener: u32, reserved: Option<Reserved>) -> Result<(), Error> {
+        let last = self.clients.len() - 1;
+        let mut shard = 0;
+        let result = self.on_all(listener, |client, number| {
+            let is_last = shard == last && reserved.is_none();
+            shard += 1;
+            if is_last { client.unlisten(number) } else { client.unlisten_before_asking(number) }
+        });
         if let Some(spread) = self.listeners.get_mut(listener as usize).and_then(Option::take) {
             for (known, number) in self.spread.iter_mut().zip(&spread.numbers) {
                 known[*number as usize] = 0;
             }
         }
-        result
+        result.and(reserved.map_or(Ok(()), |reserved| self.unreserve(reserved)))
     }
 
     pub fn set_backlog(&mut self, listener: u32, backlog: u32) -> Result<(), Error> {
         self.on_all(listener, |client, number| client.set_backlog(number, backlog))
+    }
+
+    /// What waits at a listener is offered when this returns.
+    pub fn ask_for_offers(&mut self, listener: u32) -> Result<(), Error> {
+        self.on_all(listener, |client, _| client.ask_for_offers())
     }
 
     pub fn defer(&mut self, listener: u32, time: Duration) -> Result<(), Error> {
@@ -417,6 +436,7 @@ impl Channels {
     }
 
     /// The next thing that happened, from all in turn.
+    #[inline]
     pub fn next_event(&mut self) -> Option<ClientEvent> {
         if let [only] = self.clients.as_mut_slice() {
             return only.next_event();
@@ -461,7 +481,14 @@ impl Channels {
     }
 
     /// Tells the shards at once of what was done.
+    #[inline]
     pub fn flush(&mut self) {
+        if self.dirty != 0 {
+            self.flush_all();
+        }
+    }
+
+    fn flush_all(&mut self) {
         let mut dirty = core::mem::take(&mut self.dirty);
         while dirty != 0 {
             self.clients[dirty.trailing_zeros() as usize].flush();
@@ -531,6 +558,7 @@ impl Channels {
         self.clients.iter().all(Client::is_ready)
     }
 
+    #[inline]
     pub fn buffer_bytes(&self) -> usize {
         self.clients[0].buffer_bytes()
     }
@@ -568,10 +596,42 @@ impl Channels {
 
 /// What is done with a connection: the same as of a channel.
 impl Channels {
-    #[inline]
+    #[inline(always)]
     pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
         let (client, conn) = self.of(conn)?;
         client.status(conn)
+    }
+
+    #[inline]
+    pub fn standing(&self, conn: Conn) -> Result<Standing, Stale> {
+        let (client, conn) = self.of(conn)?;
+        client.standing(conn)
+    }
+
+    #[inline]
+    pub fn status_beside(&self, conn: Conn, standing: Standing) -> Result<Status, Stale> {
+        let (client, conn) = self.of(conn)?;
+        client.status_beside(conn, standing)
+    }
+
+    #[inline]
+    pub fn recv_into(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [IoSliceMut<'_>],
+        skip: usize,
+    ) -> Result<(Standing, Option<usize>), Stale> {
+        let (shard, conn) = self.there(conn);
+        let client = self.clients.get_mut(shard).ok_or(Stale::Handle)?;
+        let result = client.recv_into(conn, buffers, skip);
+        // Mostly the stack need not hear of it.
+        self.dirty |= u64::from(client.has_rung()) << shard;
+        result
+    }
+
+    pub fn peer(&self, conn: Conn) -> Result<SocketAddr, Stale> {
+        let (client, conn) = self.of(conn)?;
+        client.peer(conn)
     }
 
     pub fn ends(&self, conn: Conn) -> Result<[SocketAddr; 2], Stale> {

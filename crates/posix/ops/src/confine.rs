@@ -1,7 +1,6 @@
 //! Programs that confine themselves, as sshd and vsftpd do with the part that talks to strangers: what this library needs afterwards it must have before.
 
-use crate::Ops;
-use crate::sleep;
+use crate::{Ops, held, sleep};
 
 impl Ops {
     /// The program is about to give up descriptors or system calls: what a call sleeps on is made now. Best effort, as there may be nothing to be had already.
@@ -10,6 +9,12 @@ impl Ops {
             let _ = sleep::prepare(&mut lane);
             let _ = self.signals.handlers();
         }
+    }
+
+    /// The program is about to give up system calls. One that handlers are put off by stays behind, as it sends signals.
+    pub fn prepare_for_filter(&self) {
+        self.prepare_for_confinement();
+        held::let_handlers_come();
     }
 
     /// Bytes of addresses that the stack's memory takes up in this process, which a program that limits its own (`RLIMIT_AS`) does not know of.

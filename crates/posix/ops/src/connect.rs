@@ -333,11 +333,11 @@ impl Lane {
 
     /// How far the handshake is.
     fn connect_step(&mut self, file: FileId) -> Result<(), Errno> {
-        let (_, status) = self.status(file).ok_or(Errno::CONNABORTED)?;
-        if status.ended.is_some() {
+        let (_, standing) = self.standing(file).ok_or(Errno::CONNABORTED)?;
+        if standing.is_over() {
             return Err(self.take_error(file).unwrap_or(Errno::CONNABORTED));
         }
-        if !status.connected {
+        if !standing.is_connected() {
             return Err(Errno::AGAIN);
         }
         if let Some(stream) = self.files.stream(file) {
@@ -387,13 +387,13 @@ impl Lane {
     }
 
     fn shutdown(&mut self, file: FileId, read: bool, write: bool) -> Result<(), Errno> {
-        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        if status.ended.is_none() && !status.connected {
+        let (conn, standing) = self.standing(file).ok_or(Errno::NOTCONN)?;
+        if !standing.is_over() && !standing.is_connected() {
             // `inet_shutdown` disconnects what is not connected yet.
             return self.disconnect(file);
         }
         self.files.socket(file)?.shut(read, write);
-        if status.ended.is_some() {
+        if standing.is_over() {
             if let Some(stream) = self.files.stream(file) {
                 stream.disconnecting = stream.connecting;
             }
@@ -404,10 +404,10 @@ impl Lane {
             stream.connecting = false;
         }
         if read {
-            self.client.shutdown_read(stream.conn).map_err(|_| Errno::NOTCONN)?;
+            self.client.shutdown_read(conn).map_err(|_| Errno::NOTCONN)?;
         }
         if write {
-            self.client.shutdown_write(stream.conn).map_err(|_| Errno::NOTCONN)?;
+            self.client.shutdown_write(conn).map_err(|_| Errno::NOTCONN)?;
         }
         self.client.flush();
         Ok(())

@@ -274,6 +274,14 @@ pub struct Execing<'a> {
     pub(crate) lane: Locked<'a>,
 }
 
+impl Execing<'_> {
+    /// All is prepared: signals that were put off come now, and others as they come, as the program that is started would find them blocked. A handler that comes in
+    /// between, uses sockets and finds `EAGAIN` is as one that was installed past the library.
+    pub fn is_prepared(&self) {
+        Ops::put_off_no_more();
+    }
+}
+
 impl Drop for Execing<'_> {
     fn drop(&mut self) {
         self.lane.placeholders.set_kept(false);

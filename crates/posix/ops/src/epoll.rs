@@ -302,7 +302,8 @@ impl Ops {
         let epoll = lane.files.epoll(set)?;
         let part = epoll.kernel_part();
         let mut kernel = [pollfd { fd: part.fd, events: POLLIN, revents: 0 }];
-        let wait = Wait { mask, exclusive: true, part: Some(part), ..Wait::of(patience) };
+        let wait =
+            Wait { mask, exclusive: true, part: Some(part), hears_of_stops: true, ..Wait::of(patience) };
         // Who is going to sleep looks at the kernel's part by sleeping on it, and need not ask before.
         let mut ask = patience == Patience::None;
         let (mut lane, result) = self.until(lane, &[set], &mut kernel, &wait, |lane, kernel| {
@@ -456,12 +457,11 @@ impl Lane {
             }
             out[count] = EpollEvent { events: ready, data: event.data };
             count += 1;
-            let epoll = self.files.epoll(set)?;
-            let item = &mut epoll.items[number as usize];
             if event.events & ONESHOT != 0 {
-                item.event.events &= PRIVATE;
+                self.files.epoll(set)?.items[number as usize].event.events &= PRIVATE;
             } else if event.events & ET == 0 {
-                item.queued = true;
+                let epoll = self.files.epoll(set)?;
+                epoll.items[number as usize].queued = true;
                 epoll.ready.push_back(number);
             }
         }

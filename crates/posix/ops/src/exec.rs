@@ -4,7 +4,7 @@ use crate::channels::Channels;
 use crate::descriptor::{Execing, Internal, borrow};
 use crate::epoll::{EpollEvent, EpollSet};
 use crate::fd_table::FileId;
-use crate::file::{Bound, Dgram, Kind, Listening, Outbox, Shape, Shut, Socket, Stream, Urgency};
+use crate::file::{Bound, Dgram, Kind, Listening, NOT_OURS, Outbox, Shape, Shut, Socket, Stream, Urgency};
 use crate::lane::Lane;
 use crate::note::{Note, fields};
 use crate::options::Options;
@@ -20,9 +20,6 @@ use rustix::fd::{AsRawFd, OwnedFd, RawFd};
 use rustix::fs::fstat;
 use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
 use std::collections::BTreeMap;
-
-/// A reservation that is another process's, or nobody's any more.
-const NOT_OURS: u32 = u32::MAX;
 
 /// What the next program is left. If the program is not started, dropping it says so.
 pub struct Heir {

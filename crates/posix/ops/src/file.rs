@@ -129,9 +129,17 @@ pub(crate) struct Bound {
     pub kernel: Option<RawFd>,
 }
 
+/// A reservation that is another process's, or nobody's any more.
+pub(crate) const NOT_OURS: u32 = u32::MAX;
+
 impl Bound {
     pub fn address(&self) -> SocketAddr {
         self.reserved.address
+    }
+
+    /// The reservation, if this process made it: no other can give it up.
+    pub fn own(&self) -> Option<Reserved> {
+        Some(self.reserved).filter(|reserved| reserved.number != NOT_OURS)
     }
 
     /// Whether it outlives what was made with it. (The kernel's half keeps it, too.)
@@ -141,6 +149,16 @@ impl Bound {
 }
 
 impl Socket {
+    /// What `bind` reserved for it.
+    pub fn bound_mut(&mut self) -> Option<&mut Bound> {
+        match &mut self.shape {
+            Shape::Fresh { bound } => bound.as_mut(),
+            Shape::Listening(listening) => Some(&mut listening.bound),
+            Shape::Stream(stream) => stream.bound.as_mut(),
+            Shape::Datagrams(_) => None,
+        }
+    }
+
     /// One direction or both are done with.
     pub fn shut(&mut self, read: bool, write: bool) {
         self.shut.read |= read;
@@ -208,11 +226,16 @@ impl Stream {
     }
 }
 
+/// Memory of closed sockets that is kept for the next ones: as many as connections are offered at a time.
+const SPARE_MAX: usize = 64;
+
 /// All open file descriptions of a lane.
 #[derive(Default)]
 pub(crate) struct Files {
     files: Vec<File>,
     free: Vec<FileId>,
+    #[allow(clippy::vec_box)] // they go from hand to hand in their boxes
+    spare: Vec<Box<Socket>>,
 }
 
 impl Files {
@@ -232,8 +255,29 @@ impl Files {
         id
     }
 
+    #[inline]
     pub fn get(&mut self, id: FileId) -> &mut File {
         &mut self.files[id as usize]
+    }
+
+    /// A socket in memory of its own, which may be that of one before.
+    #[inline]
+    pub fn boxed(&mut self, socket: Socket) -> Box<Socket> {
+        match self.spare.pop() {
+            Some(mut spare) => {
+                *spare = socket;
+                spare
+            }
+            None => Box::new(socket),
+        }
+    }
+
+    /// A socket is closed, and its memory may be the next one's.
+    #[inline]
+    pub fn put_by(&mut self, socket: Box<Socket>) {
+        if self.spare.len() < SPARE_MAX {
+            self.spare.push(socket);
+        }
     }
 
     /// The place is free again. The list of watchers keeps its memory.
@@ -251,6 +295,7 @@ impl Files {
     }
 
     /// The socket of a description.
+    #[inline]
     pub fn socket(&mut self, id: FileId) -> Result<&mut Socket, Errno> {
         match &mut self.files[id as usize].kind {
             Kind::Socket(socket) => Ok(socket),
@@ -259,6 +304,7 @@ impl Files {
         }
     }
 
+    #[inline]
     pub fn epoll(&mut self, id: FileId) -> Result<&mut EpollSet, Errno> {
         match &mut self.files[id as usize].kind {
             Kind::Epoll(set) => Ok(set),
@@ -268,6 +314,7 @@ impl Files {
     }
 
     /// The connection of a socket.
+    #[inline]
     pub fn stream(&mut self, id: FileId) -> Option<&mut Stream> {
         match &mut self.socket(id).ok()?.shape {
             Shape::Stream(stream) => Some(stream),

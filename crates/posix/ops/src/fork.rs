@@ -1,7 +1,7 @@
 //! `fork`: the child goes on with all that the parent holds (docs/adr/0012-holders-and-placeholders.md).
 
 use crate::fd_table::FileId;
-use crate::file::{Kind, Shape};
+use crate::file::{Kind, NOT_OURS, Shape};
 use crate::held::Locked;
 use crate::lane::Lane;
 use crate::sleep::{self, Sleepers};
@@ -60,20 +60,24 @@ impl Ops {
 impl Lane {
     fn become_child(&mut self, expected: Expected) -> Result<(), Errno> {
         let process = self.process.as_mut().ok_or(Errno::NOBUFS)?;
-        let parents = process.line();
-        let clients = process.become_child_of(self.client.all(), expected).map_err(|_| Errno::NOBUFS)?;
-        // What the parent had is the parent's: here it is only put away.
-        self.client.own_fds().chain([parents]).for_each(descriptor::forget_internal);
-        drop(self.client.replace(clients));
+        let parents: Vec<_> = self.client.own_fds().chain([process.line()]).collect();
+        // What the parent had is the parent's: here it is only put away, and what is closed is not hidden any more.
+        parents.iter().for_each(|fd| descriptor::forget_internal(*fd));
+        if process.become_child_of(self.client.all_mut(), expected).is_err() {
+            parents.into_iter().for_each(descriptor::keep);
+            return Err(Errno::NOBUFS);
+        }
+        self.client.are_childs();
         self.client.own_fds().chain([process.line()]).for_each(descriptor::keep);
-        // It takes a share of its own where the parent took one.
+        // It takes a share of its own where the parent took one and nobody is going to say so: in a set of epoll's, and in a call that goes on here. Elsewhere it does with its first call about
+        // the listener, if it ever makes one.
         for file in self.begin_anew()? {
             self.begin_accepting(file);
         }
         Ok(())
     }
 
-    /// Threads that waited are the parent's, but for the one that forked, in a handler. Returns the listeners at which it accepted.
+    /// Threads that waited are the parent's, but for the one that forked, in a handler. Returns the listeners at which it accepted, and which are waited for.
     fn begin_anew(&mut self) -> Result<Vec<FileId>, Errno> {
         let own = sleep::asleep();
         self.sleepers = Sleepers::of_child(own)?;
@@ -88,9 +92,17 @@ impl Lane {
             let calls = known.watchers.iter().filter(|watcher| matches!(watcher, Watcher::Thread { .. }));
             // Cannot truncate: one thread, and what it waits for.
             known.users = known.descriptors + calls.count() as u32;
+            let is_waited_for = !known.watchers.is_empty();
+            if let Kind::Socket(socket) = &mut known.kind
+                && let Some(bound) = socket.bound_mut()
+            {
+                // It is the parent's.
+                bound.reserved.number = NOT_OURS;
+            }
             if let Kind::Socket(socket) = &mut known.kind
                 && let Shape::Listening(listening) = &mut socket.shape
                 && core::mem::take(&mut listening.accepts)
+                && is_waited_for
             {
                 listeners.push(file);
             }

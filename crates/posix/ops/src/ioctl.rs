@@ -23,10 +23,10 @@ impl Ops {
                 Ok(i32::try_from(next).unwrap_or(i32::MAX))
             }
             Shape::Stream(_) => {
-                let Some((stream, status)) = lane.status(file) else { return Ok(0) };
+                let Some((conn, status)) = lane.status(file) else { return Ok(0) };
                 let mut readable = status.readable;
                 if status.notices != 0
-                    && let (Some(mark), there) = lane.mark_and_bytes(&stream)
+                    && let (Some(mark), there) = lane.mark_and_bytes(conn)
                 {
                     let inline = lane.files.socket(file)?.options.flag(Flag::OobInline);
                     // As far as reads go (`tcp_inq`).
@@ -77,7 +77,9 @@ impl Ops {
                 // Behind the answer, by which the stack has taken what it has room for.
                 let Some((_, status)) = lane.status(file) else { return Ok(0) };
                 let waiting = status.unsent;
-                let engine = info.filter(|_| status.connected).map_or(0, |info| info.notsent_bytes as usize);
+                let engine = info
+                    .filter(|_| status.standing.is_connected())
+                    .map_or(0, |info| info.notsent_bytes as usize);
                 Ok(i32::try_from(waiting + engine).unwrap_or(i32::MAX))
             }
             Shape::Fresh { .. } | Shape::Datagrams(_) => Ok(0),

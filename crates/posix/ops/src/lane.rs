@@ -5,12 +5,12 @@ use crate::channels::Channels;
 use crate::connect::errno_of_refusal;
 use crate::descriptor::{Internal, Placeholders};
 use crate::fd_table::FileId;
-use crate::file::{Bound, Files, Kind, Shape, Socket, Stream};
+use crate::file::{Bound, Files, Kind, Shape, Socket};
 use crate::held::Left;
 use crate::sleep::Sleepers;
 use crate::wake::{self, Watcher};
 use core::net::{IpAddr, SocketAddr};
-use ginnel::channel::{ClientEvent, Status};
+use ginnel::channel::{ClientEvent, Standing, Status};
 use ginnel::door::Process;
 use ginnel::{CloseReason, Conn};
 use libc::{POLLIN, POLLOUT, POLLPRI, POLLRDBAND, POLLRDNORM, POLLWRBAND, POLLWRNORM};
@@ -157,7 +157,11 @@ impl Lane {
 
     /// Begins a book for so many descriptors, of which these are the library's own.
     pub fn begin_book(&mut self, descriptors: usize) {
-        self.book = Book::new(descriptors).ok();
+        self.book = match self.book.take() {
+            Some(parents) => parents.of_child(),
+            None => Book::new(descriptors),
+        }
+        .ok();
         let Some(book) = &self.book else { return };
         let of_process = self.process.iter().map(Process::line);
         for fd in of_process.chain(self.client.own_fds()).chain([self.placeholders.original()]) {
@@ -203,6 +207,7 @@ impl Lane {
     }
 
     /// The description behind a connection, or a UDP socket.
+    #[inline]
     pub fn file_of(&mut self, conn: Conn) -> Option<FileId> {
         let file = found(&self.by_socket, conn.index())?;
         let current = match self.files.socket(file).ok()?.shape {
@@ -220,19 +225,24 @@ impl Lane {
     }
 
     /// Wakes those who wait for bytes, if there are as many as it takes (`tcp_data_ready`).
+    #[inline]
     pub fn data_ready(&mut self, file: FileId) {
-        let most = self.client.buffer_bytes();
         // Datagrams are counted, not their bytes.
         let low_water = match self.files.socket(file) {
-            Ok(socket) if !socket.datagrams => socket.options.recv_low_water().min(most),
+            Ok(socket) if !socket.datagrams => socket.options.recv_low_water(),
             _ => 1,
         };
         // One is enough, also if it was read before anybody looked here: it came.
-        if low_water <= 1
-            || self.status(file).is_some_and(|(_, status)| status.readable >= low_water || status.peer_closed)
-        {
+        if low_water <= 1 || self.is_above_low_water(file, low_water) {
             self.wake(file, DATA_READY);
         }
+    }
+
+    #[cold]
+    fn is_above_low_water(&mut self, file: FileId, low_water: usize) -> bool {
+        let low_water = low_water.min(self.client.buffer_bytes());
+        self.status(file)
+            .is_some_and(|(_, status)| status.readable >= low_water || status.standing.peer_closed())
     }
 
     /// Tells whoever watches a description that something of `key` may have become true.
@@ -265,42 +275,69 @@ impl Lane {
     }
 
     /// How things stand with a connection; its end becomes the error that the kernel would report, once.
-    pub fn status(&mut self, file: FileId) -> Option<(Stream, Status)> {
+    pub fn status(&mut self, file: FileId) -> Option<(Conn, Status)> {
+        self.status_here(file)
+    }
+
+    /// The same where all of it is made use of at once.
+    #[inline(always)]
+    pub fn status_here(&mut self, file: FileId) -> Option<(Conn, Status)> {
         let stream = self.files.stream(file)?;
-        let mut status = self.client.status(stream.conn).ok()?;
-        if status.ended == Some(CloseReason::Aborted)
-            && !stream.end_seen
-            && stream.connecting
+        let (conn, end_seen) = (stream.conn, stream.end_seen);
+        let status = self.client.status(conn).ok()?;
+        if status.standing.is_over() && !end_seen {
+            let (conn, standing) = self.see_end(file, status.standing)?;
+            return Some((conn, self.client.status_beside(conn, standing).ok()?));
+        }
+        Some((conn, status))
+    }
+
+    /// The same without what is known of its bytes.
+    #[inline(always)]
+    pub fn standing(&mut self, file: FileId) -> Option<(Conn, Standing)> {
+        let stream = self.files.stream(file)?;
+        let (conn, end_seen) = (stream.conn, stream.end_seen);
+        let standing = self.client.standing(conn).ok()?;
+        if standing.is_over() && !end_seen {
+            return self.see_end(file, standing);
+        }
+        Some((conn, standing))
+    }
+
+    /// It is over, and nobody was told yet.
+    #[cold]
+    pub(crate) fn see_end(&mut self, file: FileId, mut standing: Standing) -> Option<(Conn, Standing)> {
+        if standing.ended() == Some(CloseReason::Aborted)
+            && self.files.stream(file)?.connecting
             && let Some(conn) = self.connect_elsewhere(file)
         {
-            status = self.client.status(conn).ok()?;
+            standing = self.client.standing(conn).ok()?;
         }
         let stream = self.files.stream(file)?;
-        if let Some(reason) = status.ended
-            && !stream.end_seen
-        {
+        if let Some(reason) = standing.ended() {
             stream.end_seen = true;
             let refused = (stream.connecting && reason == CloseReason::Aborted)
                 .then(|| self.client.refusal(stream.conn));
             let error = match refused.flatten() {
                 Some(why) => Some(errno_of_refusal(why)),
-                None => error_of(reason, status.peer_closed),
+                None => error_of(reason, standing.peer_closed()),
             };
             // An error that came before stays.
             stream.error = stream.error.or(error);
         }
-        Some((*stream, status))
+        Some((stream.conn, standing))
     }
 
     /// Takes the pending error (`sock_error`).
     pub fn take_error(&mut self, file: FileId) -> Option<Errno> {
-        self.status(file)?;
+        self.standing(file)?;
         self.files.stream(file)?.error.take()
     }
 
     /// Nobody uses a description any more.
     pub fn forget(&mut self, file: FileId) {
-        for watcher in core::mem::take(&mut self.files.get(file).watchers) {
+        // In its place, whose memory is kept for the next.
+        while let Some(watcher) = self.files.get(file).watchers.pop() {
             if let Watcher::Item { set, item } = watcher
                 && let Ok(set) = self.files.epoll(set)
             {
@@ -308,7 +345,13 @@ impl Lane {
             }
         }
         match self.files.remove(file) {
-            Kind::Socket(socket) => self.close_socket(*socket),
+            Kind::Socket(mut socket) => {
+                self.close_socket(&mut socket);
+                // What it has beside itself is not kept.
+                socket.outbox = None;
+                socket.options.forget_memory();
+                self.files.put_by(socket);
+            }
             Kind::Epoll(set) => {
                 for watched in set.watched() {
                     let watchers = &mut self.files.get(watched).watchers;
@@ -320,20 +363,19 @@ impl Lane {
     }
 
     pub fn unreserve(&mut self, bound: Option<Bound>) {
-        if let Some(bound) = bound {
+        if let Some(reserved) = bound.and_then(|bound| bound.own()) {
             // If the stack is gone there is nothing reserved.
-            let _ = self.client.unreserve(bound.reserved);
+            let _ = self.client.unreserve(reserved);
         }
     }
 
-    fn close_socket(&mut self, socket: Socket) {
+    fn close_socket(&mut self, socket: &mut Socket) {
         match socket.shape {
             Shape::Fresh { bound } => self.unreserve(bound),
             Shape::Listening(listening) => {
                 self.unbind_listener(listening.number);
                 // If the stack is gone there is nothing to close.
-                let _ = self.client.unlisten(listening.number);
-                self.unreserve(Some(listening.bound));
+                let _ = self.client.unlisten(listening.number, listening.bound.own());
             }
             Shape::Datagrams(dgram) => self.release_datagrams(dgram.conn),
             Shape::Stream(stream) => {

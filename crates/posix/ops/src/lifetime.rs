@@ -186,14 +186,14 @@ impl Ops {
 
     /// Waits until what was written is acknowledged, as `SO_LINGER` asks (`tcp_close`, `sk_stream_wait_close`).
     fn linger<'a>(&'a self, mut lane: Locked<'a>, file: FileId, time: Duration) -> Locked<'a> {
-        let Some((stream, status)) = lane.status(file) else { return lane };
-        if status.readable > 0 || lane.client.shutdown_write(stream.conn).is_err() {
+        let Some((conn, status)) = lane.status(file) else { return lane };
+        if status.readable > 0 || lane.client.shutdown_write(conn).is_err() {
             return lane;
         }
         let wait = Wait::of(Patience::of(Some(time)));
         let end = Instant::now() + time;
         loop {
-            let Ok(info) = lane.client.info(stream.conn) else { return lane };
+            let Ok(info) = lane.client.info(conn) else { return lane };
             // Only these wait for the peer's acknowledgement.
             if !matches!(info.state, State::FinWait1 | State::Closing | State::LastAck)
                 || Instant::now() >= end

@@ -3,7 +3,7 @@
 use crate::Ops;
 use crate::connect::errno_of;
 use crate::fd_table::FileId;
-use crate::file::{Kind, Listening, Shape, Shut, Socket, Stream, Urgency};
+use crate::file::{Bound, Kind, Listening, Shape, Shut, Socket, Stream, Urgency};
 use crate::jumps::OnJump;
 use crate::kernel;
 use crate::lane::Lane;
@@ -111,11 +111,12 @@ impl Ops {
         let watched = &mut watched[..usize::from(half.is_some())];
         let unused = new;
         let on_jump = pin!(OnJump::new(|| self.accepts_no_more(unused)));
-        let on_jump = on_jump.watch();
+        // Only who has taken a number, and waits, has something to give back.
+        let on_jump = unused.is_some().then(|| on_jump.watch());
         let (mut lane, result) = self.until(lane, &[file], watched, &wait, |lane, _| {
             match (lane.accept_step(file, flags), half) {
                 (Err(Errno::AGAIN), Some(half)) => kernel::accept(half, flags, family).map(Accepted::Kernel),
-                (result, _) => result.map(|socket| Accepted::Stack(Box::new(socket))),
+                (result, _) => result.map(Accepted::Stack),
             }
         });
         drop(on_jump);
@@ -128,7 +129,7 @@ impl Ops {
         });
         let accepted = result.and_then(|socket| {
             let (family, conn) = (socket.family, socket.conn());
-            let peer = conn.and_then(|conn| lane.client.ends(conn).ok()).map(|[_, peer]| peer);
+            let peer = conn.and_then(|conn| lane.client.peer(conn).ok());
             let fd = match new.take() {
                 Some(fd) => fd,
                 None => lane.placeholders.take(cloexec)?,
@@ -191,20 +192,27 @@ impl Socket {
 
 impl Lane {
     /// This process takes its share of a listener's connections from now on.
+    #[inline]
     pub fn begin_accepting(&mut self, file: FileId) {
-        let Ok(Socket { shape: Shape::Listening(listening), .. }) = self.files.socket(file) else { return };
-        if !listening.accepts {
-            listening.accepts = true;
+        if let Ok(Socket { shape: Shape::Listening(listening), .. }) = self.files.socket(file)
+            && !core::mem::replace(&mut listening.accepts, true)
+        {
             let (number, backlog) = (listening.number, listening.backlog);
-            // Linux lets one more wait than the backlog says.
-            self.client.set_credits(number, backlog.saturating_add(1));
-            // What came before anybody asked is there when this returns; if the stack is gone nothing is.
-            let _ = self.client.set_backlog(number, backlog);
+            self.take_share(number, backlog);
         }
     }
 
+    #[cold]
+    fn take_share(&mut self, number: u32, backlog: u32) {
+        // Linux lets one more wait than the backlog says.
+        self.client.set_credits(number, backlog.saturating_add(1));
+        // What came before anybody asked is there when this returns; if the stack is gone nothing is. How many may wait is not told: another process that has the listener may
+        // have said something else since.
+        let _ = self.client.ask_for_offers(number);
+    }
+
     /// A connection that is offered.
-    fn accept_step(&mut self, file: FileId, flags: c_int) -> Result<Socket, Errno> {
+    fn accept_step(&mut self, file: FileId, flags: c_int) -> Result<Box<Socket>, Errno> {
         let Shape::Listening(listening) = self.files.socket(file)?.shape else { return Err(Errno::INVAL) };
         let taken = self.client.accept(listening.number).or_else(|| {
             self.pump();
@@ -213,7 +221,7 @@ impl Lane {
         // Where the stack is gone there is nobody who could connect, as where an interface is; an error would come again at once.
         let conn = taken.ok_or(Errno::AGAIN)?;
         let listener = self.files.socket(file)?;
-        Ok(Socket {
+        let socket = Socket {
             family: listener.family,
             datagrams: false,
             outbox: None,
@@ -224,7 +232,8 @@ impl Lane {
             past: None,
             urgency: Urgency::default(),
             cookie: 0,
-        })
+        };
+        Ok(self.files.boxed(socket))
     }
 
     /// The socket listens no more, and keeps the address that the program bound it to.
@@ -232,9 +241,10 @@ impl Lane {
         let Ok(Socket { shape: Shape::Listening(listening), .. }) = self.files.socket(file) else { return };
         let listening = *listening;
         self.unbind_listener(listening.number);
+        let kept = Some(listening.bound).filter(Bound::stays);
+        let given_up = if kept.is_none() { listening.bound.own() } else { None };
         // If the stack is gone there is nothing to close.
-        let _ = self.client.unlisten(listening.number);
-        let kept = self.keep(Some(listening.bound));
+        let _ = self.client.unlisten(listening.number, given_up);
         if let Ok(socket) = self.files.socket(file) {
             socket.shape = Shape::Fresh { bound: kept };
             socket.past = Some(listening.bound.address());

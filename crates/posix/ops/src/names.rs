@@ -36,12 +36,12 @@ impl Ops {
         if let Shape::Datagrams(dgram) = lane.files.socket(file)?.shape {
             return dgram.connected.map(|peer| sockaddr::write(peer, family)).ok_or(Errno::NOTCONN);
         }
-        let (stream, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
+        let (conn, standing) = lane.standing(file).ok_or(Errno::NOTCONN)?;
         // Before and after there is none (`inet_getname`).
-        if !status.connected || status.ended.is_some() {
+        if !standing.is_connected() || standing.is_over() {
             return Err(Errno::NOTCONN);
         }
-        let [_, peer] = lane.client.ends(stream.conn).map_err(|_| Errno::NOTCONN)?;
+        let [_, peer] = lane.client.ends(conn).map_err(|_| Errno::NOTCONN)?;
         Ok(sockaddr::write(peer, family))
     }
 }

@@ -103,7 +103,7 @@ impl Nap {
 /// Whether the kernel knows the call, and nobody forbids it.
 pub(crate) fn is_known() -> bool {
     static KNOWN: LazyLock<bool> = LazyLock::new(|| {
-        raw::epoll_pwait2(-1, &mut [epoll_event { events: 0, u64: 0 }], None, None) == Err(Errno::BADF)
+        raw::epoll_pwait2(-1, &mut [epoll_event { events: 0, u64: 0 }], None, None, 0) == Err(Errno::BADF)
     });
     *KNOWN
 }

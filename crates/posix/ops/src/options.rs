@@ -239,6 +239,11 @@ impl Options {
         }
     }
 
+    /// Lets go of memory: the socket is closed.
+    pub fn forget_memory(&mut self) {
+        (self.words, self.as_set, self.told_datagrams) = (Words::default(), Vec::new(), None);
+    }
+
     /// What processes that share the socket have in common.
     pub fn common(&self) -> Self {
         Self { as_set: Vec::new(), ..self.clone() }

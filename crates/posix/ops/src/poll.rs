@@ -1,7 +1,8 @@
 //! `poll`, `ppoll`, `select` and `pselect`.
 
 use crate::Ops;
-use crate::fd_table::FileId;
+use crate::held::Locked;
+use crate::scratch::{self, Lists};
 use crate::sleep::{Patience, Wait, poll_now};
 use core::ffi::c_int;
 use libc::{
@@ -30,27 +31,49 @@ impl Ops {
         patience: Patience,
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
-        let mut lane = self.lock()?;
-        let ours: Vec<(usize, FileId)> =
-            fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))).collect();
+        let lane = self.lock()?;
+        self.poll_with(lane, fds, patience, mask).1
+    }
+
+    /// The same of a caller that goes on holding the sockets.
+    fn poll_with<'a>(
+        &'a self,
+        lane: Locked<'a>,
+        fds: &mut [pollfd],
+        patience: Patience,
+        mask: Option<&sigset_t>,
+    ) -> (Locked<'a>, Result<usize, Errno>) {
+        scratch::with(|lists| self.poll_by(lane, fds, lists, patience, mask))
+    }
+
+    fn poll_by<'a>(
+        &'a self,
+        mut lane: Locked<'a>,
+        fds: &mut [pollfd],
+        lists: &mut Lists,
+        patience: Patience,
+        mask: Option<&sigset_t>,
+    ) -> (Locked<'a>, Result<usize, Errno>) {
+        let Lists { ours, files, kernel, .. } = lists;
+        ours.extend(fds.iter().enumerate().filter_map(|(at, fd)| Some((at, self.fds.get(fd.fd)?))));
         // What the program has left in `revents` means nothing.
-        let mut kernel: Vec<pollfd> =
-            fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }).collect();
-        for (at, file) in &ours {
+        kernel.extend(fds.iter().map(|asked| pollfd { fd: asked.fd, events: asked.events, revents: 0 }));
+        for (at, file) in &*ours {
             kernel[*at].fd = lane.kernel_half(*file).unwrap_or(-1);
             lane.begin_accepting(*file);
         }
         let any_kernel = kernel.iter().any(|fd| fd.fd >= 0);
-        let files: Vec<FileId> = ours.iter().map(|(_, file)| *file).collect();
+        files.extend(ours.iter().map(|(_, file)| *file));
         let wait = Wait { mask, ..Wait::of(patience) };
         let watched = if any_kernel { &mut kernel[..] } else { &mut [] };
-        let (mut lane, result) = self.until(lane, &files, watched, &wait, |lane, kernel| {
+        let result;
+        (lane, result) = self.until(lane, files, watched, &wait, |lane, kernel| {
             lane.pump();
             let mut count = if any_kernel { poll_now(kernel)? } else { 0 };
             for (at, fd) in fds.iter_mut().enumerate() {
                 fd.revents = kernel.get(at).map_or(0, |fd| fd.revents);
             }
-            for (at, file) in &ours {
+            for (at, file) in &*ours {
                 let by_kernel = fds[*at].revents != 0;
                 let wanted = fds[*at].events | POLLERR | POLLHUP;
                 fds[*at].revents |= lane.readiness(*file) & wanted;
@@ -63,9 +86,9 @@ impl Ops {
                 if patience == Patience::None && !ours.is_empty() {
                     lane.found_nothing();
                 }
-                Ok(0)
+                (lane, Ok(0))
             }
-            result => result,
+            result => (lane, result),
         }
     }
 
@@ -81,8 +104,23 @@ impl Ops {
         mask: Option<&sigset_t>,
     ) -> Result<usize, Errno> {
         let nfds = usize::try_from(nfds).map_err(|_| Errno::INVAL)?;
+        let lane = self.lock()?;
+        // Held to the end.
+        let (_lane, result) =
+            scratch::with(|lists| self.select_by(lane, nfds, sets, &mut lists.asked, patience, mask));
+        result
+    }
+
+    fn select_by<'a>(
+        &'a self,
+        mut lane: Locked<'a>,
+        nfds: usize,
+        sets: [FdSet<'_>; 3],
+        fds: &mut Vec<pollfd>,
+        patience: Patience,
+        mask: Option<&sigset_t>,
+    ) -> (Locked<'a>, Result<usize, Errno>) {
         let masks = [SELECT_IN, SELECT_OUT, SELECT_EXCEPT];
-        let mut fds: Vec<pollfd> = Vec::new();
         for fd in 0..nfds {
             let wanted = sets.iter().zip(masks).filter(|(set, _)| has(set, fd));
             let events = wanted.fold(0, |events, (_, mask)| events | mask);
@@ -90,9 +128,13 @@ impl Ops {
                 fds.push(pollfd { fd: fd as RawFd, events, revents: 0 });
             }
         }
-        self.poll(&mut fds, patience, mask)?;
+        let result;
+        (lane, result) = self.poll_with(lane, fds, patience, mask);
+        if result.is_err() {
+            return (lane, result);
+        }
         if fds.iter().any(|fd| fd.revents & POLLNVAL != 0) {
-            return Err(Errno::BADF);
+            return (lane, Err(Errno::BADF));
         }
         let mut count = 0;
         for (mut set, mask) in sets.into_iter().zip(masks) {
@@ -108,7 +150,7 @@ impl Ops {
                 count += 1;
             }
         }
-        Ok(count)
+        (lane, Ok(count))
     }
 }
 

@@ -1,8 +1,9 @@
 //! System calls past libc: in a program that is preloaded, libc's functions are this crate's callers.
 #![allow(unsafe_code)] // system calls
 
+use crate::held;
 use core::ffi::{c_int, c_long};
-use libc::{epoll_event, msghdr, pollfd, sigset_t, timespec};
+use libc::{epoll_event, msghdr, pollfd, siginfo_t, sigset_t, timespec};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -150,11 +151,117 @@ pub(crate) fn sendmsg(
     unsafe { call(libc::SYS_sendmsg, [fd(socket), place, flags as usize, 0, 0]) }
 }
 
-/// `ppoll`; no time-out is endless. How many are ready.
+unsafe extern "C" {
+    /// The look and the system call, in registers that the kernel leaves alone: so the look can be repeated until the call is made.
+    fn ginnel_unless_ran(number: c_long, arguments: *const usize, ran: *const u64, heeded: u64) -> isize;
+    /// The look's first instruction.
+    static ginnel_look: u8;
+    /// What stands behind the system call.
+    static ginnel_looked: u8;
+}
+
+#[cfg(target_arch = "x86_64")]
+core::arch::global_asm!(
+    ".pushsection .text.ginnel_unless_ran, \"ax\", @progbits",
+    ".globl ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".hidden ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".type ginnel_unless_ran, @function",
+    ".balign 16",
+    "ginnel_unless_ran:",
+    ".cfi_startproc",
+    "push rbx",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset rbx, 0",
+    "push rbp",
+    ".cfi_adjust_cfa_offset 8",
+    ".cfi_rel_offset rbp, 0",
+    "mov rbx, rdx",
+    "mov rbp, rcx",
+    "mov rax, rdi",
+    "mov rdi, [rsi]",
+    "mov rdx, [rsi + 16]",
+    "mov r10, [rsi + 24]",
+    "mov r8, [rsi + 32]",
+    "mov r9, [rsi + 40]",
+    "mov rsi, [rsi + 8]",
+    "ginnel_look:",
+    "test [rbx], rbp",
+    "jne 2f",
+    "syscall",
+    "ginnel_looked:",
+    "jmp 3f",
+    "2:",
+    "mov rax, {interrupted}",
+    "3:",
+    "pop rbp",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbp",
+    "pop rbx",
+    ".cfi_adjust_cfa_offset -8",
+    ".cfi_restore rbx",
+    "ret",
+    ".cfi_endproc",
+    ".size ginnel_unless_ran, . - ginnel_unless_ran",
+    ".popsection",
+    interrupted = const -libc::EINTR,
+);
+
+#[cfg(target_arch = "aarch64")]
+core::arch::global_asm!(
+    ".pushsection .text.ginnel_unless_ran, \"ax\", @progbits",
+    ".globl ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".hidden ginnel_unless_ran, ginnel_look, ginnel_looked",
+    ".type ginnel_unless_ran, @function",
+    ".balign 16",
+    "ginnel_unless_ran:",
+    ".cfi_startproc",
+    "mov x8, x0",
+    "mov x9, x1",
+    "mov x10, x2",
+    "mov x11, x3",
+    "ldp x0, x1, [x9]",
+    "ldp x2, x3, [x9, #16]",
+    "ldp x4, x5, [x9, #32]",
+    "ginnel_look:",
+    "ldr x12, [x10]",
+    "tst x12, x11",
+    "b.ne 2f",
+    "svc 0",
+    "ginnel_looked:",
+    "ret",
+    "2:",
+    "mov x0, {interrupted}",
+    "ret",
+    ".cfi_endproc",
+    ".size ginnel_unless_ran, . - ginnel_unless_ran",
+    ".popsection",
+    interrupted = const -libc::EINTR,
+);
+
+/// A system call that sleeps. It is `EINTR` at once if a handler of one of the `heeded` signals ran before (of which [`held::ran`] knows), be it at the last moment.
+///
+/// # Safety
+/// The arguments must be what the call of this number wants.
+unsafe fn sleep<const N: usize>(number: c_long, arguments: [usize; N], heeded: u64) -> Result<usize, Errno> {
+    const { assert!(N <= 6, "no system call has more arguments") };
+    let arguments: [usize; 6] = core::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
+    // SAFETY: the caller's promise; the word is this thread's, and lives as long as it.
+    let result = unsafe { ginnel_unless_ran(number, arguments.as_ptr(), held::ran_place(), heeded) };
+    usize::try_from(result).map_err(|_| Errno::from_raw_os_error(-result as c_int))
+}
+
+/// Where a thread goes on that a handler interrupted at an address: at the look again, if it has looked and not made its system call.
+pub(crate) fn goes_on_at(address: usize) -> usize {
+    let [look, looked] = [(&raw const ginnel_look).addr(), (&raw const ginnel_looked).addr()];
+    if (look..looked).contains(&address) { look } else { address }
+}
+
+/// `ppoll`; no time-out is endless. `EINTR`, too, if a handler of one of the `heeded` signals ran before. How many are ready.
 pub(crate) fn ppoll(
     fds: &mut [pollfd],
     timeout: Option<timespec>,
     mask: Option<u64>,
+    heeded: u64,
 ) -> Result<usize, Errno> {
     // The kernel writes into it what was left.
     let mut timeout = timeout;
@@ -168,15 +275,16 @@ pub(crate) fn ppoll(
         KERNEL_SIGSET_BYTES,
     ];
     // SAFETY: list, time and mask live through the call, and the list is as long as told.
-    unsafe { call(libc::SYS_ppoll, arguments) }
+    unsafe { sleep(libc::SYS_ppoll, arguments, heeded) }
 }
 
-/// `epoll_pwait2` (since Linux 5.11); no time-out is endless. How many events there are.
+/// `epoll_pwait2` (since Linux 5.11); no time-out is endless. `EINTR` as above. How many events there are.
 pub(crate) fn epoll_pwait2(
     set: RawFd,
     events: &mut [epoll_event],
     timeout: Option<timespec>,
     mask: Option<u64>,
+    heeded: u64,
 ) -> Result<usize, Errno> {
     let timeout = timeout.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
     let mask = mask.as_ref().map_or(core::ptr::null(), core::ptr::from_ref);
@@ -189,7 +297,7 @@ pub(crate) fn epoll_pwait2(
         KERNEL_SIGSET_BYTES,
     ];
     // SAFETY: room, time and mask live through the call, and there is as much room as told.
-    unsafe { call(libc::SYS_epoll_pwait2, arguments) }
+    unsafe { sleep(libc::SYS_epoll_pwait2, arguments, heeded) }
 }
 
 /// Bytes of the kernel's set of signals, which is shorter than libc's.
@@ -202,15 +310,40 @@ pub(crate) fn kernel_set(set: &sigset_t) -> u64 {
     unsafe { core::ptr::from_ref(set).cast::<u64>().read_unaligned() }
 }
 
-/// Handler and flags of a signal.
-pub(crate) fn sigaction(signal: c_int) -> Result<(usize, u64), Errno> {
-    // Of the kernel: handler, flags, restorer, mask.
-    let mut action = [0u64; 4];
-    let place = action.as_mut_ptr().expose_provenance();
+/// Changes them.
+pub(crate) fn set_kernel_set(set: &mut sigset_t, signals: u64) {
+    // SAFETY: as above.
+    unsafe { core::ptr::from_mut(set).cast::<u64>().write_unaligned(signals) };
+}
+
+/// What the kernel does about a signal (`struct kernel_sigaction`).
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(crate) struct Action {
+    pub handler: usize,
+    pub flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+pub(crate) fn action(signal: c_int) -> Result<Action, Errno> {
+    let mut action = Action::default();
+    let place = (&raw mut action).expose_provenance();
     let arguments = [signal as usize, 0, place, KERNEL_SIGSET_BYTES, 0];
     // SAFETY: nothing is changed, and there is room for what is.
     unsafe { call(libc::SYS_rt_sigaction, arguments) }?;
-    Ok((action[0] as usize, action[1]))
+    Ok(action)
+}
+
+/// Does about a signal again what was done about it before.
+///
+/// # Safety
+/// It must be what [`action`] said but for its handler, and that one must be good.
+pub(crate) unsafe fn set_action(signal: c_int, action: &Action) -> Result<(), Errno> {
+    let place = core::ptr::from_ref(action).expose_provenance();
+    let arguments = [signal as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: the action lives through the call, and the caller says that it is good.
+    unsafe { call(libc::SYS_rt_sigaction, arguments) }.map(|_| ())
 }
 
 /// Signals that this thread blocks, a bit each.
@@ -220,6 +353,23 @@ pub(crate) fn blocked_signals() -> Result<u64, Errno> {
     // SAFETY: nothing is changed, and there is room for what is.
     unsafe { call(libc::SYS_rt_sigprocmask, [0, 0, place, KERNEL_SIGSET_BYTES, 0]) }?;
     Ok(set)
+}
+
+/// From now on this thread blocks these signals and no others. Those that waited and are not blocked any more come before this returns.
+pub(crate) fn block_signals(set: u64) {
+    let place = (&raw const set).expose_provenance();
+    let arguments = [libc::SIG_SETMASK as usize, place, 0, KERNEL_SIGSET_BYTES, 0];
+    // SAFETY: the set lives through the call, which cannot fail then.
+    let _ = unsafe { call(libc::SYS_rt_sigprocmask, arguments) };
+}
+
+/// Sends a signal that has come to this thread to it again, as it came.
+pub(crate) fn send_again(signal: c_int, info: &siginfo_t) -> Result<(), Errno> {
+    // SAFETY: no memory is passed.
+    let (process, thread) = unsafe { (call(libc::SYS_getpid, [])?, call(libc::SYS_gettid, [])?) };
+    let arguments = [process, thread, signal as usize, core::ptr::from_ref(info).expose_provenance()];
+    // SAFETY: what is told about it lives through the call.
+    unsafe { call(libc::SYS_rt_tgsigqueueinfo, arguments) }.map(|_| ())
 }
 
 /// A new descriptor that is readable while one of these signals waits, or other signals for one that there is.

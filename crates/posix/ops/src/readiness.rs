@@ -67,6 +67,7 @@ impl Lane {
     }
 
     /// Whether less than half of so many bytes were not sent (`__sk_stream_memory_free`).
+    #[inline]
     fn is_sparse(&mut self, conn: Conn, low: Option<u32>) -> bool {
         low.is_none_or(|low| {
             self.client.not_sent(conn).is_ok_and(|bytes| 2 * (bytes as u64) < u64::from(low))
@@ -88,14 +89,15 @@ impl Lane {
     }
 
     fn stream_readiness(&mut self, file: FileId) -> i16 {
-        let Some((stream, status)) = self.status(file) else { return POLLHUP };
+        let Some((conn, status)) = self.status_here(file) else { return POLLHUP };
         // More than the channel holds would never be there.
         let most = self.client.buffer_bytes();
         let Ok(socket) = self.files.socket(file) else { return POLLHUP };
         let (low_water, shut) = (socket.options.recv_low_water().min(most), socket.shut);
         let not_sent = socket.options.not_sent_low_water();
-        let ended = status.ended.is_some();
-        let no_more_in = status.peer_closed || ended || shut.read;
+        let failed = matches!(socket.shape, Shape::Stream(stream) if stream.error.is_some());
+        let ended = status.standing.is_over();
+        let no_more_in = status.standing.peer_closed() || ended || shut.read;
         let no_more_out = ended || shut.write;
         let mut ready = 0;
         if no_more_in && no_more_out {
@@ -104,33 +106,32 @@ impl Lane {
         if no_more_in {
             ready |= READABLE | POLLRDHUP;
         }
-        let mark = self.mark(&stream, &status);
+        let mark = self.mark(conn, &status);
         if mark.is_some_and(|mark| mark.byte.is_some()) {
             ready |= POLLPRI;
         }
         // What is passed over is no byte to be read (`tcp_poll`).
         let low_water = low_water + usize::from(mark.is_some() && self.is_at_hidden_byte(file, mark));
-        if status.connected || ended {
+        if status.standing.is_connected() || ended {
             if status.readable >= low_water {
                 ready |= READABLE;
             }
             // Half as much room as what waits (`sk_stream_is_writeable`).
             let enough = (status.occupied / 2).max(1);
             let bounded = self.send_buffer.is_some() && !no_more_out;
-            let room = status.room >= enough && self.is_sparse(stream.conn, not_sent);
+            let room = status.room >= enough && self.is_sparse(conn, not_sent);
             if bounded {
-                if self.is_within_bound(file, stream.conn, not_sent) {
+                if self.is_within_bound(file, conn, not_sent) {
                     ready |= WRITABLE;
                 }
             } else if no_more_out
                 || room
-                || self.client.await_room(stream.conn, enough) == Ok(true)
-                    && self.is_sparse(stream.conn, not_sent)
+                || self.client.await_room(conn, enough) == Ok(true) && self.is_sparse(conn, not_sent)
             {
                 ready |= WRITABLE;
             }
         }
-        if self.files.stream(file).is_some_and(|stream| stream.error.is_some()) {
+        if failed {
             ready |= POLLERR;
         }
         ready

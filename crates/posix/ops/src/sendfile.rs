@@ -2,6 +2,7 @@
 
 use crate::Ops;
 use crate::descriptor::borrow;
+use crate::held::Whole;
 use rustix::fd::RawFd;
 use rustix::io::Errno;
 use std::io::IoSlice;
@@ -26,7 +27,7 @@ impl Ops {
             Some(offset) => u64::try_from(**offset).map_err(|_| Errno::INVAL)?,
             None => rustix::fs::tell(file)?,
         };
-        let mut piece = vec![0; PIECE_BYTES.min(count)];
+        let mut piece = Whole::new(|| vec![0; PIECE_BYTES.min(count)]);
         let mut done = 0;
         let result = loop {
             let most = piece.len().min(count - done);

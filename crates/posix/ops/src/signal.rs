@@ -1,11 +1,12 @@
 //! Signals: what calls send, and what handlers do to calls that wait.
 //!
 //! A system call that waits goes on after a handler that was installed with `SA_RESTART`, and is `EINTR` after another. Who sleeps in `ppoll` is told
-//! only that some handler ran. So what handlers there are is looked at: if all are of one kind, that answers it. If there are both, those that
-//! restart are kept back by the mask of `ppoll`, and a signalfd tells when one of them waits: it runs when the mask is taken off.
+//! only that some handler ran. Which it was is known of those in front of which the library stands (`handlers`). For others it is looked at what handlers
+//! there are: if all are of one kind, that answers it. If there are both, those that restart are kept back by the mask of `ppoll`, and a signalfd tells when one of
+//! them waits: it runs when the mask is taken off.
 #![allow(unsafe_code)] // raise
 
-use crate::raw;
+use crate::{handlers, raw};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the kernel does to a thread that writes where nobody reads.
@@ -24,32 +25,39 @@ pub(crate) struct Handlers {
     pub restarting: SignalSet,
     /// The call is `EINTR`.
     pub interrupting: SignalSet,
+    /// The library does not stand in front of them, and does not see them run.
+    pub unseen: SignalSet,
 }
 
-/// Signals that do not come from outside, and those that libc keeps for its threads.
-const NOT_ASKED: [i32; 8] =
-    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS, 32, 33];
-const SIGNALS: core::ops::RangeInclusive<i32> = 1..=64;
+/// Signals of what a thread does itself.
+pub(crate) const FAULTS: [i32; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGSYS];
+/// Those that libc keeps for its threads.
+pub(crate) const OF_LIBC: [i32; 2] = [32, 33];
+pub(crate) const SIGNALS: core::ops::RangeInclusive<i32> = 1..=64;
 
-fn bit(signal: i32) -> SignalSet {
+pub(crate) const fn bit(signal: i32) -> SignalSet {
     1 << (signal - 1)
 }
 
 impl Handlers {
     /// What the kernel says now.
     fn look() -> Self {
-        let mut handlers = Self::default();
-        for signal in SIGNALS.filter(|signal| !NOT_ASKED.contains(signal)) {
-            let Ok((handler, flags)) = raw::sigaction(signal) else { continue };
-            if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        let mut found = Self::default();
+        for signal in SIGNALS.filter(|signal| !FAULTS.contains(signal) && !OF_LIBC.contains(signal)) {
+            let Ok(action) = raw::action(signal) else { continue };
+            if action.handler == libc::SIG_DFL || action.handler == libc::SIG_IGN {
                 continue;
             }
-            match flags & libc::SA_RESTART as u64 != 0 {
-                true => handlers.restarting |= bit(signal),
-                false => handlers.interrupting |= bit(signal),
+            if handlers::behind(action.handler).is_none() {
+                found.unseen |= bit(signal);
+            }
+            match action.flags & libc::SA_RESTART as u64 != 0 {
+                true => found.restarting |= bit(signal),
+                false => found.interrupting |= bit(signal),
             }
         }
-        handlers
+        found
     }
 
     /// Both kinds, so that an interruption alone does not say which it was.
@@ -63,6 +71,7 @@ impl Handlers {
 pub(crate) struct Signals {
     restarting: AtomicU64,
     interrupting: AtomicU64,
+    unseen: AtomicU64,
     known: AtomicBool,
 }
 
@@ -80,6 +89,7 @@ impl Signals {
         Handlers {
             restarting: self.restarting.load(Ordering::Relaxed),
             interrupting: self.interrupting.load(Ordering::Relaxed),
+            unseen: self.unseen.load(Ordering::Relaxed),
         }
     }
 
@@ -89,11 +99,20 @@ impl Signals {
         let now = Handlers::look();
         self.restarting.store(now.restarting, Ordering::Relaxed);
         self.interrupting.store(now.interrupting, Ordering::Relaxed);
+        self.unseen.store(now.unseen, Ordering::Relaxed);
         now
     }
 
-    /// Whether a call goes on that was interrupted while handlers of one kind could run, which were `before`.
-    pub fn goes_on(&self, before: Handlers) -> bool {
+    /// Whether no handler can have run that nobody has seen, of those that there were `before` or are now.
+    pub fn all_are_seen(&self, before: Handlers) -> bool {
+        before.unseen | self.look().unseen == 0
+    }
+
+    /// Whether a call goes on that was interrupted while there were these handlers, of which some `ran`, as far as that is known. If nothing is, handlers of one kind alone could run.
+    pub fn goes_on(&self, before: Handlers, ran: SignalSet) -> bool {
+        if ran != 0 && ran & !(before.restarting | before.interrupting) == 0 {
+            return ran & before.interrupting == 0;
+        }
         let now = self.look();
         // A handler may have been for one time only (`SA_RESETHAND`).
         before.restarting | now.restarting != 0 && before.interrupting | now.interrupting == 0

@@ -8,8 +8,9 @@ use crate::jumps::OnJump;
 use crate::lane::Lane;
 use crate::nap::{self, KernelPart, Nap};
 use crate::raw;
+use crate::scratch;
 use crate::signal::{Handlers, SignalSet};
-use crate::{FileId, Ops};
+use crate::{FileId, Ops, held};
 use core::cell::Cell;
 use core::pin::pin;
 use core::time::Duration;
@@ -205,18 +206,20 @@ pub(crate) struct Wait<'a> {
     pub part: Option<KernelPart>,
     /// It goes on after handlers with `SA_RESTART`, if it waits without end, unless so much was done already.
     pub restarts: Option<&'a Cell<usize>>,
+    /// It is `EINTR` when the process was stopped and goes on, without any handler (signal(7)).
+    pub hears_of_stops: bool,
 }
 
 impl<'a> Wait<'a> {
     /// Whatever signal comes, the call is `EINTR` (poll and its kin, signal(7)).
     pub fn of(patience: Patience) -> Self {
-        Self { patience, mask: None, exclusive: false, part: None, restarts: None }
+        Self { patience, mask: None, exclusive: false, part: None, restarts: None, hears_of_stops: false }
     }
 
     /// With `SA_RESTART` the call goes on if nothing is `done`, and there is no time-out.
     pub fn restarting(patience: Patience, done: &'a Cell<usize>) -> Self {
         let endless = patience == Patience::Endless;
-        Self { restarts: endless.then_some(done), ..Self::of(patience) }
+        Self { restarts: endless.then_some(done), hears_of_stops: !endless, ..Self::of(patience) }
     }
 }
 
@@ -232,6 +235,7 @@ enum Woken {
 impl Ops {
     /// Tries `attempt` until it says something other than `EAGAIN`, and waits in between for news about `files`, or for descriptors of
     /// the kernel to become ready. With the patience at its end the result is `EAGAIN`, after a signal `EINTR`.
+    #[inline]
     pub(crate) fn until<'a, T>(
         &'a self,
         mut lane: Locked<'a>,
@@ -246,11 +250,25 @@ impl Ops {
         if !matches!(first, Err(Errno::AGAIN)) || wait.patience == Patience::None {
             return (lane, first);
         }
+        self.wait_until(lane, files, kernel, wait, attempt)
+    }
+
+    /// The same behind a first attempt.
+    #[inline(never)]
+    pub(crate) fn wait_until<'a, T>(
+        &'a self,
+        mut lane: Locked<'a>,
+        files: &[FileId],
+        kernel: &mut [pollfd],
+        wait: &Wait<'_>,
+        mut attempt: impl FnMut(&mut Lane, &mut [pollfd]) -> Result<T, Errno>,
+    ) -> (Locked<'a>, Result<T, Errno>) {
         let sleeper = match lane.sleepers.add() {
             Ok(sleeper) => sleeper,
             Err(error) => return (lane, Err(error)),
         };
-        lane.interrupt_own_sleep();
+        // Handlers that come from here on find a call that waits.
+        held::forget_what_ran();
         // While this sleeps a handler may jump away from it.
         let slept_before = asleep();
         let on_jump = pin!(OnJump::new(|| self.sleeps_no_more(sleeper, files, slept_before)));
@@ -261,6 +279,8 @@ impl Ops {
             file.users += 1;
             file.watchers.push(watcher);
         }
+        // This takes the news, so whoever is to be told stands there.
+        lane.interrupt_own_sleep();
         let result = loop {
             let slept;
             (lane, slept) = self.sleep(lane, sleeper, kernel, wait);
@@ -271,7 +291,9 @@ impl Ops {
             match slept {
                 Ok(Woken::ByNews) => {}
                 // What was done is reported before the rest is waited for.
-                Ok(Woken::ByHandler) if wait.restarts.is_none_or(|done| done.get() == 0) => {}
+                Ok(Woken::ByHandler) if wait.restarts.is_none_or(|done| done.get() == 0) => {
+                    held::forget_what_ran();
+                }
                 Ok(Woken::ByHandler) => break Err(Errno::INTR),
                 Err(error) => break Err(error),
             }
@@ -340,7 +362,7 @@ impl Ops {
         let mut mask = wait.mask.map(raw::kernel_set);
         let mut kept_back = -1;
         if handlers.are_mixed()
-            && let Ok(blocked) = raw::blocked_signals()
+            && let Ok(blocked) = held::blocked_signals()
         {
             let set = handlers.restarting & !blocked;
             // Without descriptors all signals interrupt.
@@ -349,6 +371,9 @@ impl Ops {
                 mask = Some(blocked | set);
             }
         }
+        // Handlers that ran end this sleep before it begins, but for those that a mask of the caller's would have kept back.
+        let heeded = !wait.mask.map_or(0, raw::kernel_set);
+        let bounds = Bounds { patience: wait.patience, mask, heeded };
         if leads {
             lane.sleepers.leader = Some(sleeper);
         }
@@ -357,12 +382,30 @@ impl Ops {
         let interrupted = ASLEEP.replace(Some(sleeper));
         let naps = leads && kept_back < 0 && kernel.len() == usize::from(wait.part.is_some());
         if naps && let Some(nap) = lane.nap(index, wait.part) {
-            let slept = self.nap(lane, (sleeper, nap), kernel, wait, mask, handlers);
+            let slept = self.nap(lane, (sleeper, nap), kernel, wait, bounds, handlers);
             ASLEEP.set(interrupted);
             return slept;
         }
+        let slept = scratch::with(|lists| {
+            self.sleep_on(lane, (sleeper, kept_back), (kernel, &mut lists.slept_on), wait, bounds, handlers)
+        });
+        ASLEEP.set(interrupted);
+        slept
+    }
+
+    /// Sleeps on the kernel's descriptors, too, and on signals that are kept back. The list of all that is the caller's.
+    fn sleep_on<'a>(
+        &'a self,
+        mut lane: Locked<'a>,
+        (sleeper, kept_back): (u32, RawFd),
+        (kernel, watched): (&mut [pollfd], &mut Vec<pollfd>),
+        wait: &Wait<'_>,
+        bounds: Bounds,
+        handlers: Handlers,
+    ) -> (Locked<'a>, Result<Woken, Errno>) {
+        let index = sleeper as usize;
+        let leads = lane.sleepers.leader == Some(sleeper);
         let own = lane.sleepers.sleepers[index].event.as_raw_fd();
-        let mut watched = Vec::with_capacity(kernel.len() + 3);
         let entry = |fd| pollfd { fd, events: POLLIN, revents: 0 };
         watched.push(entry(own));
         // Of a stack that is gone there is no news, and its descriptor is readable for ever.
@@ -372,12 +415,10 @@ impl Ops {
         watched.extend_from_slice(kernel);
         drop(lane);
         // Handlers that were kept back run before this returns.
-        let slept = match ppoll(&mut watched, wait.patience, mask) {
+        let slept = match ppoll(watched, bounds) {
             Ok(()) if watched[2].revents != 0 => Ok(Woken::ByHandler),
             Ok(()) => Ok(Woken::ByNews),
-            Err(Errno::INTR) if wait.restarts.is_some() && self.signals.goes_on(handlers) => {
-                Ok(Woken::ByHandler)
-            }
+            Err(Errno::INTR) => self.interrupted(wait, handlers),
             Err(error) => Err(error),
         };
         for (fd, slept_on) in kernel.iter_mut().zip(&watched[3..]) {
@@ -385,7 +426,6 @@ impl Ops {
         }
         lane = self.lock_for_good();
         lane.sleepers.slept_on_kernel = true;
-        ASLEEP.set(interrupted);
         let awake = &mut lane.sleepers.sleepers[index];
         awake.asleep = false;
         if watched[0].revents != 0 {
@@ -407,19 +447,18 @@ impl Ops {
         (sleeper, nap): (u32, RawFd),
         kernel: &mut [pollfd],
         wait: &Wait<'_>,
-        mask: Option<SignalSet>,
+        bounds: Bounds,
         handlers: Handlers,
     ) -> (Locked<'a>, Result<Woken, Errno>) {
         let index = sleeper as usize;
         drop(lane);
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
-        let slept = raw::epoll_pwait2(nap, &mut events, timeout_of(wait.patience), mask);
+        let slept =
+            raw::epoll_pwait2(nap, &mut events, timeout_of(bounds.patience), bounds.mask, bounds.heeded);
         let mut lane = self.lock_for_good();
         let (count, slept) = match slept {
             Ok(count) => (count, Ok(Woken::ByNews)),
-            Err(Errno::INTR) if wait.restarts.is_some() && self.signals.goes_on(handlers) => {
-                (0, Ok(Woken::ByHandler))
-            }
+            Err(Errno::INTR) => (0, self.interrupted(wait, handlers)),
             Err(error) => (0, Err(error)),
         };
         lane.sleepers.slept_on_kernel = slept.is_ok();
@@ -437,6 +476,22 @@ impl Ops {
         }
         lane.sleepers.sleepers[index].woken = false;
         (lane, slept)
+    }
+}
+
+impl Ops {
+    /// The kernel says that a sleep was interrupted, of a call that had looked at these handlers.
+    #[cold]
+    fn interrupted(&self, wait: &Wait<'_>, handlers: Handlers) -> Result<Woken, Errno> {
+        let ran = held::ran();
+        // It was stopped, and goes on (signal(7)).
+        if ran == 0 && !wait.hears_of_stops && self.signals.all_are_seen(handlers) {
+            return Ok(Woken::ByNews);
+        }
+        if wait.restarts.is_some() && self.signals.goes_on(handlers, ran) {
+            return Ok(Woken::ByHandler);
+        }
+        Err(Errno::INTR)
     }
 }
 
@@ -501,9 +556,18 @@ impl Lane {
 
 const NOW: Option<libc::timespec> = Some(libc::timespec { tv_sec: 0, tv_nsec: 0 });
 
+/// What bounds a sleep in the kernel.
+#[derive(Clone, Copy)]
+struct Bounds {
+    patience: Patience,
+    mask: Option<SignalSet>,
+    /// Signals whose handlers are not to have run.
+    heeded: SignalSet,
+}
+
 /// Sleeps in the kernel. Which descriptors are ready is asked again by whoever wants to know.
-fn ppoll(watched: &mut [pollfd], patience: Patience, mask: Option<SignalSet>) -> Result<(), Errno> {
-    raw::ppoll(watched, timeout_of(patience), mask).map(|_| ())
+fn ppoll(watched: &mut [pollfd], bounds: Bounds) -> Result<(), Errno> {
+    raw::ppoll(watched, timeout_of(bounds.patience), bounds.mask, bounds.heeded).map(|_| ())
 }
 
 /// How long the kernel may sleep.
@@ -521,5 +585,8 @@ fn timeout_of(patience: Patience) -> Option<libc::timespec> {
 
 /// What the kernel says of its descriptors without waiting. Returns how many are ready.
 pub(crate) fn poll_now(fds: &mut [pollfd]) -> Result<usize, Errno> {
-    raw::ppoll(fds, NOW, None)
+    raw::ppoll(fds, NOW, None, 0)
 }
+
+#[cfg(test)]
+mod tests;

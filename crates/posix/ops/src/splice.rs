@@ -2,6 +2,7 @@
 //! pipe alone: whether the connection is waited for, the socket says.
 
 use crate::descriptor::borrow;
+use crate::held::Whole;
 use crate::{Ops, Patience, signal};
 use core::cell::Cell;
 use core::ffi::c_uint;
@@ -27,11 +28,13 @@ thread_local! {
 
 /// Runs with a buffer of this thread's.
 fn with_piece<T>(run: impl FnOnce(&mut [u8]) -> T) -> T {
-    let kept = PIECE.try_with(Cell::take).ok().flatten();
-    let mut piece = kept.unwrap_or_else(|| vec![0; PIECE_BYTES].into());
+    let kept = || PIECE.try_with(Cell::take).ok().flatten();
+    let mut piece = Whole::new(|| kept().unwrap_or_else(|| vec![0; PIECE_BYTES].into()));
     let result = run(&mut piece);
     // A thread that is at its end keeps none.
-    let _ = PIECE.try_with(|place| place.set(Some(piece)));
+    piece.end(|piece| {
+        let _ = PIECE.try_with(|place| place.set(Some(piece)));
+    });
     result
 }
 

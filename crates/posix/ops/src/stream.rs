@@ -4,13 +4,13 @@ use crate::Ops;
 use crate::channels::Channels;
 use crate::datagram::Sending;
 use crate::fd_table::FileId;
-use crate::file::{Shape, Stream};
+use crate::file::Shape;
 use crate::lane::Lane;
 use crate::signal;
 use crate::sleep::{Patience, Wait};
 use core::cell::Cell;
 use core::ffi::c_int;
-use ginnel::channel::Status;
+use ginnel::channel::Standing;
 use ginnel::{Conn, TcpOption};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -68,7 +68,9 @@ impl Ops {
         {
             return Ok(0);
         }
-        let offset = socket.options.peek_offset().filter(|_| flags & libc::MSG_PEEK != 0);
+        let offset = socket.options.peek_offset();
+        let has_offset = offset.is_some();
+        let offset = offset.filter(|_| flags & libc::MSG_PEEK != 0);
         if !matches!(socket.shape, Shape::Stream(_)) {
             return Err(if flags & libc::MSG_ERRQUEUE != 0 { Errno::AGAIN } else { Errno::NOTCONN });
         }
@@ -84,11 +86,22 @@ impl Ops {
         let enough =
             if flags & libc::MSG_WAITALL != 0 { total } else { low_water.min(total).min(most) }.max(1);
         let done = Cell::new(0);
-        let wait = Wait::restarting(patience, &done);
         let reading = Reading { total, enough, flags, offset: offset.unwrap_or(0), for_pipe, done: &done };
-        let (mut lane, result) =
-            self.until(lane, &[file], &mut [], &wait, |lane, _| lane.recv_step(file, buffers, &reading));
+        let mut waited = false;
+        let result = match lane.recv_step(file, buffers, &reading) {
+            Err(Errno::AGAIN) if patience != Patience::None => {
+                waited = true;
+                let wait = Wait::restarting(patience, &done);
+                let step = |lane: &mut Lane, _: &mut [_]| lane.recv_step(file, buffers, &reading);
+                let result;
+                (lane, result) = self.wait_until(lane, &[file], &mut [], &wait, step);
+                result
+            }
+            result => result,
+        };
+        // While this waited another may have set one.
         if done.get() > 0
+            && (has_offset || waited)
             && let Ok(socket) = lane.files.socket(file)
         {
             socket.options.move_peek_offset(flags & libc::MSG_PEEK != 0, done.get());
@@ -126,9 +139,16 @@ impl Ops {
             if flags & libc::MSG_MORE != 0 {
                 lane.set_more(file, true);
             }
-            let wait = Wait::restarting(patience, &done);
-            let (mut lane, result) = self
-                .until(lane, &[file], &mut [], &wait, |lane, _| lane.send_step(file, buffers, total, &done));
+            let result = match lane.send_step(file, buffers, total, &done) {
+                Err(Errno::AGAIN) if patience != Patience::None => {
+                    let wait = Wait::restarting(patience, &done);
+                    let step = |lane: &mut Lane, _: &mut [_]| lane.send_step(file, buffers, total, &done);
+                    let result;
+                    (lane, result) = self.wait_until(lane, &[file], &mut [], &wait, step);
+                    result
+                }
+                result => result,
+            };
             if flags & libc::MSG_MORE == 0 {
                 lane.set_more(file, false);
             }
@@ -153,8 +173,8 @@ impl Ops {
         let file = self.file(&mut lane, fd)?;
         let (_, status) = lane.status(file).ok_or(Errno::NOTCONN)?;
         let bytes = c_int::try_from(status.readable).unwrap_or(c_int::MAX);
-        let over = status.ended.is_some() && bytes == 0;
-        Ok(bytes.saturating_add((status.peer_closed || over).into()))
+        let over = status.standing.is_over() && bytes == 0;
+        Ok(bytes.saturating_add((status.standing.peer_closed() || over).into()))
     }
 
     /// Waits until something can be sent on a connection, unless neither the socket nor the caller waits. Returns how many bytes.
@@ -169,7 +189,8 @@ impl Ops {
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
         let (_lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
-            let (conn, status) = lane.sendable(file)?;
+            let (conn, standing) = lane.sendable(file)?;
+            let status = lane.client.status_beside(conn, standing).map_err(|_| Errno::PIPE)?;
             if status.room > 0 {
                 return Ok(status.room);
             }
@@ -204,47 +225,76 @@ impl Lane {
         buffers: &mut [IoSliceMut<'_>],
         reading: &Reading<'_>,
     ) -> Result<usize, Errno> {
-        let shut = self.files.socket(file)?.shut;
-        let &Reading { total, enough, flags, offset, done, .. } = reading;
-        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        if done.get() == 0 && self.files.socket(file)?.options.recv_low_water() > 1 {
-            // Whether what came was enough to wake anybody is not to be judged by what is left.
-            self.pump();
-        }
-        let peek = flags & libc::MSG_PEEK != 0;
-        if peek {
-            done.set(0);
-        }
-        let room = total - done.get();
-        let stops = if status.notices != 0 {
-            self.recv_beside_mark(file, buffers, reading, &stream)
+        let socket = self.files.socket(file)?;
+        let Shape::Stream(stream) = &socket.shape else { return Err(Errno::NOTCONN) };
+        let (mut conn, end_seen) = (stream.conn, stream.end_seen);
+        let (shut, low_water) = (socket.shut.read, socket.options.recv_low_water());
+        let &Reading { total, enough, flags, done, .. } = reading;
+        let before = done.get();
+        let (mut standing, taken);
+        // Mostly bytes are taken as they come.
+        if flags & (libc::MSG_PEEK | libc::MSG_TRUNC) == 0 && before < total && low_water <= 1 {
+            (standing, taken) = self.client.recv_into(conn, buffers, before).map_err(|_| Errno::NOTCONN)?;
         } else {
-            let count = status.readable.saturating_sub(offset).min(room);
-            if count > 0 {
-                self.take_piece(stream.conn, buffers, reading, offset, count);
-            }
-            false
-        };
-        if stops {
-            return Ok(done.get());
+            (standing, taken) = (self.client.standing(conn).map_err(|_| Errno::NOTCONN)?, None);
         }
-        let no_more = status.peer_closed || status.ended.is_some() || shut.read;
+        if standing.is_over() && !end_seen {
+            (conn, standing) = self.see_end(file, standing).ok_or(Errno::NOTCONN)?;
+        }
+        if let Some(count) = taken {
+            done.set(before + count);
+            self.client.flush();
+        } else {
+            if before == 0 && low_water > 1 {
+                // Whether what came was enough to wake anybody is not to be judged by what is left; and of what came meanwhile nobody is told again.
+                self.pump();
+                standing = self.client.standing(conn).map_err(|_| Errno::NOTCONN)?;
+            }
+            if self.recv_in_another_way(file, buffers, reading)? {
+                return Ok(done.get());
+            }
+        }
+        let no_more = standing.peer_closed() || standing.is_over() || shut;
         if done.get() >= enough || done.get() > 0 && no_more {
             return Ok(done.get());
         }
-        if total == 0 && status.readable > 0 {
+        if total == 0 && self.client.status(conn).is_ok_and(|status| status.readable > 0) {
             return Ok(0);
         }
-        if status.peer_closed {
+        if standing.peer_closed() {
             return Ok(0);
         }
         if let Some(error) = self.take_error(file) {
             return Err(error);
         }
-        if status.ended.is_some() || shut.read {
+        if standing.is_over() || shut {
             return Ok(0);
         }
         Err(Errno::AGAIN)
+    }
+
+    /// The same for calls that look, or throw away, and on connections that have had urgent data. Whether the read ends, as it has come to the mark.
+    #[inline(never)]
+    fn recv_in_another_way(
+        &mut self,
+        file: FileId,
+        buffers: &mut [IoSliceMut<'_>],
+        reading: &Reading<'_>,
+    ) -> Result<bool, Errno> {
+        let &Reading { total, flags, offset, done, .. } = reading;
+        let conn = self.files.stream(file).ok_or(Errno::NOTCONN)?.conn;
+        if flags & libc::MSG_PEEK != 0 {
+            done.set(0);
+        }
+        let status = self.client.status(conn).map_err(|_| Errno::NOTCONN)?;
+        if status.notices != 0 {
+            return Ok(self.recv_beside_mark(file, buffers, reading, conn));
+        }
+        let count = status.readable.saturating_sub(offset).min(total - done.get());
+        if count > 0 {
+            self.take_piece(conn, buffers, reading, offset, count);
+        }
+        Ok(false)
     }
 
     /// Takes, copies or looks at so many bytes of those that are there, `offset` bytes behind what was read.
@@ -275,35 +325,40 @@ impl Lane {
         file: FileId,
         buffers: &mut [IoSliceMut<'_>],
         reading: &Reading<'_>,
-        stream: &Stream,
+        conn: Conn,
     ) -> bool {
         let &Reading { total, offset, done, .. } = reading;
         let peek = reading.flags & libc::MSG_PEEK != 0;
         if done.get() == total {
             return false;
         }
-        let front = self.front(file, stream, offset, total - done.get(), done.get() > 0);
+        let front = self.front(file, conn, offset, total - done.get(), done.get() > 0);
         if reading.for_pipe && front.is_at_mark && front.most + front.lead > 0 {
             return true;
         }
         if front.lead > 0 && !peek {
-            drop_bytes(&mut self.client, stream.conn, front.lead);
+            drop_bytes(&mut self.client, conn, front.lead);
         }
         if front.most > 0 {
             let from = offset + if peek { front.lead } else { 0 };
-            self.take_piece(stream.conn, buffers, reading, from, front.most);
+            self.take_piece(conn, buffers, reading, from, front.most);
         }
         front.stops
     }
 
     /// The connection, if something could be sent on it.
-    pub fn sendable(&mut self, file: FileId) -> Result<(Conn, Status), Errno> {
-        let shut = self.files.socket(file)?.shut;
-        let (stream, status) = self.status(file).ok_or(Errno::PIPE)?;
-        if stream.error.is_some() || status.ended.is_some() || shut.write {
+    #[inline(always)]
+    pub fn sendable(&mut self, file: FileId) -> Result<(Conn, Standing), Errno> {
+        let (conn, standing) = match self.standing(file) {
+            Some(stands) => stands,
+            None => return Err(self.files.socket(file).err().unwrap_or(Errno::PIPE)),
+        };
+        let socket = self.files.socket(file)?;
+        let failed = matches!(socket.shape, Shape::Stream(stream) if stream.error.is_some());
+        if failed || standing.is_over() || socket.shut.write {
             return Err(self.take_error(file).unwrap_or(Errno::PIPE));
         }
-        if status.connected { Ok((stream.conn, status)) } else { Err(Errno::AGAIN) }
+        if standing.is_connected() { Ok((conn, standing)) } else { Err(Errno::AGAIN) }
     }
 
     /// Writes what there is room for; says how much was written in all when that is all.
@@ -411,6 +466,7 @@ impl Lane {
     }
 
     /// Holds back a last small segment, or lets it go (`MSG_MORE`).
+    #[inline]
     fn set_more(&mut self, file: FileId, more: bool) {
         let Ok(socket) = self.files.socket(file) else { return };
         let Shape::Stream(stream) = &mut socket.shape else { return };

@@ -4,13 +4,15 @@
 
 use crate::Ops;
 use crate::fd_table::FileId;
-use crate::file::{Shape, Stream};
+use crate::file::Shape;
 use crate::held::Locked;
 use crate::lane::Lane;
 use crate::options::Flag;
+use crate::scratch;
 use crate::sleep::{Patience, Wait};
 use core::cell::Cell;
 use core::ffi::c_int;
+use ginnel::Conn;
 use ginnel::channel::{Mark, Status};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -32,25 +34,19 @@ pub(crate) struct Front {
 
 impl Lane {
     /// The urgent byte that was announced last, unless reading has passed it.
-    pub fn mark(&mut self, stream: &Stream, status: &Status) -> Option<Mark> {
+    #[inline]
+    pub fn mark(&mut self, conn: Conn, status: &Status) -> Option<Mark> {
         if status.notices == 0 {
             return None;
         }
-        self.client.mark(stream.conn).ok().flatten()
+        self.client.mark(conn).ok().flatten()
     }
 
     /// What a read finds `offset` bytes behind what was read, with `room` left and after some was `copied`.
     #[cold]
-    pub fn front(
-        &mut self,
-        file: FileId,
-        stream: &Stream,
-        offset: usize,
-        room: usize,
-        copied: bool,
-    ) -> Front {
+    pub fn front(&mut self, file: FileId, conn: Conn, offset: usize, room: usize, copied: bool) -> Front {
         let inline = self.is_oob_inline(file);
-        let (mark, there) = self.mark_and_bytes(stream);
+        let (mark, there) = self.mark_and_bytes(conn);
         let there = there.saturating_sub(offset);
         match mark.and_then(|mark| mark.ahead.checked_sub(offset)) {
             None => Front { lead: 0, most: there.min(room), is_at_mark: false, stops: false },
@@ -67,12 +63,12 @@ impl Lane {
     }
 
     /// The mark, and bytes that have come and were not read, the urgent one among them, and none behind another that is not known yet.
-    pub fn mark_and_bytes(&mut self, stream: &Stream) -> (Option<Mark>, usize) {
+    pub fn mark_and_bytes(&mut self, conn: Conn) -> (Option<Mark>, usize) {
         let mut seen = None;
         loop {
             // This may leave out bytes.
-            let mark = self.client.mark(stream.conn).ok().flatten();
-            let Ok(status) = self.client.status(stream.conn) else { return (None, 0) };
+            let mark = self.client.mark(conn).ok().flatten();
+            let Ok(status) = self.client.status(conn) else { return (None, 0) };
             if seen == Some(status.notices) {
                 return (mark, status.readable);
             }
@@ -97,20 +93,19 @@ impl Lane {
         flags: c_int,
     ) -> Result<usize, Errno> {
         let shut = self.files.socket(file)?.shut.read;
-        let (stream, status) = self.status(file).ok_or(Errno::NOTCONN)?;
-        let Some(mark) = self.mark(&stream, &status).filter(|mark| !mark.taken) else {
+        let (conn, status) = self.status(file).ok_or(Errno::NOTCONN)?;
+        let Some(mark) = self.mark(conn, &status).filter(|mark| !mark.taken) else {
             return Err(Errno::INVAL);
         };
         if self.is_oob_inline(file) {
             return Err(Errno::INVAL);
         }
-        if status.ended.is_some() && !status.peer_closed {
+        if status.standing.is_over() && !status.standing.peer_closed() {
             return Err(Errno::NOTCONN);
         }
-        let byte =
-            if flags & libc::MSG_PEEK != 0 { mark.byte } else { self.client.recv_urgent(stream.conn).ok() };
+        let byte = if flags & libc::MSG_PEEK != 0 { mark.byte } else { self.client.recv_urgent(conn).ok() };
         let Some(byte) = byte else {
-            let no_more = status.peer_closed || status.ended.is_some() || shut;
+            let no_more = status.standing.peer_closed() || status.standing.is_over() || shut;
             return if no_more { Ok(0) } else { Err(Errno::AGAIN) };
         };
         let Some(place) = buffers.iter_mut().find(|buffer| !buffer.is_empty()) else { return Ok(0) };
@@ -122,8 +117,8 @@ impl Lane {
 
     /// The stack has said something about urgent data. Returns whether whoever waits for bytes is to be told: an announcement alone is no byte.
     pub fn heard_of_urgent(&mut self, file: FileId) -> bool {
-        let Some((stream, status)) = self.status(file) else { return false };
-        let mark = self.mark(&stream, &status);
+        let Some((conn, status)) = self.status(file) else { return false };
+        let mark = self.mark(conn, &status);
         let has_come = mark.is_some_and(|mark| mark.byte.is_some());
         if let Ok(socket) = self.files.socket(file)
             && socket.urgency.heard != status.notices
@@ -155,8 +150,8 @@ impl Ops {
         if !matches!(socket.shape, Shape::Stream(_)) {
             return Ok(false);
         }
-        let Some((stream, status)) = lane.status(file) else { return Ok(false) };
-        Ok(lane.mark(&stream, &status).is_some_and(|mark| mark.ahead == 0))
+        let Some((conn, status)) = lane.status(file) else { return Ok(false) };
+        Ok(lane.mark(conn, &status).is_some_and(|mark| mark.ahead == 0))
     }
 
     /// Sends bytes of which the last is urgent.
@@ -167,19 +162,31 @@ impl Ops {
         buffers: &[IoSlice<'_>],
         patience: Patience,
     ) -> Result<usize, Errno> {
-        let bytes: Vec<u8> = buffers.iter().flat_map(|b| b.iter().copied()).collect();
+        let (mut lane, result) = scratch::with(|lists| {
+            buffers.iter().for_each(|buffer| lists.bytes.extend_from_slice(buffer));
+            self.send_urgent_bytes(lane, file, &lists.bytes, patience)
+        });
+        lane.client.flush();
+        result
+    }
+
+    fn send_urgent_bytes<'a>(
+        &'a self,
+        lane: Locked<'a>,
+        file: FileId,
+        bytes: &[u8],
+        patience: Patience,
+    ) -> (Locked<'a>, Result<usize, Errno>) {
         let done = Cell::new(0);
         let wait = Wait::restarting(patience, &done);
-        let (mut lane, result) = self.until(lane, &[file], &mut [], &wait, |lane, _| {
+        self.until(lane, &[file], &mut [], &wait, |lane, _| {
             let (conn, _) = lane.sendable(file)?;
-            match lane.client.send_urgent(conn, &bytes) {
+            match lane.client.send_urgent(conn, bytes) {
                 Ok(sent) => Ok(sent),
                 Err(ginnel::SendError::Full) => Err(Errno::AGAIN),
                 Err(_) => Err(Errno::PIPE),
             }
-        });
-        lane.client.flush();
-        result
+        })
     }
 
     /// Who gets `SIGURG` (`F_GETOWN`): a process, a group as a number below 0, or nobody.

@@ -28,7 +28,26 @@ pub(crate) fn wake_threads(files: &mut Files, sleepers: &mut Sleepers, file: Fil
 
 /// Tells whoever watches `file` that something of `key` may have become true; 0 means that it is not known what. Sets may watch sets: how deep
 /// is bounded by what `epoll_ctl` admits.
+#[inline]
 pub(crate) fn wake(files: &mut Files, sleepers: &mut Sleepers, file: FileId, key: i16) {
+    match files.get(file).watchers[..] {
+        [] => {}
+        // Mostly one set watches: nobody else is there to be told instead.
+        [Watcher::Item { set, item }] => {
+            let around = files.get(set);
+            if let Kind::Epoll(epoll) = &mut around.kind
+                && epoll.make_ready(item, key)
+                && !around.watchers.is_empty()
+            {
+                wake_all(files, sleepers, set, POLLIN);
+            }
+        }
+        _ => wake_all(files, sleepers, file, key),
+    }
+}
+
+/// The same where several watch, or threads.
+fn wake_all(files: &mut Files, sleepers: &mut Sleepers, file: FileId, key: i16) {
     let watchers = core::mem::take(&mut files.get(file).watchers);
     let (mut thread_done, mut item_done) = (false, false);
     for watcher in &watchers {

@@ -51,6 +51,8 @@ struct Turns {
     wanted: u64,
 }
 
+/// Turns until all is done that was asked for before them: what a program has made room for is shown to the channel in the turn behind the one that heard of it.
+const TURNS_TO_SETTLE: u64 = 2;
 /// A turn that takes longer than this is none any more: the stack is gone.
 const TURN_MAX: Duration = Duration::from_secs(10);
 
@@ -116,11 +118,11 @@ impl Tunnel {
     pub fn settle(&self) -> Result<(), Errno> {
         let mut turns = lock(&self.0.turns);
         // One may be under way that has looked already.
-        let next = turns.begun + 1;
-        turns.wanted = turns.wanted.max(next);
+        let last = turns.begun + TURNS_TO_SETTLE;
+        turns.wanted = turns.wanted.max(last);
         // A full counter is readable, too.
         let _ = rustix::io::write(&self.0.bell, &1u64.to_ne_bytes());
-        while turns.ended < next {
+        while turns.ended < last {
             let (after, waited) =
                 self.0.turned.wait_timeout(turns, TURN_MAX).unwrap_or_else(PoisonError::into_inner);
             turns = after;
@@ -312,6 +314,10 @@ mod tests {
         drop(burst);
         std::thread::sleep(Duration::from_millis(20));
         assert!(!sender.is_finished(), "the turn goes on");
+        assert!(!device.rx.arm(), "another one is asked for");
+        device.rx.rx_burst(Instant::ZERO, &mut RxBurst::new());
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!sender.is_finished(), "that one goes on");
         assert!(device.rx.arm(), "nothing more is asked for");
         let (sent, tunnel) = sender.join().unwrap();
         assert_eq!(sent, Ok(()));

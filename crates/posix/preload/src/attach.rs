@@ -66,7 +66,13 @@ pub fn is_on_a_stack() -> bool {
 /// The operations, for a call that may be the first that needs them: most programs that a shell starts have no use for them, and take no place.
 #[inline]
 pub fn needed() -> Option<&'static Ops> {
-    ops().or_else(|| if WAITS.load(Ordering::Acquire) { come_in() } else { None })
+    ops().or_else(|| if WAITS.load(Ordering::Acquire) { come_in(missing) } else { None })
+}
+
+/// The same for a call that can do without: the program learns that there is no stack when it makes its first socket.
+#[inline]
+pub fn wanted() -> Option<&'static Ops> {
+    ops().or_else(|| if WAITS.load(Ordering::Acquire) { come_in(turned_away) } else { None })
 }
 
 /// The same for a call that makes a socket of the network's.
@@ -93,8 +99,16 @@ fn way_in() -> MutexGuard<'static, Option<(Guest, String)>> {
     WAY_IN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whoever makes a socket of the network's is told.
+fn turned_away(stack: &str, cause: &str) {
+    let known = (stack.to_owned(), cause.to_owned());
+    *TURNED_AWAY.lock().unwrap_or_else(PoisonError::into_inner) = Some(known);
+    IS_TURNED_AWAY.store(true, Ordering::Release);
+}
+
+/// `refused` says what is to be done where nobody opens.
 #[cold]
-fn come_in() -> Option<&'static Ops> {
+fn come_in(refused: fn(&str, &str)) -> Option<&'static Ops> {
     let _undisturbed = Undisturbed::begin();
     let mut way_in = way_in();
     let Some((guest, stack)) = way_in.take() else { return ops() };
@@ -109,7 +123,7 @@ fn come_in() -> Option<&'static Ops> {
     drop(guest);
     match process.map_err(|error| error.to_string()).and_then(begin) {
         Ok(ops) => use_from_now_on(ops),
-        Err(cause) => missing(&stack, &cause),
+        Err(cause) => refused(&stack, &cause),
     }
     WAITS.store(false, Ordering::Release);
     ops()
@@ -143,8 +157,7 @@ extern "C" fn at_start() {
     match begun {
         Ok(()) => {}
         Err(cause) if access(&*stack, Access::WRITE_OK) == Err(Errno::ACCESS) => {
-            *TURNED_AWAY.lock().unwrap_or_else(PoisonError::into_inner) = Some((stack, cause));
-            IS_TURNED_AWAY.store(true, Ordering::Release);
+            turned_away(&stack, &cause);
         }
         Err(cause) => missing(&stack, &cause),
     }

@@ -30,8 +30,8 @@ macro_rules! real {
 use core::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering};
 use libc::{
-    epoll_event, fd_set, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pid_t, pollfd, rlimit, sigset_t,
-    size_t, sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
+    epoll_event, fd_set, ifaddrs, iovec, mmsghdr, mode_t, msghdr, nfds_t, off_t, pid_t, pollfd, rlimit,
+    sigset_t, size_t, sockaddr, sockaddr_in, socklen_t, ssize_t, timespec, timeval,
 };
 
 /// The function of this name in the libraries behind this one. `name` ends with a zero.
@@ -81,6 +81,11 @@ real! {
     fn dup3(fd: c_int, to: c_int, flags: c_int) -> c_int;
     fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_int;
     fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int;
+    fn getifaddrs(list: *mut *mut ifaddrs) -> c_int;
+    fn freeifaddrs(list: *mut ifaddrs) -> ();
+    fn if_nameindex() -> *mut libc::if_nameindex;
+    fn if_nametoindex(name: *const c_char) -> c_uint;
+    fn if_indextoname(index: c_uint, name: *mut c_char) -> *mut c_char;
     fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int;
     fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int;
     fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
@@ -96,9 +101,10 @@ real! {
     fn epoll_wait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int;
     fn epoll_pwait(set: c_int, events: *mut epoll_event, most: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
     fn epoll_pwait2(set: c_int, events: *mut epoll_event, most: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    fn sigaction(signal: c_int, action: *const c_void, old: *mut c_void) -> c_int;
+    fn sigaction(signal: c_int, action: *const libc::sigaction, old: *mut libc::sigaction) -> c_int;
     fn signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     fn __sysv_signal(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
+    fn sigset(signal: c_int, handler: libc::sighandler_t) -> libc::sighandler_t;
     fn siginterrupt(signal: c_int, on: c_int) -> c_int;
     fn bindresvport(fd: c_int, address: *mut sockaddr_in) -> c_int;
     fn preadv2(fd: c_int, buffers: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t;
@@ -107,8 +113,8 @@ real! {
     fn execvpe(file: *const c_char, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
     fn fexecve(fd: c_int, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
     fn execveat(folder: c_int, path: *const c_char, argv: *const *mut c_char, envp: *const *mut c_char, flags: c_int) -> c_int;
-    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
-    fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const libc::posix_spawnattr_t, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
+    fn posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const libc::posix_spawnattr_t, argv: *const *mut c_char, envp: *const *mut c_char) -> c_int;
     fn posix_spawn_file_actions_init(list: *mut c_void) -> c_int;
     fn posix_spawn_file_actions_destroy(list: *mut c_void) -> c_int;
     fn posix_spawn_file_actions_addclose(list: *mut c_void, fd: c_int) -> c_int;

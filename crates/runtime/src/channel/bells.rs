@@ -100,6 +100,24 @@ impl Bells<'_> {
         Answerer { head: 0 }
     }
 
+    /// To be asked once after a batch by whoever has rung: whether the listener has to be woken.
+    #[inline]
+    pub fn must_wake(self) -> bool {
+        // Pairs with the fence in `before_sleep`: either the listener sees the bell, or this sees it asleep.
+        fence(Ordering::SeqCst);
+        let asleep = &self.words.asleep.0;
+        asleep.load(Ordering::Relaxed) == ASLEEP && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
+    }
+
+    /// To be asked when this side goes to sleep, after it has said so ([`Answerer::before_sleep`]): whether a listener that has given way to it must
+    /// be woken.
+    #[inline]
+    pub fn ends_turn(self) -> bool {
+        // That said so with a fence, which pairs with the one in `gives_way`.
+        let asleep = &self.words.asleep.0;
+        asleep.load(Ordering::Relaxed) == GAVE_WAY && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
+    }
+
     /// Back to the initial state, when neither side exists.
     pub fn clear(self) {
         self.words.tail.0.store(0, Ordering::Relaxed);
@@ -124,25 +142,10 @@ impl Ringer {
         self.quiet = false;
     }
 
-    /// To be asked once after a batch: whether the listener has to be woken.
+    /// To be asked once after a batch: whether the listener has to be woken. It need not if nothing was rung since.
     #[inline]
     pub fn must_wake(&mut self, bells: Bells<'_>) -> bool {
-        if core::mem::replace(&mut self.quiet, true) {
-            return false;
-        }
-        // Pairs with the fence in `before_sleep`: either the listener sees the bell, or this sees it asleep.
-        fence(Ordering::SeqCst);
-        let asleep = &bells.words.asleep.0;
-        asleep.load(Ordering::Relaxed) == ASLEEP && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
-    }
-
-    /// To be asked when this side goes to sleep, after it has said so ([`Answerer::before_sleep`]): whether a listener that has given way to it must
-    /// be woken.
-    #[inline]
-    pub fn ends_turn(&mut self, bells: Bells<'_>) -> bool {
-        // That said so with a fence, which pairs with the one in `gives_way`.
-        let asleep = &bells.words.asleep.0;
-        asleep.load(Ordering::Relaxed) == GAVE_WAY && asleep.swap(AWAKE, Ordering::Relaxed) != AWAKE
+        !core::mem::replace(&mut self.quiet, true) && bells.must_wake()
     }
 }
 
@@ -311,13 +314,13 @@ mod tests {
             ringer.ring(up.bells(), 1, RUNG);
             assert!(!ringer.must_wake(up.bells()), "it is the other side's turn");
             assert!(other.before_sleep(down.bells()));
-            assert!(ringer.ends_turn(up.bells()));
-            assert!(!ringer.ends_turn(up.bells()), "once");
+            assert!(up.bells().ends_turn());
+            assert!(!up.bells().ends_turn(), "once");
             assert!(answerer.after_sleep(up.bells()));
             assert_eq!(answerer.take(up.bells()), Ok(Some((1, RUNG))));
             assert!(answerer.before_sleep(up.bells()));
             assert_eq!(answerer.gives_way(up.bells(), down.bells()), Way::Kept, "the other side sleeps");
-            assert!(!ringer.ends_turn(up.bells()), "it had no turn");
+            assert!(!up.bells().ends_turn(), "it had no turn");
             ringer.ring(up.bells(), 1, RUNG);
             assert!(ringer.must_wake(up.bells()));
         }
@@ -395,6 +398,67 @@ mod tests {
             });
         }
 
+        /// The stack looks once behind each bell how much was written, takes all of it (`Domain::forward`), and goes to sleep without another look: whatever was written meanwhile has a bell of
+        /// its own, or wakes it.
+        #[test]
+        fn one_look_behind_each_bell_is_enough_before_a_sleep() {
+            loom::model(|| {
+                let memory = Arc::new(Memory::new(1));
+                let (mut ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+                let writer = {
+                    let memory = memory.clone();
+                    loom::thread::spawn(move || {
+                        for written in 1..=2 {
+                            memory.positions[0].store(written, Ordering::Release);
+                            ringer.ring(memory.bells(), 0, RUNG);
+                        }
+                        // Once: the checker knows no one order of what two threads write to a word, and would let the second look see what the first has left there.
+                        ringer.must_wake(memory.bells())
+                    })
+                };
+                let mut taken = 0;
+                let mut answer = |answerer: &mut Answerer| {
+                    while answerer.take(memory.bells()).expect("nobody breaks it").is_some() {
+                        taken = memory.positions[0].load(Ordering::Acquire);
+                    }
+                    taken
+                };
+                let taken = loop {
+                    let taken = answer(&mut answerer);
+                    if answerer.before_sleep(memory.bells()) {
+                        break taken;
+                    }
+                    answerer.after_sleep(memory.bells());
+                };
+                let woken = writer.join().unwrap();
+                assert!(woken || taken == 2, "it sleeps, nobody woke it, and {taken} of 2 were taken");
+                answerer.after_sleep(memory.bells());
+                assert_eq!(answer(&mut answerer), 2);
+            });
+        }
+
+        /// Of threads that ring by turns, and ask without the other's leave, one wakes the listener, and only one.
+        #[test]
+        fn of_those_who_ring_together_one_wakes() {
+            loom::model(|| {
+                let memory = Arc::new(Memory::new(2));
+                let (ringer, mut answerer) = (memory.bells().ringer(), memory.bells().answerer());
+                let ringer = Arc::new(loom::sync::Mutex::new(ringer));
+                let ring = |socket| {
+                    let (memory, ringer) = (memory.clone(), ringer.clone());
+                    move || {
+                        ringer.lock().unwrap().ring(memory.bells(), socket, RUNG);
+                        memory.bells().must_wake()
+                    }
+                };
+                let (first, second) = (loom::thread::spawn(ring(0)), ring(1));
+                let sleeps = answerer.before_sleep(memory.bells());
+                let woken = [second(), first.join().unwrap()];
+                assert!(!sleeps || woken.contains(&true), "it sleeps and nobody woke it");
+                assert_ne!(woken, [true; 2], "it was woken twice");
+            });
+        }
+
         /// Two that give way to each other do not both sleep on what was rung.
         #[test]
         fn nobody_sleeps_through_the_end_of_a_turn() {
@@ -408,7 +472,7 @@ mod tests {
                         ringer.ring(up.bells(), 0, RUNG);
                         let woken = ringer.must_wake(up.bells());
                         assert!(other.before_sleep(down.bells()), "nobody rings it");
-                        woken | ringer.ends_turn(up.bells())
+                        woken | up.bells().ends_turn()
                     })
                 };
                 let sleeps = answerer.before_sleep(up.bells())

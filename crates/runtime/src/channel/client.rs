@@ -1,6 +1,7 @@
 //! The application's end of a channel.
 
 mod blanks;
+mod blocked;
 mod common;
 mod datagrams;
 mod heirs;
@@ -8,23 +9,23 @@ mod offers;
 mod readiness;
 mod streams;
 
-pub use super::hand::Status;
+pub use super::hand::{Standing, Status};
 pub use common::CommonOf;
 pub use datagrams::Arrived;
 pub use heirs::Memory;
 pub use streams::Streams;
 
 use super::bells::{Answerer, RELEASED, RUNG, Ringer};
-use super::control::{Control, Reply, Request};
+use super::control::{Control, LinkInfo, Reply, Request};
 use super::hand::Hand;
 use super::region::{Direction, Region, SECOND_CHOICE};
 use super::socket::{reason, request, state};
 use super::sync::Ordering;
 use crate::error::Error;
 use crate::wait::{self, EventFd};
+use blocked::Blocked;
 use core::net::SocketAddr;
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use ginnel_stack::error::{OptionError, RecvError, SendError, Stale};
 use ginnel_stack::events::CloseReason;
@@ -33,7 +34,11 @@ use ginnel_stack::options::{ConnectOptions, ListenOptions, TcpInfo, TcpOption};
 use offers::Offers;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use std::collections::VecDeque;
+use std::io::IoSliceMut;
 use std::sync::Arc;
+
+/// Links are numbered with so many bits: who tells of more is no stack.
+const LINKS_MAX: usize = 1 << 16;
 
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +142,8 @@ pub struct Client {
     pub(super) region: Arc<Region>,
     number: usize,
     up: Up,
+    /// This client has rung since it asked last whether the stack has to be woken, if other threads ring as well.
+    rang: bool,
     down: Answerer,
     /// The stack's, to wake it.
     stack: Arc<EventFd>,
@@ -145,13 +152,15 @@ pub struct Client {
     control: Box<dyn Control>,
     sockets: Vec<Held>,
     /// Sockets on which a write was cut short.
-    blocked: Arc<[AtomicBool]>,
+    blocked: Arc<Blocked>,
     events: VecDeque<ClientEvent>,
     /// Where the next socket at hand is looked for.
     blank: usize,
     /// What is offered, if offers are not taken at once.
     by_hand: Option<Box<Offers>>,
     detached: bool,
+    /// A child that has not looked yet at what it inherited.
+    is_heir: bool,
 }
 
 impl Client {
@@ -163,7 +172,7 @@ impl Client {
         control: Box<dyn Control>,
     ) -> Self {
         let up = Up::Own(region.up(number).ringer());
-        let blocked = (0..region.sockets()).map(|_| AtomicBool::new(false)).collect();
+        let blocked = Arc::new(Blocked::new(region.sockets()));
         Self::with(region, number, up, stack, wake, control, blocked)
     }
 
@@ -174,7 +183,7 @@ impl Client {
         stack: Arc<EventFd>,
         wake: Arc<EventFd>,
         control: Box<dyn Control>,
-        blocked: Arc<[AtomicBool]>,
+        blocked: Arc<Blocked>,
     ) -> Self {
         // The stack may have rung since it knows of this client. Bells that nobody answers would be the last for their sockets.
         let down = region.down(number).answerer_from_first();
@@ -182,6 +191,7 @@ impl Client {
             region,
             number,
             up,
+            rang: false,
             down,
             stack,
             wake,
@@ -192,6 +202,7 @@ impl Client {
             blank: 0,
             by_hand: None,
             detached: false,
+            is_heir: false,
         }
     }
 
@@ -217,7 +228,7 @@ impl Client {
         wake: Arc<EventFd>,
         control: Box<dyn Control>,
     ) -> Self {
-        let blocked: Arc<[AtomicBool]> = (0..region.sockets()).map(|_| AtomicBool::new(false)).collect();
+        let blocked = Arc::new(Blocked::new(region.sockets()));
         let streams = Arc::new(Streams::new(region.clone(), number, stack.clone(), blocked.clone()));
         Self::with(region, number, Up::Shared(streams), stack, wake, control, blocked)
     }
@@ -310,6 +321,14 @@ impl Client {
         self.ask(Request::Unlisten(listener)).map(|_| ())
     }
 
+    /// The same where somebody asks something afterwards, of this shard or of another one of the stack: when that is answered this is done.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    pub fn unlisten_before_asking(&mut self, listener: u32) -> Result<(), Error> {
+        self.control.tell(self.number, Request::Unlisten(listener))
+    }
+
     /// Opens a connection; [`ClientEvent::Connected`] or [`ClientEvent::Closed`] follows.
     ///
     /// # Errors
@@ -336,6 +355,22 @@ impl Client {
         self.hand(conn).map_err(|_| OptionError::Stale)?.wish(option)?;
         self.ring(conn.index(), RUNG);
         Ok(())
+    }
+
+    /// The links of the stack, in its order.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    pub fn links(&mut self) -> Result<Vec<LinkInfo>, Error> {
+        let mut links = Vec::new();
+        loop {
+            // Cannot truncate: links are numbered with 16 bits.
+            match self.ask(Request::Links(links.len() as u32))? {
+                Reply::Links(more) if more.is_empty() => return Ok(links),
+                Reply::Links(more) if links.len() + more.len() <= LINKS_MAX => links.extend(more),
+                _ => return Err(mismatch()),
+            }
+        }
     }
 
     /// What the stack knows of a connection.
@@ -378,9 +413,9 @@ impl Client {
     pub(super) fn hold(&mut self, socket: u32, generation: u32) {
         if let Some(held) = self.known(socket) {
             *held = Held { generation: Some(generation), ..Held::default() };
-            self.blocked[socket as usize].store(false, Relaxed);
+            self.blocked.clear(socket);
             // What happened meanwhile was rung before it was held.
-            self.look(socket);
+            self.look(Conn::new(socket, generation));
         }
     }
 
@@ -398,9 +433,19 @@ impl Client {
         Ok(self.hand(conn)?.read_position())
     }
 
+    #[inline]
     fn held(&self, conn: Conn) -> Result<&Held, Stale> {
         let held = self.sockets.get(conn.index() as usize).ok_or(Stale::Handle)?;
         if held.generation == Some(conn.generation()) { Ok(held) } else { Err(Stale::Handle) }
+    }
+
+    /// The peer's end.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    pub fn peer(&self, conn: Conn) -> Result<SocketAddr, Stale> {
+        self.held(conn)?;
+        Ok(self.region.socket(conn.index()).end(1))
     }
 
     /// Our end and the peer's.
@@ -413,6 +458,7 @@ impl Client {
     }
 
     /// What is done with the bytes of a connection.
+    #[inline]
     fn hand(&self, conn: Conn) -> Result<Hand<'_>, Stale> {
         self.held(conn)?;
         let shared_by = matches!(self.up, Up::Shared(_)).then_some(self.number);
@@ -458,17 +504,47 @@ impl Client {
         Ok(count)
     }
 
+    /// How a connection stands, and what waited then, into buffers from byte `skip` of them on. `None` on a connection on which urgent data were ever announced: there reads have
+    /// to heed [`mark`](Self::mark), and nothing is taken. Nor is anything where a process that shares it was stopped in the middle of using it; then the end of it does not show, either.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    #[inline]
+    pub fn recv_into(
+        &mut self,
+        conn: Conn,
+        buffers: &mut [IoSliceMut<'_>],
+        skip: usize,
+    ) -> Result<(Standing, Option<usize>), Stale> {
+        let hand = self.hand(conn)?;
+        let standing = self.as_is(hand.standing());
+        let Ok(taken) = hand.recv_into(buffers, skip) else {
+            return Ok((standing.with_bytes_left(), Some(0)));
+        };
+        if let Some((_, true)) = taken {
+            self.ring(conn.index(), RUNG);
+        }
+        Ok((standing, taken.map(|(count, _)| count)))
+    }
+
+    /// Whether [`flush`](Self::flush) has anything to tell.
+    #[inline]
+    pub fn has_rung(&self) -> bool {
+        self.rang || matches!(self.up, Up::Own(_))
+    }
+
     /// Writes as many bytes as there is room for, and returns how many. If that is less than all, [`ClientEvent::Writable`] follows.
     ///
     /// # Errors
     /// The handle is stale; the connection is over, or its write side closed. [`SendError::Full`]: a process that shares it was stopped in the middle of
     /// using it.
+    #[inline]
     pub fn send(&mut self, conn: Conn, bytes: &[u8]) -> Result<usize, SendError> {
         if self.is_gone() {
             return Err(SendError::Closed);
         }
         let hand = self.hand(conn).map_err(|_| SendError::Stale)?;
-        let count = hand.send(bytes, &self.blocked[conn.index() as usize])?;
+        let count = hand.send(bytes, self.blocked.of(conn.index()))?;
         // Of what it sends from the buffer the stack may take something out, and does so only for those who wait.
         if count > 0 || !bytes.is_empty() && hand.is_lent() {
             self.ring(conn.index(), RUNG);
@@ -562,14 +638,20 @@ impl Client {
         Ok(())
     }
 
+    #[inline]
     pub(super) fn ring(&mut self, socket: u32, why: u8) {
         match &mut self.up {
             Up::Own(up) => up.ring(self.region.up(self.number), socket, why),
-            Up::Shared(streams) => streams.ring(socket, why),
+            Up::Shared(streams) => {
+                self.rang = true;
+                streams.ring(socket, why);
+            }
         }
     }
 
-    /// Tells the stack at once of what was done. To be called after each batch: until then the stack may sleep through it.
+    /// Tells the stack at once of what was done by this client. To be called after each batch: until then the stack may sleep through it. What other threads have done by its
+    /// [streams](Client::streams) is theirs to [tell](Streams::flush): this asks for nobody who has not rung himself. Only [`Client::before_sleep`] tells of theirs, too.
+    #[inline]
     pub fn flush(&mut self) {
         match &mut self.up {
             Up::Own(up) => {
@@ -577,34 +659,66 @@ impl Client {
                     self.stack.signal();
                 }
             }
-            Up::Shared(streams) => streams.flush(),
+            Up::Shared(streams) => {
+                if core::mem::take(&mut self.rang) {
+                    streams.flush();
+                }
+            }
         }
     }
 
     /// The next thing that happened.
     pub fn next_event(&mut self) -> Option<ClientEvent> {
-        while self.events.is_empty() {
+        loop {
+            if let Some(event) = self.events.pop_front() {
+                return Some(event);
+            }
             // The stack does not break its rings.
-            let (socket, _) = self.down.take(self.region.down(self.number)).ok().flatten()?;
+            let Some((socket, _)) = self.down.take(self.region.down(self.number)).ok().flatten() else {
+                if !self.is_heir {
+                    return None;
+                }
+                self.look_at_all();
+                continue;
+            };
             match self.sockets.get(socket as usize).and_then(|held| held.generation) {
-                Some(_) => self.look(socket),
+                Some(generation) => {
+                    let conn = Conn::new(socket, generation);
+                    if self.only_bytes_came(conn) {
+                        return Some(ClientEvent::Readable { conn });
+                    }
+                    self.look(conn);
+                }
                 // Another process of the domain may have written any number there.
                 None if (socket as usize) < self.sockets_max() => self.look_for_offer(socket),
                 None => {}
             }
         }
-        self.events.pop_front()
+    }
+
+    /// What mostly a bell is for: there are bytes to be read, and no other news. That is reported with this, and goes through no queue.
+    #[inline]
+    fn only_bytes_came(&mut self, conn: Conn) -> bool {
+        let place = conn.index() as usize;
+        let (held, words) = (&mut self.sockets[place], self.region.socket(conn.index()));
+        let is_all = words.state.load(Ordering::Acquire) & !held.reported == 0
+            && !self.blocked.is_set(conn.index())
+            && words.acked.load(Ordering::Relaxed) == held.acked
+            && words.notices.load(Ordering::Relaxed) == held.notices;
+        let came = words.positions(Direction::Incoming).written();
+        is_all && core::mem::replace(&mut held.shown, came) != came
     }
 
     /// Compares what the stack says of a socket with what was reported.
-    fn look(&mut self, socket: u32) {
+    fn look(&mut self, conn: Conn) {
+        let socket = conn.index();
         let held = &mut self.sockets[socket as usize];
-        let Some(generation) = held.generation else { return };
-        let conn = Conn::new(socket, generation);
         let words = self.region.socket(socket);
         let now = words.state.load(Ordering::Acquire);
         let new = now & !held.reported;
-        held.reported |= now;
+        if new != 0 {
+            held.reported |= now;
+        }
         if new & state::CONNECTED != 0 {
             self.events.push_back(ClientEvent::Connected { conn });
         }
@@ -613,13 +727,12 @@ impl Client {
             held.shown = came;
             self.events.push_back(ClientEvent::Readable { conn });
         }
-        let blocked = &self.blocked[socket as usize];
-        if blocked.load(Acquire)
+        if self.blocked.is_set(socket)
             && let hand = Hand::new(&self.region, socket, None)
-            && hand.status().room > 0
+            && hand.room() > 0
             && hand.is_below_low_water()
         {
-            blocked.store(false, Relaxed);
+            self.blocked.clear(socket);
             self.events.push_back(ClientEvent::Writable { conn });
         }
         let acked = words.acked.load(Ordering::Relaxed);
@@ -655,8 +768,11 @@ impl Client {
     /// To be called before sleeping on [`Client::wake_fd`]. False if something happened: do not sleep.
     pub fn before_sleep(&mut self) -> bool {
         self.wake_up();
+        // Also for threads that have rung and not asked yet.
+        self.rang = true;
         self.flush();
-        let sleeps = self.events.is_empty() && self.down.before_sleep(self.region.down(self.number));
+        let sleeps =
+            self.events.is_empty() && !self.is_heir && self.down.before_sleep(self.region.down(self.number));
         if sleeps {
             self.end_turn();
         }
@@ -666,8 +782,8 @@ impl Client {
     /// A stack that left the CPU to this client goes on.
     fn end_turn(&mut self) {
         match &mut self.up {
-            Up::Own(up) => {
-                if up.ends_turn(self.region.up(self.number)) {
+            Up::Own(_) => {
+                if self.region.up(self.number).ends_turn() {
                     self.stack.signal();
                 }
             }
@@ -711,6 +827,7 @@ impl Client {
     }
 
     /// Whether the stack, in another process, was found to be gone. Whatever is asked of it then is an error.
+    #[inline]
     pub fn is_gone(&self) -> bool {
         matches!(&self.up, Up::Shared(streams) if streams.gone.load(Relaxed))
     }

@@ -6,11 +6,12 @@ use crate::command::{Command, CommandError, Commander};
 use crate::error::Error;
 use crate::shard::Shard;
 use core::fmt;
-use core::net::SocketAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use ginnel_stack::error::{SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
-use ginnel_stack::ip::{DropStats, NetworkStats};
+use ginnel_stack::ip::{DropStats, LinkView, NetworkStats};
+use ginnel_stack::link::AddressState;
 use ginnel_stack::options::{ConnectOptions, ListenOptions, SocketOptions, TcpInfo};
 use ginnel_stack::tcp::TcpStats;
 use ginnel_stack::udp::{Datagram, UdpError, UdpOptions, UdpReport, UdpSending};
@@ -34,6 +35,8 @@ pub enum Request {
     ListenAlone(SocketAddr, ListenOptions),
     /// So many connections may wait at the listener of this number.
     Backlog(u32, u32),
+    /// Offer what waits at listeners, as far as credits allow.
+    Offer,
     /// Connections at the listener of this number are offered when they have brought something, or so much time is over; 0 for at once.
     Defer(u32, Duration),
     /// Connections that come to the listener of this number from now on begin with these options.
@@ -54,6 +57,8 @@ pub enum Request {
     SendUrgent(u32, Vec<u8>),
     /// About UDP sockets.
     Udp(UdpRequest),
+    /// The links from this one on, as many as one answer has room for.
+    Links(u32),
     /// What the stack has counted.
     Counters,
     /// The client is gone, or wants to be: what it alone holds is closed.
@@ -133,6 +138,56 @@ pub struct Counters {
     pub drops: DropStats,
 }
 
+/// A link of the stack's, as programs may be shown it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkInfo {
+    /// Its name in the configuration; the first 64 bytes of a longer one.
+    pub name: String,
+    /// Its address on the link layer.
+    pub mac: [u8; 6],
+    /// Bytes of its largest IP packet.
+    pub mtu: u16,
+    /// What is sent there comes back.
+    pub loopback: bool,
+    /// The addresses in use, with the lengths of their prefixes; [`LinkInfo::ADDRESSES_MAX`] at the most.
+    pub addresses: Vec<(IpAddr, u8)>,
+}
+
+impl LinkInfo {
+    /// Addresses of a link that are told.
+    pub const ADDRESSES_MAX: usize = 1024;
+    /// Bytes of a name that are told.
+    const NAME_MAX: usize = 64;
+    /// Addresses in one answer, which fits into a message of the door.
+    const PORTION: usize = 2048;
+    /// What else a link has takes as much as so many.
+    const OVERHEAD: usize = 5;
+
+    /// Those from number `from` on that fit into one answer.
+    pub(crate) fn portion<'a>(links: impl Iterator<Item = LinkView<'a>>, from: u32) -> Vec<Self> {
+        let mut told = Vec::new();
+        let mut room = Self::PORTION;
+        for view in links.skip(from as usize) {
+            let info = Self::of(&view);
+            let needs = info.addresses.len() + Self::OVERHEAD;
+            if needs > room && !told.is_empty() {
+                break;
+            }
+            room = room.saturating_sub(needs);
+            told.push(info);
+        }
+        told
+    }
+
+    fn of(view: &LinkView<'_>) -> Self {
+        let name = &view.name[..view.name.floor_char_boundary(Self::NAME_MAX)];
+        // Those that can be bound: not such as are being checked, or are another host's.
+        let ours = view.addresses.iter().filter(|known| known.state == AddressState::Valid);
+        let addresses = ours.map(|known| (known.address, known.prefix)).take(Self::ADDRESSES_MAX).collect();
+        Self { name: name.into(), mac: view.mac.0, mtu: view.mtu, loopback: view.loopback, addresses }
+    }
+}
+
 /// With whom a reserved address may be shared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
@@ -209,6 +264,8 @@ pub enum Reply {
     UdpPathMtu(Result<u16, UdpError>),
     /// To the other questions about UDP sockets.
     Udp(Result<(), UdpError>),
+    /// To [`Request::Links`]. Behind the last there are none.
+    Links(Vec<LinkInfo>),
     /// To [`Request::Counters`].
     Counters(Box<Counters>),
     /// To what cannot fail.
@@ -287,6 +344,14 @@ pub trait Control: Send {
     /// # Errors
     /// The shard is gone.
     fn ask(&mut self, client: usize, request: Request) -> Result<Reply, Error>;
+
+    /// Asks, and need not wait for the answer: what is asked next in the same way, by whichever client of the process, is answered behind it.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    fn tell(&mut self, client: usize, request: Request) -> Result<(), Error> {
+        self.ask(client, request).map(|_| ())
+    }
 }
 
 /// The way for simulations and other programs that turn both shards on one thread: the stack's shard is asked directly.
@@ -342,5 +407,51 @@ fn answered<T>(shard: &Commander, command: impl FnOnce(SyncSender<T>) -> Command
             Err(RecvTimeoutError::Timeout) if !shard.has_ended() => {}
             Err(_) => return Err(gone()),
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use ginnel_stack::link::Address;
+    use ginnel_stack::time::Instant;
+    use ginnel_stack::wire::MacAddr;
+
+    fn address(number: u32, state: AddressState) -> Address {
+        let (address, never) = (core::net::Ipv4Addr::from_bits(number).into(), Instant::MAX);
+        let autoconfigured = false;
+        Address { address, prefix: 24, state, autoconfigured, preferred_until: never, valid_until: never }
+    }
+
+    #[test]
+    fn links_come_in_portions_and_those_that_have_much_are_cut() {
+        let few: Vec<_> = (0..3).map(|at| address(at, AddressState::Valid)).collect();
+        let many: Vec<_> = (0..3000).map(|at| address(at, AddressState::Valid)).collect();
+        let others = [
+            address(1, AddressState::Duplicate),
+            address(2, AddressState::Valid),
+            address(3, AddressState::Tentative { probes: 0 }),
+        ];
+        let long = "ü".repeat(100);
+        let view = |name, addresses| LinkView {
+            name,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            mtu: 1500,
+            loopback: false,
+            addresses,
+        };
+        let views =
+            [view("a", &few[..]), view("b", &[]), view("c", &many), view(&long, &others), view("e", &few)];
+        let from = |from| LinkInfo::portion(views.into_iter(), from);
+        let counts = |told: &[LinkInfo]| told.iter().map(|link| link.addresses.len()).collect::<Vec<_>>();
+        assert_eq!(counts(&from(0)), [3, 0, LinkInfo::ADDRESSES_MAX, 1, 3]);
+        let last = from(3);
+        assert_eq!(counts(&last), [1, 3]);
+        assert_eq!((last[0].name.len(), last[0].addresses[0]), (64, ("0.0.0.2".parse().unwrap(), 24)));
+        assert!(from(5).is_empty() && from(u32::MAX).is_empty());
+        let small: Vec<_> = (0..5000).map(|_| view("x", &[])).collect();
+        assert_eq!(LinkInfo::portion(small.into_iter(), 0).len(), LinkInfo::PORTION / LinkInfo::OVERHEAD);
+        let large = [view("c", &many); 3];
+        assert_eq!(counts(&LinkInfo::portion(large.into_iter(), 0)), [LinkInfo::ADDRESSES_MAX]);
     }
 }

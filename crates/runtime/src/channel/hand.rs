@@ -5,7 +5,7 @@ use super::datagram::{HEADER_BYTES, Header, REPORTS, error_of};
 use super::lock::{self, Guard};
 use super::mark::{self, Mark};
 use super::region::{Direction, Region, SocketWords};
-use super::socket::{reason, request, state};
+use super::socket::{ended, reason, request, state};
 use super::stream::Stream;
 use super::sync::{Ordering, fence};
 use super::wishes;
@@ -32,16 +32,59 @@ pub struct Status {
     pub unsent: usize,
     /// Bytes that were written and lie in the buffer: the stack gives their room back when it has copied them, or when the peer has acknowledged them.
     pub occupied: usize,
-    /// It is established, or was.
-    pub connected: bool,
-    /// The peer's FIN follows what there is to read.
-    pub peer_closed: bool,
+    /// The rest, which was looked at before: all that came before an end is there.
+    pub standing: Standing,
     /// Somebody who holds it has ended its write side.
     pub write_closed: bool,
-    /// It is over, for this reason.
-    pub ended: Option<CloseReason>,
     /// How often urgent data were announced or came, or datagrams came. If it is not 0, reads have to heed [`Client::mark`](super::Client::mark).
     pub notices: u32,
+}
+
+/// How a connection stands but for its bytes: one word, which the stack writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing(u32);
+
+impl Standing {
+    /// What the word says.
+    #[inline]
+    pub(super) fn of(words: &SocketWords) -> Self {
+        Self(words.state.load(Ordering::Acquire))
+    }
+
+    /// The same of a stack that is gone, and does not write it down any more.
+    #[cold]
+    pub(super) fn lost(self) -> Self {
+        if self.is_over() { self } else { Self(self.0 | ended(CloseReason::Reset)) }
+    }
+
+    /// The same of one whose bytes could not be looked at: its end stands behind them, and does not show yet.
+    #[cold]
+    pub(super) fn with_bytes_left(self) -> Self {
+        Self(self.0 & !(state::FIN | state::ENDED))
+    }
+
+    /// It is established, or was.
+    #[inline]
+    pub fn is_connected(self) -> bool {
+        self.0 & state::CONNECTED != 0
+    }
+
+    /// The peer's FIN follows what there is to read.
+    #[inline]
+    pub fn peer_closed(self) -> bool {
+        self.0 & state::FIN != 0
+    }
+
+    /// It is over.
+    #[inline]
+    pub fn is_over(self) -> bool {
+        self.0 & state::ENDED != 0
+    }
+
+    /// Why, if it is.
+    pub fn ended(self) -> Option<CloseReason> {
+        reason(self.0)
+    }
 }
 
 /// A client's grip on a socket.
@@ -57,12 +100,8 @@ pub(super) struct Hand<'a> {
 impl<'a> Hand<'a> {
     #[inline]
     pub fn new(region: &'a Region, socket: u32, shared_by: Option<usize>) -> Self {
-        Self {
-            words: region.socket(socket),
-            incoming: region.stream(socket, Direction::Incoming),
-            outgoing: region.stream(socket, Direction::Outgoing),
-            shared_by,
-        }
+        let (words, incoming, outgoing) = region.whole(socket);
+        Self { words, incoming, outgoing, shared_by }
     }
 
     /// `Err`: another holder has it and was stopped there.
@@ -74,9 +113,14 @@ impl<'a> Hand<'a> {
         }
     }
 
+    #[inline]
+    pub fn standing(&self) -> Standing {
+        Standing::of(self.words)
+    }
+
+    /// The bytes, to what was said before of the rest: so all that came before an end is there.
     #[inline(always)]
-    pub fn status(&self) -> Status {
-        let bits = self.words.state.load(Ordering::Acquire);
+    pub fn status(&self, standing: Standing) -> Status {
         let requests = self.words.requests.load(Ordering::Relaxed);
         let positions = self.words.positions(Direction::Outgoing);
         let written = positions.written();
@@ -87,18 +131,24 @@ impl<'a> Hand<'a> {
             room: waiting.map_or(0, |waiting| self.outgoing.room_beside(waiting)),
             unsent: written.saturating_sub(positions.taken()).min(occupied as u64) as usize,
             occupied,
-            connected: bits & state::CONNECTED != 0,
-            peer_closed: bits & state::FIN != 0,
+            standing,
             write_closed: requests & (request::SHUTDOWN | request::CLOSE | request::ABORT) != 0,
-            ended: reason(bits),
             notices: self.words.notices.load(Ordering::Relaxed),
         }
     }
 
+    /// Bytes that can be written now.
+    #[inline]
+    pub fn room(&self) -> usize {
+        self.outgoing.room(self.words.positions(Direction::Outgoing).written()).unwrap_or(0)
+    }
+
+    #[inline]
     pub fn read_position(&self) -> u64 {
         self.words.positions(Direction::Incoming).read()
     }
 
+    #[inline]
     pub fn readable(&self) -> usize {
         // The stack can be trusted, and other holders are of the same domain: what cannot be is nothing.
         self.incoming.readable(self.read_position()).unwrap_or(0)
@@ -120,9 +170,15 @@ impl<'a> Hand<'a> {
 
     #[inline]
     fn take_off(&self, count: usize) -> bool {
-        let mut read = self.read_position();
+        let read = self.read_position();
         let waiting = self.incoming.readable(read).unwrap_or(0);
-        self.incoming.consume(&mut read, count.min(waiting));
+        self.take_waiting(read, count.min(waiting))
+    }
+
+    /// The same of bytes that wait behind this position.
+    #[inline]
+    fn take_waiting(&self, mut read: u64, count: usize) -> bool {
+        self.incoming.consume(&mut read, count);
         // Pairs with the fence of the stack's, which asks for this before it looks once more.
         fence(Ordering::SeqCst);
         let wants = &self.words.wants_room;
@@ -135,6 +191,49 @@ impl<'a> Hand<'a> {
         let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
         let count = self.incoming.peek(self.read_position(), 0, out).unwrap_or(0);
         Ok((count, self.take_off(count)))
+    }
+
+    /// The same into buffers, behind `skip` bytes of them. `None`, and nothing is taken, if there ever were urgent data: then reads have to heed the mark.
+    ///
+    /// Who waits for bytes that are not there takes no lock.
+    #[inline]
+    pub fn recv_into(
+        &self,
+        buffers: &mut [IoSliceMut<'_>],
+        mut skip: usize,
+    ) -> Result<Option<(usize, bool)>, RecvError> {
+        if self.readable() == 0 {
+            return Ok(self.is_plain().then_some((0, false)));
+        }
+        let _guard = self.lock().map_err(|()| RecvError::WouldBlock)?;
+        let read = self.read_position();
+        let waiting = self.incoming.readable(read).unwrap_or(0);
+        // Behind the position: what came with an urgent byte, or behind one, is not taken for what it is not.
+        if !self.is_plain() {
+            return Ok(None);
+        }
+        let mut copied = 0;
+        for buffer in buffers {
+            if skip >= buffer.len() {
+                skip -= buffer.len();
+                continue;
+            }
+            let place = &mut buffer[skip..];
+            skip = 0;
+            let count = place.len().min(waiting - copied);
+            self.incoming.copy_waiting(read, copied, &mut place[..count]);
+            copied += count;
+            if copied == waiting {
+                break;
+            }
+        }
+        Ok(Some((copied, self.take_waiting(read, copied))))
+    }
+
+    /// Whether there never were urgent data, nor datagrams.
+    #[inline]
+    fn is_plain(&self) -> bool {
+        self.words.notices.load(Ordering::Relaxed) == 0
     }
 
     /// Writes what there is room for; how many bytes. If that is not all, `blocked` is set, and the stack tells when there is room.

@@ -34,8 +34,8 @@ mod stats;
 pub(crate) mod tests;
 mod wishes;
 
-pub use client::{Arrived, Client, ClientEvent, ClientParts, CommonOf, Memory, Status, Streams};
-pub use control::{Reserved, Sharing, Thing};
+pub use client::{Arrived, Client, ClientEvent, ClientParts, CommonOf, Memory, Standing, Status, Streams};
+pub use control::{LinkInfo, Reserved, Sharing, Thing};
 pub use mark::Mark;
 pub use server::ChannelServer;
 pub use stats::ChannelStats;
@@ -89,7 +89,7 @@ pub struct ChannelConfig {
     /// How long a worker may leave a connection that it was offered before another gets it, in milliseconds: 1 to 60,000. Default 50.
     pub offer_ms: u32,
     /// How long a shard leaves its CPU to an application that it gave work and that runs there, too, in microseconds: 0 to 10,000. Frames and timers wait until the application
-    /// sleeps, but no longer than this; what came meanwhile is one batch. 0: it does not wait. Default 100.
+    /// sleeps, but no longer than this (at the most one time in 65, in which it yields in vain, as long as a time slice of the kernel's); what came meanwhile is one batch. 0: it does not wait. Default 100.
     pub turn_us: u32,
     /// How long a stack waits for an application's answer to what it acknowledges at once otherwise, so that answer and acknowledgement are one segment, in microseconds: 0 to
     /// 10,000. It is about the first segments of a connection; every second segment is acknowledged at once nevertheless. 0: it does not wait. Default 100.

@@ -135,6 +135,8 @@ pub(super) enum Direction {
 struct Layout {
     sockets: usize,
     clients: usize,
+    /// Of a ring of doorbells: a power of two.
+    places: usize,
     buffer_bytes: usize,
     client_bytes: usize,
     clients_at: usize,
@@ -151,8 +153,9 @@ impl Layout {
     fn new(config: &ChannelConfig) -> Self {
         let (sockets, clients) = (config.sockets_max as usize, config.clients_max as usize);
         let buffer_bytes = config.socket_buffer_bytes as usize;
-        let places = sockets.next_power_of_two() * size_of::<AtomicU32>();
-        let client_bytes = (size_of::<ClientWords>() + 2 * (places + sockets)).next_multiple_of(PAGE);
+        let places = sockets.next_power_of_two();
+        let ring_bytes = places * size_of::<AtomicU32>() + sockets;
+        let client_bytes = (size_of::<ClientWords>() + 2 * ring_bytes).next_multiple_of(PAGE);
         let clients_at = PAGE;
         let sockets_at = clients_at + clients * client_bytes;
         let common_at = (sockets_at + sockets * size_of::<SocketWords>()).next_multiple_of(PAGE);
@@ -166,6 +169,7 @@ impl Layout {
         Self {
             sockets,
             clients,
+            places,
             buffer_bytes,
             client_bytes,
             clients_at,
@@ -364,41 +368,61 @@ impl Region {
         unsafe { core::slice::from_raw_parts(self.at.add(offset).cast().as_ptr(), count) }
     }
 
+    /// The same of one of the parts that [`Layout`] lays out, whose number was checked: they lie inside, so that is not asked once more for each call and packet.
+    ///
+    /// # Safety
+    /// As of `slice`, and they are inside of the region.
+    #[inline]
+    unsafe fn laid_out<T>(&self, offset: usize, count: usize) -> &[T] {
+        debug_assert!(offset + count * size_of::<T>() <= self.layout.total, "inside of the region");
+        debug_assert!(offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: inside of the mapping, as the caller promises; for the rest see `slice`.
+        unsafe { core::slice::from_raw_parts(self.at.add(offset).cast().as_ptr(), count) }
+    }
+
     fn header(&self) -> &Header {
         // SAFETY: atomics, at the start of a page.
         unsafe { &self.slice::<Header>(0, 1)[0] }
     }
 
+    #[inline]
     fn client(&self, number: usize) -> &ClientWords {
-        // SAFETY: atomics; areas begin at pages.
-        unsafe { &self.slice::<ClientWords>(self.client_at(number), 1)[0] }
+        // SAFETY: atomics; areas begin at pages, and the number was checked.
+        unsafe { &self.laid_out::<ClientWords>(self.client_at(number), 1)[0] }
     }
 
+    #[inline]
     fn client_at(&self, number: usize) -> usize {
         assert!(number < self.layout.clients, "a client's number");
         self.layout.clients_at + number * self.layout.client_bytes
     }
 
     /// A ring of a client, by which of the two it is.
-    fn bells<'a>(&'a self, number: usize, words: &'a Words, which: usize) -> Bells<'a> {
-        let (count, sockets) = (self.layout.sockets.next_power_of_two(), self.layout.sockets);
-        let at = self.client_at(number) + size_of::<ClientWords>();
+    #[inline]
+    fn bells(&self, number: usize, words: impl FnOnce(&ClientWords) -> &Words, which: usize) -> Bells<'_> {
+        let (count, sockets) = (self.layout.places, self.layout.sockets);
+        let client_at = self.client_at(number);
+        let at = client_at + size_of::<ClientWords>();
         let flags_at = at + 2 * count * size_of::<AtomicU32>();
-        // SAFETY: atomics; the words before are aligned to 128 bytes and places are words of four.
+        // SAFETY: atomics; areas begin at pages, the words before are aligned to 128 bytes and places are words of four. A client's area has room for both rings, and its number
+        // was checked.
         unsafe {
-            let places = self.slice::<AtomicU32>(at + which * count * size_of::<AtomicU32>(), count);
-            Bells { words, places, flags: self.slice::<AtomicU8>(flags_at + which * sockets, sockets) }
+            let words = words(&self.laid_out::<ClientWords>(client_at, 1)[0]);
+            let places = self.laid_out::<AtomicU32>(at + which * count * size_of::<AtomicU32>(), count);
+            Bells { words, places, flags: self.laid_out::<AtomicU8>(flags_at + which * sockets, sockets) }
         }
     }
 
     /// The ring from a client to the stack.
+    #[inline]
     pub fn up(&self, number: usize) -> Bells<'_> {
-        self.bells(number, &self.client(number).up, 0)
+        self.bells(number, |client| &client.up, 0)
     }
 
     /// The ring from the stack to a client.
+    #[inline]
     pub fn down(&self, number: usize) -> Bells<'_> {
-        self.bells(number, &self.client(number).down, 1)
+        self.bells(number, |client| &client.down, 1)
     }
 
     pub fn credits(&self, number: usize) -> &[AtomicU32; LISTENERS_MAX] {
@@ -434,11 +458,12 @@ impl Region {
         self.dozes(number).store(0, Ordering::Relaxed);
     }
 
+    #[inline]
     pub fn socket(&self, socket: u32) -> &SocketWords {
         assert!((socket as usize) < self.layout.sockets, "a socket's number");
         let at = self.layout.sockets_at + socket as usize * size_of::<SocketWords>();
-        // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned.
-        unsafe { &self.slice::<SocketWords>(at, 1)[0] }
+        // SAFETY: atomics; the table begins at a page and its entries are as long as they are aligned. The number was checked.
+        unsafe { &self.laid_out::<SocketWords>(at, 1)[0] }
     }
 
     fn common(&self, place: usize) -> &Common {
@@ -473,15 +498,30 @@ impl Region {
     }
 
     /// The bytes of a socket in one direction.
+    #[inline]
     pub fn stream(&self, socket: u32, direction: Direction) -> Stream<'_> {
+        self.stream_of(self.socket(socket), socket, direction)
+    }
+
+    /// The words of a socket, and its bytes in both directions.
+    #[inline]
+    pub fn whole(&self, socket: u32) -> (&SocketWords, Stream<'_>, Stream<'_>) {
         let words = self.socket(socket);
+        let stream = |direction| self.stream_of(words, socket, direction);
+        (words, stream(Direction::Incoming), stream(Direction::Outgoing))
+    }
+
+    /// The bytes of the socket whose number was checked, and gave these words.
+    #[inline]
+    fn stream_of<'a>(&'a self, words: &'a SocketWords, socket: u32, direction: Direction) -> Stream<'a> {
+        debug_assert!((socket as usize) < self.layout.sockets);
         let (positions, which) = match direction {
             Direction::Incoming => (&words.incoming, 0),
             Direction::Outgoing => (&words.outgoing, 1),
         };
         let bytes = self.layout.buffer_bytes;
         let at = self.layout.bytes_at + (2 * socket as usize + which) * bytes;
-        // SAFETY: inside of the mapping by `Layout::new`, as the socket's number was checked; nothing else reaches these bytes.
+        // SAFETY: inside of the mapping by `Layout::new`, as the socket's number was checked before; nothing else reaches these bytes.
         unsafe { Stream::new(positions, self.at.add(at), bytes, &self.rings) }
     }
 }
@@ -514,6 +554,7 @@ impl SocketWords {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
+    #[inline]
     pub fn positions(&self, direction: Direction) -> &Positions {
         match direction {
             Direction::Incoming => &self.incoming,
@@ -538,15 +579,18 @@ impl SocketWords {
 
     /// Our end and the peer's.
     pub fn ends(&self) -> [SocketAddr; 2] {
-        core::array::from_fn(|which| {
-            let words = &self.ends[which];
-            let mut octets = [0; 16];
-            let port = words[0].load(Ordering::Acquire) as u16;
-            for (word, bytes) in words[1..].iter().zip(octets.as_chunks_mut().0) {
-                *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
-            }
-            SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port)
-        })
+        [self.end(0), self.end(1)]
+    }
+
+    /// One of them.
+    pub fn end(&self, which: usize) -> SocketAddr {
+        let words = &self.ends[which];
+        let mut octets = [0; 16];
+        let port = words[0].load(Ordering::Acquire) as u16;
+        for (word, bytes) in words[1..].iter().zip(octets.as_chunks_mut().0) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        SocketAddr::new(Ipv6Addr::from(octets).to_canonical(), port)
     }
 }
 

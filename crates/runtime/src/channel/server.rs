@@ -461,6 +461,11 @@ impl Handler for ChannelServer {
         }
     }
 
+    fn yields(&self) -> Option<Duration> {
+        // Of several domains none may have the CPU again and again.
+        (self.is_alone() && self.is_in_the_way()).then(|| Duration::from_micros(self.config.turn_us.into()))
+    }
+
     fn give_way(&mut self) -> Option<Duration> {
         if self.config.turn_us == 0 {
             return None;

@@ -230,6 +230,60 @@ fn the_keys_of_af_xdp_are_read_and_a_wrong_one_is_named() {
 }
 
 #[test]
+fn what_a_capture_is_to_be_is_checked() {
+    let table = "[[device]]\nname = \"a\"\nkind = \"memory\"\n";
+    let good =
+        "capture = \"x\"\ncapture_filter = \"tcp port 80\"\ncapture_files = 3\ncapture_file_bytes = 65536\n";
+    let config = Config::from_toml("x.toml", &format!("{table}{good}")).unwrap();
+    assert_eq!((config.devices[0].capture_files, config.devices[0].capture_file_bytes), (Some(3), 65_536));
+    for (keys, problem) in [
+        (
+            "capture = \"x\"\ncapture_filter = \"tcp port http\"\n",
+            "5: device[0].capture_filter: at byte 9: \"http\" is no port, 0 to 65535",
+        ),
+        (
+            "capture = \"x\"\ncapture_snaplen_bytes = 13\n",
+            "5: device[0].capture_snaplen_bytes: 13 is outside 14 to 262144",
+        ),
+        ("capture = \"x\"\ncapture_files = 1\n", "5: device[0].capture_files: 1 is outside 2 to 1000000"),
+        (
+            "capture = \"x\"\ncapture_files = 2\ncapture_file_bytes = 100\n",
+            "6: device[0].capture_file_bytes: 100 is outside 65536 to 1099511627776",
+        ),
+        (
+            "capture = \"x\"\ncapture_file_bytes = 100_000\n",
+            "5: device[0].capture_file_bytes: is for a ring of `capture_files`",
+        ),
+        ("capture_filter = \"tcp\"\n", "4: device[0].capture_filter: is for a device with a `capture`"),
+        ("capture_files = 2\n", "4: device[0].capture_files: is for a device with a `capture`"),
+    ] {
+        assert_eq!(error(&format!("{table}{keys}")), format!("x.toml:{problem}"));
+    }
+}
+
+#[test]
+fn a_gateway_must_be_a_neighbour() {
+    let route = |gateway: &str| GOOD.replace("\"10.1.0.1\"", &format!("\"{gateway}\""));
+    let line = 1 + GOOD.lines().position(|l| l.starts_with("gateway")).unwrap();
+    for (gateway, problem) in [
+        ("10.3.0.1", "10.3.0.1 is in no network of link \"lan\""),
+        ("10.2.0.1", "10.2.0.1 is in no network of link \"lan\""),
+        ("10.1.0.2", "10.1.0.2 is an address of the stack's own"),
+        ("fd00::1", "is of another family than the destination"),
+    ] {
+        assert_eq!(error(&route(gateway)), format!("x.toml:{line}: route[0].gateway: {problem}"));
+    }
+    // A route without a gateway says that its hosts are on the link, and an address of the link's own scope always is.
+    let direct = "[[route]]\ndestination = \"10.3.0.0/24\"\nlink = \"lan\"\n";
+    Config::from_toml(
+        "x.toml",
+        &GOOD.replace("[[route]]", &format!("{direct}[[route]]")).replace("10.1.0.1", "10.3.0.1"),
+    )
+    .unwrap();
+    Config::from_toml("x.toml", &route("fe80::1").replace("0.0.0.0/0", "::/0")).unwrap();
+}
+
+#[test]
 fn a_missing_key_is_named_with_its_table() {
     let e = error("[[link]]\nname = \"lan\"\n");
     assert_eq!(e, "x.toml:1: link[0]: missing field `device`");

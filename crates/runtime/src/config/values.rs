@@ -20,6 +20,15 @@ impl Prefix {
         let address = if ipv4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         Self { address, len: 0 }
     }
+
+    /// Whether `address` is in the network.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(a), IpAddr::V4(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= self.len.into(),
+            (IpAddr::V6(a), IpAddr::V6(b)) => (a.to_bits() ^ b.to_bits()).leading_zeros() >= self.len.into(),
+            _ => false,
+        }
+    }
 }
 
 impl FromStr for Prefix {

@@ -111,6 +111,16 @@ impl Code for bool {
     }
 }
 
+impl<const N: usize> Code for [u8; N] {
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend(self);
+    }
+
+    fn get(from: &mut Reader<'_>) -> Option<Self> {
+        from.take(N)?.try_into().ok()
+    }
+}
+
 impl Code for usize {
     fn put(&self, out: &mut Vec<u8>) {
         (*self as u64).put(out);

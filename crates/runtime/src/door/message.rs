@@ -6,11 +6,13 @@ use crate::channel::control::{Reply, Request};
 use core::fmt;
 
 /// The version of everything in this file and of the region. Both ends must have the same: they are parts of one installation.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 7;
 /// First word of a first message, in every version.
 pub(super) const MAGIC: u32 = 0x6c65_6e67;
-/// First word of somebody who wants no place yet. No answer; what follows are [descriptors](guest).
+/// First word of somebody who wants no place yet. No answer, unless it is refused; what follows are [descriptors](guest).
 pub(super) const GUEST: u32 = 0x7473_6775;
+/// First word of a child, on the connection that its parent has announced. No answer, unless it is refused: its parent has been told what it needs. The descriptor is the process.
+pub(super) const CHILD: u32 = 0x646c_6863;
 /// What a guest's messages are about, each with a descriptor: their one byte. There is no answer.
 pub(super) mod guest {
     /// The connection of a process that comes in, as the guest's user.
@@ -101,6 +103,8 @@ pub(super) enum Answer {
     Reply(Reply),
     /// It is done.
     Done,
+    /// To [`Ask::Fork`]: the numbers of the child's clients on the shards. Beside it: what wakes the child.
+    Child(Vec<u32>),
     /// To [`Ask::Resolve`], with the note of whoever shared them.
     Things(Vec<Held>, Vec<u8>),
     /// No, and why.
@@ -108,6 +112,7 @@ pub(super) enum Answer {
 }
 choice!(Answer {
     0 => Welcome(shards, terms), 1 => Seat(number), 2 => Reply(reply), 3 => Done, 4 => Things(things, note), 5 => Refused(why),
+    6 => Child(seats),
 });
 
 /// Why the door does not do what it was asked.
@@ -131,9 +136,12 @@ pub enum Refusal {
     Gone,
     /// Ports below this one are not for every user.
     Port(u16),
+    /// As many processes of the user as there may be are at the door and have not come in.
+    Crowd,
 }
 choice!(Refusal {
     0 => Version(theirs), 1 => User, 2 => Clients, 3 => Domains, 4 => Placeholders, 5 => Unknown, 6 => Malformed, 7 => Gone, 8 => Port(start),
+    9 => Crowd,
 });
 
 impl fmt::Display for Refusal {
@@ -149,6 +157,7 @@ impl fmt::Display for Refusal {
             Self::Unknown => f.write_str("there is no such connection, or this process does not hold it"),
             Self::Malformed => f.write_str("the message could not be understood"),
             Self::Gone => f.write_str("the shard has ended"),
+            Self::Crowd => f.write_str("as many processes of this user as there may be wait at its door"),
             Self::Port(start) => write!(f, "ports below {start} are for the stack's own user"),
         }
     }

@@ -13,6 +13,7 @@
 //! programs and die, and carries their rare requests. Bytes, bells and offers pass it by.
 
 mod codec;
+mod crowd;
 mod line;
 mod listen;
 mod message;
@@ -52,7 +53,7 @@ pub const NAME: &str = "control";
 pub struct DoorStats {
     /// Processes that were let in.
     pub admitted: u64,
-    /// Connections of other users, of other versions, and of those who said nothing that could be understood.
+    /// Connections of other users, of other versions, of those who said nothing that could be understood, and of users who have too many at the door.
     pub turned_away: u64,
     /// Processes that found no room.
     pub no_room: u64,

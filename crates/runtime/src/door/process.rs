@@ -35,12 +35,17 @@ struct Line {
     fd: OwnFd,
     /// Of the last question.
     number: u32,
+    /// Room for an answer, once something is asked: most children never do.
     buffer: Vec<u8>,
 }
 
 impl Line {
     fn new(fd: OwnedFd) -> Self {
-        Self { fd: OwnFd::new(fd), number: 0, buffer: line::buffer() }
+        Self::of(OwnFd::new(fd))
+    }
+
+    fn of(fd: OwnFd) -> Self {
+        Self { fd, number: 0, buffer: Vec::new() }
     }
 
     /// The first word, and what comes of it: what wakes this process, and its places on the shards.
@@ -64,12 +69,26 @@ impl Line {
         Ok((wake, seats, terms))
     }
 
+    /// Asks, and leaves the answer to whoever asks next.
+    fn tell(&mut self, what: &impl Code, with: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        if self.buffer.is_empty() {
+            self.buffer = line::buffer();
+        }
+        self.number = self.number.wrapping_add(1);
+        line::send(&self.fd, &encode(self.number, what), with)
+            .map_err(|_| last_word(&self.fd, &mut self.buffer))
+    }
+
     /// Asks, and waits for the answer, which may come with descriptors.
     fn ask(&mut self, what: &impl Code, with: &[BorrowedFd<'_>]) -> Result<(Answer, Vec<OwnedFd>), Error> {
-        self.number = self.number.wrapping_add(1);
-        line::send(&self.fd, &encode(self.number, what), with).map_err(|_| Error::StackGone)?;
+        self.tell(what, with)?;
         let until = Instant::now() + PATIENCE;
         loop {
+            // It comes from another thread, so it is never there yet.
+            let left = until.saturating_duration_since(Instant::now());
+            let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+            // Interrupted or not: there is something, or there is not.
+            let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left));
             match line::receive(&self.fd, &mut self.buffer) {
                 Received::Packet(bytes, descriptors) => match decode::<Answer>(&self.buffer[..bytes]) {
                     (number, Some(answer)) if number == self.number || number == 0 => match answer {
@@ -80,20 +99,27 @@ impl Line {
                     (_, Some(_)) => {}
                     (_, None) => return Err(Error::Refused(Refusal::Malformed)),
                 },
-                Received::Nothing => {
-                    let left = until.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(Error::io("answer of the stack", std::io::ErrorKind::TimedOut));
-                    }
-                    let left =
-                        Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-                    // Interrupted or not: there is something, or there is not.
-                    let _ = poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&left));
+                Received::Nothing if Instant::now() >= until => {
+                    return Err(Error::io("answer of the stack", std::io::ErrorKind::TimedOut));
                 }
-                Received::Closed | Received::TooLong => return Err(Error::StackGone),
+                Received::Nothing => {}
+                Received::Closed | Received::TooLong => return Err(last_word(&self.fd, &mut self.buffer)),
             }
         }
     }
+}
+
+/// Why the stack has hung up, if it said so.
+fn last_word(line: &OwnFd, buffer: &mut [u8]) -> Error {
+    // The kernel may say first that what was sent did not arrive.
+    for _ in 0..2 {
+        if let Received::Packet(bytes, _) = line::receive(line, buffer)
+            && let (_, Some(Answer::Refused(why))) = decode::<Answer>(&buffer[..bytes])
+        {
+            return Error::Refused(why);
+        }
+    }
+    Error::StackGone
 }
 
 /// A place on a shard.
@@ -120,6 +146,10 @@ impl Control for Asker {
                 _ => Err(Error::Refused(Refusal::Malformed)),
             },
         }
+    }
+
+    fn tell(&mut self, _client: usize, request: Request) -> Result<(), Error> {
+        locked(&self.line).tell(&Ask::Shard(self.shard, request), &[])
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::codec::{Code, Reader, choice, record};
 use crate::channel::Thing;
-use crate::channel::control::{Reply, Request, ReserveError, Reserved, Sharing, UdpRequest};
+use crate::channel::control::{LinkInfo, Reply, Request, ReserveError, Reserved, Sharing, UdpRequest};
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, ListenError, RecvError, SendError, Stale};
 use ginnel_stack::handle::UdpHandle;
@@ -21,6 +21,7 @@ choice!(RecvError { 0 => Stale, 1 => WouldBlock });
 choice!(Stale { 0 => Handle });
 choice!(ReserveError { 0 => InUse, 1 => NotAvailable, 2 => TooMany });
 record!(Sharing { reuse_address, reuse_port, user, v6_only });
+record!(LinkInfo { name, mac, mtu, loopback, addresses });
 record!(Reserved { number, address });
 choice!(UdpError {
     0 => Stale, 1 => AddressInUse, 2 => AddressNotAvailable, 3 => TooMany, 4 => NoDestination, 5 => InvalidAddress, 6 => WrongFamily,
@@ -156,8 +157,10 @@ impl Code for Request {
             Self::Amend(listener, options) => (14u8, (*listener, *options)).put(out),
             Self::SavedSyn(socket, room) => (15u8, (*socket, *room)).put(out),
             Self::RoomBelow(socket, len, most) => (16u8, (*socket, (*len, *most))).put(out),
+            Self::Links(from) => (17u8, *from).put(out),
             Self::Defer(listener, time) => (13u8, (*listener, *time)).put(out),
             Self::Backlog(listener, backlog) => (11u8, (*listener, *backlog)).put(out),
+            Self::Offer => 18u8.put(out),
             Self::Counters | Self::Detach => u8::MAX.put(out),
         }
     }
@@ -177,8 +180,10 @@ impl Code for Request {
             14 => Self::Amend(Code::get(from)?, Code::get(from)?),
             15 => Self::SavedSyn(Code::get(from)?, Code::get(from)?),
             16 => Self::RoomBelow(Code::get(from)?, Code::get(from)?, Code::get(from)?),
+            17 => Self::Links(Code::get(from)?),
             13 => Self::Defer(Code::get(from)?, Code::get(from)?),
             11 => Self::Backlog(Code::get(from)?, Code::get(from)?),
+            18 => Self::Offer,
             _ => return None,
         })
     }
@@ -220,6 +225,7 @@ impl Code for Reply {
             Self::UdpPathMtu(result) => tagged(out, 14, result),
             Self::SavedSyn(bytes) => tagged(out, 15, bytes),
             Self::RoomBelow(result) => tagged(out, 16, result),
+            Self::Links(links) => tagged(out, 17, links),
             // Counters are not asked for over the door.
             Self::Done | Self::Counters(_) => out.push(11),
         }
@@ -242,6 +248,7 @@ impl Code for Reply {
             14 => Self::UdpPathMtu(Code::get(from)?),
             15 => Self::SavedSyn(Code::get(from)?),
             16 => Self::RoomBelow(Code::get(from)?),
+            17 => Self::Links(Code::get(from)?),
             _ => return None,
         })
     }
@@ -250,4 +257,30 @@ impl Code for Reply {
 fn tagged(out: &mut Vec<u8>, tag: u8, value: &impl Code) {
     out.push(tag);
     value.put(out);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::door::message::{Answer, MESSAGE_MAX, decode, encode};
+
+    #[test]
+    fn the_longest_list_of_links_fits_into_a_message() {
+        let link = |addresses: usize| LinkInfo {
+            name: "x".repeat(64),
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+            loopback: false,
+            addresses: vec![(core::net::Ipv6Addr::LOCALHOST.into(), 64); addresses],
+        };
+        let most = LinkInfo::ADDRESSES_MAX;
+        for links in [vec![link(most), link(most)], vec![link(1); 2048 / 6], vec![link(0); 2048 / 5]] {
+            let bytes = encode(1, &Answer::Reply(Reply::Links(links.clone())));
+            assert!(bytes.len() <= MESSAGE_MAX, "{} links: {} bytes", links.len(), bytes.len());
+            let (1, Some(Answer::Reply(Reply::Links(told)))) = decode(&bytes) else {
+                panic!("not a message")
+            };
+            assert_eq!(told, links);
+        }
+    }
 }

@@ -1,11 +1,12 @@
 //! The door's thread: who is there, what they hold, and what they ask for. It trusts nothing that comes from a process.
 
 use super::Counts;
+use super::crowd::{self, Comer};
 use super::line::{self, Received};
 use super::listen::{Caller, Knocker, maker_of};
 use super::message::{
-    Answer, Ask, GUEST, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION, decode,
-    encode, guest,
+    Answer, Ask, CHILD, GUEST, Held, Hello, MAGIC, NAME_MAX, NOTE_MAX, Refusal, THINGS_MAX, Terms, VERSION,
+    decode, encode, guest,
 };
 use super::users::{Users, pid_of};
 use crate::channel::Thing;
@@ -16,21 +17,25 @@ use rustix::event::{Timespec, epoll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
-use rustix::process::geteuid;
+use rustix::process::{Resource, geteuid, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
-/// Connections that have not said who they are; the oldest makes room for one more.
+/// Connections that have not said who they are; of the user who has most of them the oldest makes room for one more (see `crowd`).
 pub(super) const SILENT_MAX: usize = 64;
 /// Descriptors between processes that hold something of a domain: each takes one of this process's.
 pub(super) const PLACEHOLDERS_MAX: usize = 256;
 /// Looks at what is ready, each at many, in which all that was there when somebody asked has been attended to, also where there is always more.
 const LOOKS: u32 = 64;
-/// Processes that want no place yet: each takes a descriptor or two.
-pub(super) const GUESTS_MAX: usize = 1024;
+/// Processes that want no place yet, of all users. A user has no more of them than it leaves free, so alone it gets half; users other than the stack's own and root have half of them together.
+pub(super) const GUESTS_MAX: usize = 2048;
+/// Each of them takes two descriptors, and they get no more than half of those that this process may have.
+const DESCRIPTORS_PER_GUEST: u64 = 4;
+/// Packets of one process that are attended to before others' are: its end stands behind the last.
+const PACKETS_AT_ONCE: u32 = 4;
 /// Events looked at in one go.
 const EVENTS: usize = 64;
 /// After an error that would only come again: no descriptors, usually.
@@ -76,7 +81,7 @@ struct Holder {
     /// The process itself: its connection may stay open when it dies, in a child that nobody was told of.
     process: Option<Watched>,
     user: u32,
-    /// Ports below `unprivileged_port_start` are its, too.
+    /// It is the stack's own user, or root: ports below `unprivileged_port_start` are its, too.
     any_port: bool,
     /// The domain it belongs to without saying so.
     name: Option<String>,
@@ -88,6 +93,12 @@ struct Holder {
     greeted: bool,
     /// It wants no place yet.
     guest: bool,
+}
+
+impl Holder {
+    fn comer(&self) -> Comer {
+        Comer { user: self.user, at_home: self.any_port }
+    }
 }
 
 /// A domain, while somebody is in it.
@@ -141,6 +152,12 @@ pub(super) struct Porter {
     /// Who waits until nothing is left to be attended to, and for how many more looks at the longest.
     asked: Vec<Sender<()>>,
     looks: u32,
+}
+
+/// How many guests there may be in a process that may have so many descriptors.
+pub(super) fn guests_max(descriptors: Option<u64>) -> usize {
+    let share = descriptors.map_or(usize::MAX, |all| (all / DESCRIPTORS_PER_GUEST) as usize);
+    GUESTS_MAX.min(share)
 }
 
 fn count(what: &AtomicU64) {
@@ -258,12 +275,7 @@ impl Porter {
 
     /// Somebody who has not said anything yet.
     fn meet(&mut self, line: OwnedFd, user: u32, name: Option<String>) {
-        let silent = |holder: &Holder| !holder.greeted && holder.seated.is_none();
-        if self.holders.values().filter(|holder| silent(holder)).count() >= SILENT_MAX {
-            let oldest = self.holders.iter().find(|(_, holder)| silent(holder)).map(|(number, _)| *number);
-            count(&self.books.counts.turned_away);
-            oldest.map(|oldest| self.holders.remove(&oldest));
-        }
+        self.make_room();
         let number = self.number();
         let any_port = user == 0 || user == geteuid().as_raw();
         if let Ok(line) = self.watch(line, number, What::Line) {
@@ -279,6 +291,20 @@ impl Porter {
                 guest: false,
             };
             self.holders.insert(number, holder);
+        }
+    }
+
+    /// So many may say nothing, of all users together.
+    fn make_room(&mut self) {
+        let silent = |holder: &Holder| !holder.greeted && holder.seated.is_none();
+        let comers = self.holders.values().filter(|holder| silent(holder)).map(Holder::comer);
+        let Some(user) = crowd::who_makes_room(comers, SILENT_MAX) else { return };
+        let mut oldest = self.holders.iter().filter(|(_, holder)| silent(holder));
+        let oldest = oldest.find(|(_, holder)| holder.user == user).map(|(number, _)| *number);
+        if let Some(oldest) = oldest {
+            count(&self.books.counts.turned_away);
+            self.say(oldest, 0, &Answer::Refused(Refusal::Crowd), &[]);
+            self.holders.remove(&oldest);
         }
     }
 
@@ -304,24 +330,36 @@ impl Porter {
             self.bury(number);
             return;
         }
-        let Some(holder) = self.holders.get(&number) else { return };
-        match line::receive(&holder.line.fd, &mut self.buffer) {
-            Received::Nothing => {}
-            Received::Closed => self.bury(number),
+        // A child that says its word and ends is gone before its parent, which learns of that, has its next question answered.
+        for _ in 0..PACKETS_AT_ONCE {
+            if !self.attend_to_packet(number) {
+                break;
+            }
+        }
+    }
+
+    /// Whether there was one, and its sender stays.
+    fn attend_to_packet(&mut self, number: u64) -> bool {
+        let Some(holder) = self.holders.get(&number) else { return false };
+        let stays = match line::receive(&holder.line.fd, &mut self.buffer) {
+            Received::Nothing => return false,
+            Received::Closed => false,
             Received::TooLong => {
                 count(&self.books.counts.refused);
-                self.bury(number);
+                false
             }
             Received::Packet(bytes, descriptors) => {
                 // Taken out, because what is done with it needs the rest of the porter.
                 let buffer = core::mem::take(&mut self.buffer);
                 let stays = self.hear(number, &buffer[..bytes], descriptors);
                 self.buffer = buffer;
-                if !stays {
-                    self.bury(number);
-                }
+                stays
             }
+        };
+        if !stays {
+            self.bury(number);
         }
+        stays
     }
 
     /// What a process said before it died still counts: it may have announced a child.
@@ -347,7 +385,26 @@ impl Porter {
         if !holder.greeted {
             let (asked, hello) = decode::<Hello>(bytes);
             if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == GUEST) {
-                return self.take_note(number, hello, descriptors);
+                let noted = self.take_note(number, hello, descriptors);
+                if let Err(why) = &noted {
+                    count(&self.books.counts.turned_away);
+                    // It hears of it when it wants to come in.
+                    self.say(number, asked, &Answer::Refused(*why), &[]);
+                }
+                return noted.is_ok();
+            }
+            if let Some(hello) = hello.as_ref().filter(|hello| hello.magic == CHILD) {
+                return match self.bear(number, hello, descriptors) {
+                    Ok(()) => {
+                        count(&self.books.counts.admitted);
+                        true
+                    }
+                    Err(why) => {
+                        count(&self.books.counts.turned_away);
+                        self.say(number, asked, &Answer::Refused(why), &[]);
+                        false
+                    }
+                };
             }
             let answer = match hello {
                 Some(hello) if hello.magic == MAGIC => self.greet(number, &hello, descriptors),
@@ -420,15 +477,23 @@ impl Porter {
         true
     }
 
-    /// The first word of somebody who wants no place yet. Whether it may stay.
-    fn take_note(&mut self, number: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> bool {
-        let guests = self.holders.values().filter(|holder| holder.guest).count();
-        let process = descriptors.pop().filter(|_| hello.version == VERSION && guests < GUESTS_MAX);
-        let Some(process) = process else {
-            count(&self.books.counts.turned_away);
-            return false;
-        };
-        self.recognize(number, process)
+    /// The first word of somebody who wants no place yet.
+    fn take_note(
+        &mut self,
+        number: u64,
+        hello: &Hello,
+        mut descriptors: Vec<OwnedFd>,
+    ) -> Result<(), Refusal> {
+        if hello.version != VERSION {
+            return Err(Refusal::Version(VERSION));
+        }
+        let process = descriptors.pop().ok_or(Refusal::Malformed)?;
+        let comer = self.holders.get(&number).ok_or(Refusal::Unknown)?.comer();
+        let guests = self.holders.values().filter(|holder| holder.guest).map(Holder::comer);
+        if !crowd::has_room(comer, guests, guests_max(getrlimit(Resource::Nofile).current)) {
+            return Err(Refusal::Crowd);
+        }
+        if self.recognize(number, process) { Ok(()) } else { Err(Refusal::Malformed) }
     }
 
     /// Whether it could be said: whoever does not read answers is sent away.
@@ -467,6 +532,24 @@ impl Porter {
         holder.greeted = true;
         self.books.users.note(number, pid);
         holder.wake.take().ok_or(Refusal::Unknown)
+    }
+
+    /// The first word of a child, of which its parent has told.
+    fn bear(&mut self, number: u64, hello: &Hello, mut descriptors: Vec<OwnedFd>) -> Result<(), Refusal> {
+        if hello.version != VERSION {
+            return Err(Refusal::Version(VERSION));
+        }
+        let process = descriptors.pop().ok_or(Refusal::Malformed)?;
+        let pid = pid_of(&process);
+        let process = self.watch(process, number, What::Process)?;
+        let holder = self.holders.get_mut(&number).ok_or(Refusal::Unknown)?;
+        // What wakes it stands here as long as nobody has it: of who was announced as a program.
+        if holder.seated.is_none() || holder.wake.is_some() {
+            return Err(Refusal::Unknown);
+        }
+        (holder.process, holder.greeted) = (Some(process), true);
+        self.books.users.note(number, pid);
+        Ok(())
     }
 
     /// A place on each shard for somebody in a domain.
@@ -568,8 +651,17 @@ impl Porter {
                     Err(_) => return Err(Refusal::Gone),
                 }
             }
-            Ask::Fork => self.expect(number, None, descriptors)?,
-            Ask::Start(kept) => self.expect(number, Some(kept), descriptors)?,
+            Ask::Fork => {
+                let child = self.expect(number, None, descriptors)?;
+                let holder = self.holders.get_mut(&child).ok_or(Refusal::Unknown)?;
+                let wake = holder.wake.take().ok_or(Refusal::Unknown)?;
+                let seats = holder.seated.as_ref().map_or_else(Vec::new, |(_, seats)| seats.clone());
+                return Ok((Answer::Child(seats), vec![wake]));
+            }
+            Ask::Start(kept) => {
+                self.expect(number, Some(kept), descriptors)?;
+                Answer::Done
+            }
             Ask::Share(cookie, things, note) => self.share(number, cookie, (things, note), descriptors)?,
             Ask::Resolve(cookie) => self.resolve(number, cookie)?,
             Ask::Follow => {
@@ -582,13 +674,13 @@ impl Porter {
         Ok((answer, Vec::new()))
     }
 
-    /// A process announces another, which will hold what it holds, or some of that.
+    /// A process announces another, which will hold what it holds, or some of that. Returns its number.
     fn expect(
         &mut self,
         number: u64,
         kept: Option<Vec<Held>>,
         mut descriptors: Vec<OwnedFd>,
-    ) -> Result<Answer, Refusal> {
+    ) -> Result<u64, Refusal> {
         let line = descriptors.pop().ok_or(Refusal::Malformed)?;
         if kept.as_ref().is_some_and(|kept| kept.len() > THINGS_MAX) {
             return Err(Refusal::Malformed);
@@ -619,7 +711,7 @@ impl Porter {
         };
         self.holders.insert(child, holder);
         self.books.users.note(child, 0);
-        Ok(Answer::Done)
+        Ok(child)
     }
 
     /// A process has a descriptor that it may send to others.

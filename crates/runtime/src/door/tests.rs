@@ -293,6 +293,53 @@ fn a_stack_that_shows_itself_is_found_in_its_directory() {
 }
 
 #[test]
+fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
+    use super::message::{Answer, CHILD, Hello, decode, encode};
+
+    let rig = Rig::with_shards(2, &small(), None);
+    let mut process = rig.attach("");
+    let client = &mut process.clients()[1];
+    let conn = client.connect("10.0.0.2:90".parse().unwrap(), ConnectOptions::default()).unwrap();
+    client.send(conn, b"of the parent").unwrap();
+    wait_for_text(client, conn, b"of the parent");
+    let child = process.expect_child().unwrap();
+    // Here the parent goes by that, and the child has what it held.
+    process.become_child(child).unwrap();
+    let client = &mut process.clients()[1];
+    client.send(conn, b"of the child").unwrap();
+    wait_for_text(client, conn, b"of the child");
+    let until = Instant::now() + PATIENCE;
+    while (rig.door.stats().buried, rig.door.stats().admitted) != (1, 2) {
+        assert!(Instant::now() < until, "one has come, and one gone: {:?}", rig.door.stats());
+    }
+    let pids: Vec<u32> = rig.door.users().iter().map(|user| user.pid).collect();
+    assert_eq!(pids, [std::process::id()]);
+    // A program asks for its places, and a stranger has none.
+    let program = process.expect_program(&[]).unwrap();
+    let this = rustix::process::pidfd_open(rustix::process::getpid(), rustix::process::PidfdFlags::empty());
+    let this = this.unwrap();
+    for (line, version, why) in [
+        (program.line().try_clone_to_owned().unwrap(), VERSION, Refusal::Unknown),
+        (rig.door.hand_in("").unwrap(), VERSION, Refusal::Unknown),
+        (rig.door.hand_in("").unwrap(), VERSION + 1, Refusal::Version(VERSION)),
+    ] {
+        let hello = Hello { magic: CHILD, version, domain: String::new() };
+        line::send(&line, &encode(0, &hello), &[this.as_fd()]).unwrap();
+        let mut buffer = line::buffer();
+        let bytes = loop {
+            match line::receive(&line, &mut buffer) {
+                line::Received::Packet(bytes, _) => break bytes,
+                line::Received::Nothing => assert!(Instant::now() < until),
+                other => panic!("{other:?}"),
+            }
+        };
+        let (0, Some(Answer::Refused(told))) = decode(&buffer[..bytes]) else { panic!("an answer") };
+        assert_eq!(told, why);
+    }
+    assert_eq!(rig.door.stats().turned_away, 3);
+}
+
+#[test]
 fn sockets_on_their_way_are_bounded_for_each_domain() {
     let rig = Rig::new(&small(), None);
     let (mut greedy, mut good) = (rig.attach("greedy"), rig.attach("good"));
@@ -355,19 +402,159 @@ fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
     while rig.door.processes() > 0 {
         assert!(Instant::now() < until, "nobody is there any more: {:?}", rig.door.users());
     }
-    let more: Vec<Guest> = (0..=serve::GUESTS_MAX).map(|_| Guest::come(&path).unwrap()).collect();
+    // Where the process may have few descriptors, guests leave half of them to others.
+    assert_eq!([Some(1024), Some(1 << 20), None].map(serve::guests_max), [256, 2048, 2048]);
+    // One user has no more than it leaves free.
+    let most = serve::GUESTS_MAX / 2;
+    let mut more: Vec<Guest> = (0..=most).map(|_| Guest::come(&path).unwrap()).collect();
     while rig.door.stats().turned_away == 0 {
         assert!(Instant::now() < until, "there are only so many");
     }
-    assert_eq!(rig.door.processes(), serve::GUESTS_MAX);
-    assert!(more[serve::GUESTS_MAX].enter().is_err());
+    assert_eq!(rig.door.processes(), most);
+    let last = more.pop().unwrap();
+    assert!(matches!(last.enter(), Err(Error::Refused(Refusal::Crowd))));
     assert!(more[0].enter().is_ok());
+    // Another user's, who come after one of those that are there.
+    if rustix::process::geteuid().is_root() {
+        let (first, refused) = (more.remove(0), rig.door.stats().turned_away);
+        let (its, first) = as_nobody(move || {
+            // The door may not have read what came before.
+            let come = |_| std::iter::repeat_with(|| first.followed()).find_map(Result::ok).unwrap();
+            ((0..=most / 2).map(come).collect::<Vec<OwnFd>>(), first)
+        });
+        while rig.door.stats().turned_away == refused {
+            assert!(Instant::now() < until, "of these there are only so many, too");
+        }
+        assert_eq!(rig.door.processes(), most + most / 2);
+        // When they have gone there is room for others again.
+        drop((its, first));
+        while rig.door.processes() >= most {
+            assert!(Instant::now() < until, "they went");
+        }
+    }
+    let refused = rig.door.stats().turned_away;
+    let late = Guest::come(&path).unwrap();
+    assert!(late.enter().is_ok());
+    assert_eq!(rig.door.stats().turned_away, refused);
+}
+
+/// Does something as user nobody.
+fn as_nobody<T: Send + 'static>(what: impl FnOnce() -> T + Send + 'static) -> T {
+    as_user(65_534, what)
+}
+
+/// Does something as another user.
+fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'static) -> T {
+    use rustix::thread::{Uid, set_thread_res_uid};
+
+    let user = Uid::from_raw(user);
+    // Of this thread alone, and for good.
+    let done = std::thread::spawn(move || {
+        set_thread_res_uid(user, user, user).unwrap();
+        what()
+    });
+    done.join().unwrap()
+}
+
+#[test]
+fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
+    use super::message::guest;
+
+    if !rustix::process::geteuid().is_root() {
+        return ginnel_testkit::skip("door::tests other users", "only root can be another user");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let rig = Rig::new(&small(), Some(&path));
+    let inside = Guest::come(&path).unwrap();
+    let early = rig.door.hand_in("").unwrap();
+    let silent = as_nobody(move || {
+        let come = |_| {
+            let (its, stacks) = line::pair().unwrap();
+            // As `Guest::followed`, and without a word.
+            loop {
+                match inside.tell(guest::IS_FOLLOWED, &stacks) {
+                    Ok(()) => break its,
+                    // The door has not read what came before.
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+                }
+            }
+        };
+        (0..3 * serve::SILENT_MAX).map(come).collect::<Vec<OwnedFd>>()
+    });
+    let until = Instant::now() + PATIENCE;
+    let over = 2 * serve::SILENT_MAX as u64 + 1;
+    while rig.door.stats().turned_away < over {
+        assert!(Instant::now() < until, "there are only so many: {:?}", rig.door.stats());
+    }
+    // Whose were most was told so.
+    assert!(matches!(Process::over(silent.into_iter().next().unwrap()), Err(Error::Refused(Refusal::Crowd))));
+    assert!(Process::over(early).is_ok(), "it had as much time as ever");
+    assert_eq!(rig.door.stats().turned_away, over);
+}
+
+/// A person is many users in a namespace of users, each with few connections.
+#[test]
+fn many_users_that_may_be_one_person_keep_no_other_out() {
+    use super::message::guest;
+
+    if !rustix::process::geteuid().is_root() {
+        return ginnel_testkit::skip("door::tests many users", "only root can be another user");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("control");
+    let rig = Rig::new(&small(), Some(&path));
+    let inside = Arc::new(Guest::come(&path).unwrap());
+    let users = |count: usize| (100_000u32..).take(count);
+    let until = Instant::now() + PATIENCE;
+    // Each says nothing, behind one of an ordinary user's who has said nothing yet, either.
+    let silent = |user| {
+        let inside = inside.clone();
+        as_user(user, move || {
+            let (its, stacks) = line::pair().unwrap();
+            loop {
+                match inside.tell(guest::IS_FOLLOWED, &stacks) {
+                    Ok(()) => break its,
+                    Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::WouldBlock),
+                }
+            }
+        })
+    };
+    let early = [silent(1001), silent(1001)];
+    let many: Vec<OwnedFd> = users(2 * serve::SILENT_MAX).map(silent).collect();
+    let over = (2 + serve::SILENT_MAX) as u64;
+    while rig.door.stats().turned_away < over {
+        assert!(Instant::now() < until, "there are only so many: {:?}", rig.door.stats());
+    }
+    for line in early {
+        assert!(Process::over(line).is_ok(), "it had as much time as ever");
+    }
+    assert_eq!(rig.door.stats().turned_away, over);
+    drop(many);
+    // And each comes, and does not use the stack.
+    let come = |user| {
+        let inside = inside.clone();
+        as_user(user, move || std::iter::repeat_with(|| inside.followed()).find_map(Result::ok).unwrap())
+    };
+    let most = serve::GUESTS_MAX / 4;
+    let before = rig.door.stats().turned_away;
+    let many: Vec<OwnFd> = users(most + 1).map(come).collect();
+    while rig.door.stats().turned_away == before {
+        assert!(Instant::now() < until, "of these there are only so many: {}", rig.door.processes());
+    }
+    let known = || rig.door.processes();
+    assert_eq!(known(), 1 + most, "with the one inside");
+    let other = come(1001);
+    let own = Guest::come(&path).unwrap();
+    while known() < most + 3 {
+        assert!(Instant::now() < until, "for another user, and for the stack's own, there is room");
+    }
+    drop((many, other, own));
 }
 
 /// What another user's program says does not matter: which user has made its connection the kernel knows.
 #[test]
 fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_low_ports() {
-    use rustix::thread::{Uid, set_thread_res_uid};
     use std::os::unix::process::CommandExt;
 
     const FOLLOWER: &str = "GINNEL_TEST_FOLLOWER";
@@ -390,14 +577,10 @@ fn who_follows_somebody_inside_as_another_user_has_a_domain_of_its_own_and_no_lo
     let terms = Terms { unprivileged_port_start: 1024, ..Terms::default() };
     let rig = Rig::on_terms(1, &ChannelConfig { domains_max: 2, ..small() }, Some(&path), terms);
     let (inside, guest) = (rig.attach(""), Guest::come(&path).unwrap());
-    let nobody = Uid::from_raw(65_534);
-    // Of this thread alone, and for good.
-    let follow = move || {
-        set_thread_res_uid(nobody, nobody, nobody).unwrap();
+    let (mut inside, [from_inside, from_guest]) = as_nobody(move || {
         let lines = [inside.followed().unwrap(), guest.followed().unwrap()];
         (inside, lines)
-    };
-    let (mut inside, [from_inside, from_guest]) = std::thread::spawn(follow).join().unwrap();
+    });
     let spoken = from_inside.as_fd().try_clone_to_owned().unwrap();
     let come = |line: OwnFd| Guest::over(line.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let (first, second) = (come(from_inside), come(from_guest));
@@ -482,7 +665,7 @@ fn who_asks_without_end_reads_no_answer_or_says_nothing_keeps_no_other_waiting()
         stop.store(true, Ordering::Relaxed);
         flooder.join().unwrap();
         // On a busy machine a turn of a thread takes its time; who is stuck is so for good.
-        assert!(longest < Duration::from_secs(2), "{longest:?}");
+        assert!(longest < PATIENCE, "{longest:?}");
         assert!(asked.load(Ordering::Relaxed) >= 100);
     });
 }

@@ -111,8 +111,10 @@ fn serve(listener: &UnixListener, shared: &Arc<Shared>) {
         let own = shared.clone();
         let spawned = thread::Builder::new().name("asker".into()).spawn(move || {
             // Whoever asked may have gone, or not taken the answer.
-            let _ = answer(asker, &own);
+            let _ = answer(&asker, &own);
+            // Before the asker hears that this is the end, and asks again.
             own.askers.fetch_sub(1, Ordering::Relaxed);
+            drop(asker);
         });
         if spawned.is_err() {
             shared.askers.fetch_sub(1, Ordering::Relaxed);
@@ -128,12 +130,11 @@ fn refuse(mut asker: UnixStream) {
     let _ = writeln!(asker, "!\t{ASKERS_MAX} others are asking already");
 }
 
-fn answer(asker: UnixStream, shared: &Shared) -> io::Result<()> {
+fn answer(mut asker: &UnixStream, shared: &Shared) -> io::Result<()> {
     asker.set_read_timeout(Some(ASKERS_PATIENCE))?;
     asker.set_write_timeout(Some(ASKERS_PATIENCE))?;
     let mut question = String::new();
-    BufReader::new((&asker).take(64)).read_line(&mut question)?;
-    let mut asker = asker;
+    BufReader::new(asker.take(64)).read_line(&mut question)?;
     match question.trim_end() {
         LIST => {}
         USERS => return asker.write_all(users_of(shared).as_bytes()),

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+const PATIENCE: Duration = Duration::from_secs(20);
 /// More than fit into the buffers of a Unix socket.
 const SOCKETS: u16 = 6_000;
 
@@ -63,7 +64,7 @@ impl Asked {
         let asked = Self { folder, office: Some(office), stop, stats, thread: Some(thread) };
         let begun = Instant::now();
         while asked.stats.snapshot().running_ns == 0 {
-            assert!(begun.elapsed() < Duration::from_secs(20));
+            assert!(begun.elapsed() < PATIENCE);
             std::thread::sleep(Duration::from_millis(1));
         }
         asked
@@ -71,7 +72,7 @@ impl Asked {
 
     fn ask(&self, question: &str) -> UnixStream {
         let mut stream = UnixStream::connect(self.folder.join(SOCKET)).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         // Whoever is one too many is told so, and its question is not read.
         match stream.write_all(format!("{question}\n").as_bytes()) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => panic!("{error}"),
@@ -81,6 +82,20 @@ impl Asked {
 
     fn lines(&self, question: &str) -> Vec<String> {
         BufReader::new(self.ask(question)).lines().map(Result::unwrap).collect()
+    }
+
+    /// How many portions the shard was asked for, once it is asked for no more and has shown so.
+    fn portions_at_rest(&self) -> u64 {
+        let (end, mut last) = (Instant::now() + PATIENCE, 0);
+        loop {
+            std::thread::sleep(Duration::from_millis(100));
+            let portions = self.stats.snapshot().commands;
+            if portions > 0 && portions == last {
+                return portions;
+            }
+            assert!(Instant::now() < end, "{portions} portions, and no rest");
+            last = portions;
+        }
     }
 
     fn end_shard(&mut self) {
@@ -114,21 +129,18 @@ fn every_socket_is_listed_once_and_no_turn_does_more_than_its_part() {
     }
     ports.sort_unstable();
     assert_eq!(ports, (1..=1_000).collect::<Vec<u16>>());
-    // The shard shows its counters when it falls asleep.
-    std::thread::sleep(Duration::from_millis(50));
-    assert_eq!(asked.stats.snapshot().commands, 1_001u64.div_ceil(super::PLACES_PER_TURN as u64));
+    assert_eq!(asked.portions_at_rest(), 1_001u64.div_ceil(super::PLACES_PER_TURN as u64));
 }
 
 #[test]
 fn an_asker_that_does_not_read_hurts_nobody() {
     let mut asked = Asked::new(SOCKETS);
     let stuck = asked.ask("list 1");
-    std::thread::sleep(Duration::from_millis(200));
-    let portions = asked.stats.snapshot().commands;
-    assert!(portions < u64::from(SOCKETS) / super::PLACES_PER_TURN as u64, "{portions}: it is not asked on");
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(asked.stats.snapshot().commands, portions);
+    let (portions, all) = (asked.portions_at_rest(), u64::from(SOCKETS) / super::PLACES_PER_TURN as u64);
+    assert!(portions < all, "{portions}: it is not asked on");
     assert_eq!(asked.lines("list 1").len(), usize::from(SOCKETS) + 3, "another one is served");
+    let portions = asked.portions_at_rest();
+    assert!((all..2 * all).contains(&portions), "{portions}: nor is the first one meanwhile");
     // Nor does the end wait for it.
     let begun = Instant::now();
     asked.end_shard();

@@ -1,8 +1,13 @@
 //! `shard.commands_max`, `shard.timers_max`, and the engine's limits as a handler sees them.
 
 use crate::common::{A, config};
+use core::net::SocketAddr;
 use core::time::Duration;
-use ginnel::{Command, CommandError, Conn, Context, Error, Handler, Instant, ListenOptions, Shard};
+use ginnel::config::Loopback;
+use ginnel::{
+    Command, CommandError, Conn, ConnectOptions, Context, Error, Handler, Instant, ListenOptions, Listener,
+    Shard,
+};
 use ginnel_devices::memory::{MemoryConfig, pair};
 
 /// Keeps what it is told.
@@ -105,4 +110,71 @@ fn the_engines_limits_are_errors_that_say_what_was_asked_for() {
         cx.udp_bind(at(1), Default::default()).unwrap();
         assert_eq!(cx.udp_bind(at(2), Default::default()).unwrap_err().to_string(), "too many sockets");
     });
+}
+
+/// Accepts what it may.
+#[derive(Default)]
+struct Alone {
+    accepts: bool,
+    connected: usize,
+}
+
+impl Handler for Alone {
+    fn start(&mut self, _: &mut Context<'_>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn data(&mut self, _: &mut Context<'_>, _: Conn, data: &[u8]) -> usize {
+        data.len()
+    }
+
+    fn may_accept(&mut self, _: Listener) -> bool {
+        self.accepts
+    }
+
+    fn connected(&mut self, _: &mut Context<'_>, _: Conn) {
+        self.connected += 1;
+    }
+}
+
+#[test]
+fn no_more_connect_to_their_own_stack_at_once_than_may_wait_there() {
+    for (host, backlog) in [("10.0.0.1", 1), ("127.0.0.1", 0), ("127.9.9.9", 5), ("[::1]", 2)] {
+        let (device, _cable) = pair(MemoryConfig::default());
+        let mut config = config(A);
+        config.loopback = Loopback::Stack;
+        let builder = Shard::builder(config).handler(Alone::default()).device("cable", device);
+        let mut shard = builder.seed([1; 32]).now(START).build().unwrap();
+        let at: SocketAddr = format!("{host}:80").parse().unwrap();
+        let options = ListenOptions { backlog, ..ListenOptions::default() };
+        let listener = shard.with(START, |_, cx| {
+            let listener = cx.listen(at, options).unwrap();
+            for _ in 0..40 {
+                cx.connect(at, ConnectOptions::default()).unwrap();
+            }
+            listener
+        });
+        // All of their SYNs come in one burst.
+        for _ in 0..20 {
+            shard.poll_once(START).unwrap();
+        }
+        let few = backlog as usize + 1;
+        assert_eq!(shard.handler().connected, few, "of 40 to {host}");
+        let stats = shard.with(START, |_, cx| *cx.tcp_stats());
+        assert_eq!((stats.cookies_sent, stats.accept_overflows), (0, 40 - few as u64), "{host}");
+        // The others ask again, and as many as there is room for come.
+        shard.with(START, |own, cx| {
+            own.accepts = true;
+            while cx.accept(listener).is_some() {}
+        });
+        let mut now = START;
+        while shard.handler().connected == few && now < START + Duration::from_secs(3) {
+            now += Duration::from_millis(20);
+            for _ in 0..4 {
+                shard.poll_once(now).unwrap();
+            }
+        }
+        let stats = shard.with(now, |_, cx| *cx.tcp_stats());
+        assert_eq!(shard.handler().connected, 2 * few, "of 40 to {host}, a second later: {stats:?}");
+    }
 }

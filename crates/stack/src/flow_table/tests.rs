@@ -87,7 +87,7 @@ fn only_values_under_the_very_hash_are_offered() {
 }
 
 #[test]
-fn at_any_size_memory_is_at_most_19_bytes_per_entry_and_one_bucket_is_nearly_enough() {
+fn at_any_size_memory_is_at_most_33_bytes_per_entry_and_one_bucket_is_nearly_enough() {
     const ENTRIES: u32 = 1_000_000;
     let mut table = FlowTable::with_capacity(ENTRIES as usize);
     let reserved = (table.buckets.capacity(), table.overflow.capacity());
@@ -104,8 +104,8 @@ fn at_any_size_memory_is_at_most_19_bytes_per_entry_and_one_bucket_is_nearly_eno
         }
     }
     println!("{worst_bytes:.2} bytes per entry, {worst_buckets:.2} buckets per search, at worst");
-    assert!(worst_bytes <= 19.0, "{worst_bytes} bytes per entry");
-    assert!(worst_buckets <= 1.25, "{worst_buckets} buckets visited in the mean");
+    assert!(worst_bytes <= 33.0, "{worst_bytes} bytes per entry");
+    assert!(worst_buckets <= 1.05, "{worst_buckets} buckets visited in the mean");
     assert_eq!((table.buckets.capacity(), table.overflow.capacity()), reserved, "never reallocated");
     check(&table);
     for n in 0..ENTRIES {
@@ -303,6 +303,9 @@ proptest! {
             }
             check(&table);
             prop_assert_eq!(table.len(), len);
+            for hash in 0..12 {
+                prop_assert_eq!(table.likely(hash), table.find(hash, |_| true));
+            }
         }
         for (&hash, values) in &oracle {
             let mut offered = Vec::new();

@@ -7,11 +7,27 @@ use crate::handle::{LinkId, PortId};
 use crate::link::neighbour::{NeighbourInfo, NeighbourState};
 use crate::link::{Address, AddressState, Link, LinkConfig};
 use crate::time::Instant;
+use crate::wire::MacAddr;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
 /// What the neighbour at the other end of the way to ourselves is called, in each family.
 pub(super) const SELVES: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// A link, as it is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct LinkView<'a> {
+    /// Its name in the configuration.
+    pub name: &'a str,
+    /// Its address on the link layer.
+    pub mac: MacAddr,
+    /// Bytes of its largest IP packet.
+    pub mtu: u16,
+    /// It is the way to ourselves.
+    pub loopback: bool,
+    /// In the order in which they were added; those that another host has are among them ([`AddressState::Duplicate`]).
+    pub addresses: &'a [Address],
+}
 
 impl Network {
     /// Adds a link to a device. Several links may share a device if their VLANs differ.
@@ -161,6 +177,17 @@ impl Network {
         self.routes.add(route.destination, route.prefix, entry);
         self.bump_epoch();
         Ok(())
+    }
+
+    /// What a host's list of interfaces says of each link, in the order in which they were added.
+    pub fn link_views(&self) -> impl Iterator<Item = LinkView<'_>> {
+        self.links.iter().map(|link| LinkView {
+            name: &link.name,
+            mac: link.mac,
+            mtu: link.mtu,
+            loopback: link.loopback,
+            addresses: &link.addresses,
+        })
     }
 
     /// Addresses of a link, in the order they were added.

@@ -36,6 +36,12 @@ impl<T: Copy + Ord + BitAnd<Output = T>> AddressSet<T> {
             || (self.sorted.len() > 1 || !self.networks.is_empty()) && self.search(address).is_some()
     }
 
+    /// The address, if there is one alone.
+    pub(crate) fn only(&self) -> Option<T> {
+        let alone = self.sorted.len() == 1 && self.networks.is_empty();
+        self.primary.filter(|_| alone).map(|(address, _)| address)
+    }
+
     #[inline(never)]
     fn search(&self, address: T) -> Option<LinkId> {
         match self.sorted.binary_search_by_key(&address, |&(known, _)| known) {

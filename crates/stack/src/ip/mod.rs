@@ -30,6 +30,7 @@ pub(crate) mod usual;
 
 pub use config::NetworkConfig;
 pub use input::{Input, Reassembled};
+pub use links::LinkView;
 pub use output::{Checksum, IpHeader, PacketOut, Sealed, Summing, TxError};
 pub use parse::{L4, Other, Parsed};
 pub(crate) use parse::{Packet4, Packet6, Problem6};
@@ -94,6 +95,8 @@ pub struct Network {
     pub(crate) steering: Option<Box<Steering>>,
     /// What the other shards must be told.
     pub(crate) news: VecDeque<News>,
+    /// The way to the neighbour that was confirmed last in the present burst.
+    confirmed: Hop,
     /// Frames of the present burst, a bit each, that a wrong hash of their sender's kept on this shard.
     pub(crate) misdirected: u64,
     /// Set if a device carries labels.
@@ -140,6 +143,7 @@ impl Network {
             timers: Timers::default(),
             // Not 0, so that a default hop is stale.
             epoch: 1,
+            confirmed: Hop::default(),
             scratch: Vec::new(),
             datagram: Vec::new(),
             backlog: Vec::new(),
@@ -190,6 +194,12 @@ impl Network {
     /// Whether an address is one of this stack's.
     pub fn is_local(&self, address: core::net::IpAddr) -> bool {
         self.local.link_of(address).is_some()
+    }
+
+    /// Whether a link is the way to ourselves.
+    #[inline(always)]
+    pub(crate) fn is_loop(&self, link: LinkId) -> bool {
+        self.loopback == Some(link)
     }
 
     /// Bytes charged for fragments that wait for their rest, and the most that ever were.

@@ -166,13 +166,29 @@ impl Network {
         hop.epoch == self.epoch && self.neighbours.is_current(hop.neighbour)
     }
 
+    /// What was said of a neighbour must be said again: the burst is over, or somebody else has said something.
+    #[inline]
+    pub(crate) fn forget_confirmed(&mut self) {
+        // No route has the epoch 0.
+        self.confirmed = Hop::default();
+    }
+
     /// The transport has proof that what it sent over `hop` arrived (RFC 4861 §7.3.1): the neighbour need not be asked
     /// whether it is still there.
     #[inline]
-    pub fn confirm(&mut self, now: Instant, hop: &Hop) {
+    pub(crate) fn confirm(&mut self, now: Instant, hop: &Hop) {
+        if *hop != self.confirmed {
+            self.confirm_first(now, hop);
+        }
+    }
+
+    /// The same for the first time in a burst.
+    #[inline(never)]
+    fn confirm_first(&mut self, now: Instant, hop: &Hop) {
         if hop.epoch != self.epoch {
             return;
         }
+        self.confirmed = *hop;
         let reachable = self.links[usize::from(hop.link)].reachable;
         if let Some(neighbour) = self.neighbours.resolve(hop.neighbour) {
             neighbour.confirm(now, reachable);

@@ -37,6 +37,15 @@ pub(crate) struct Usual<'b> {
     pub payload_at: u32,
 }
 
+/// What frames of IPv4 on a link are compared with: looked up once for many. It holds as long as neither links nor addresses change.
+pub(crate) struct Gate {
+    link: LinkId,
+    /// Our MAC address, as the first bytes of a frame are read from the third on.
+    mac: u64,
+    /// Our only address and the only broadcast address of the link, if that is how it is, and it is not the loop.
+    alone: Option<(u32, u32)>,
+}
+
 impl<'b> Usual<'b> {
     /// The segment that begins at `l4` in a packet, if its header is all there.
     #[inline(always)]
@@ -98,19 +107,29 @@ impl Network {
     #[cfg(test)]
     pub(crate) fn usual<'b>(&self, port: PortId, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
         let link = self.untagged(port)?;
-        self.usual_v4(link, frame).or_else(|| self.usual_v6(link, frame))
+        self.usual_v4(&self.gate(link), frame).or_else(|| self.usual_v6(link, frame))
+    }
+
+    /// What frames of IPv4 that come on a link are compared with.
+    pub(crate) fn gate(&self, link: LinkId) -> Gate {
+        let at = self.link(link);
+        let alone = match (self.local.v4.only(), at.only_broadcast()) {
+            (Some(own), Some(broadcast)) if !at.loopback && !is_loopback_v4(own) => {
+                Some((own, broadcast.to_bits()))
+            }
+            _ => None,
+        };
+        let [m0, m1, m2, m3, m4, m5] = at.mac.0;
+        Gate { link, mac: u64::from_le_bytes([0, 0, m0, m1, m2, m3, m4, m5]), alone }
     }
 
     /// The segment in a usual frame of IPv4 that came on a link; `None` for every other frame.
     #[inline(always)]
-    pub(crate) fn usual_v4<'b>(&self, link: LinkId, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
-        let link = self.link(link);
-        let mac = &link.mac.0;
+    pub(crate) fn usual_v4<'b>(&self, gate: &Gate, frame: &RxFrame<'b>) -> Option<Usual<'b>> {
         let head = frame.bytes.first_chunk::<END_V4>()?;
         // Ethertype, then version 4 without options; neither a fragment's offset nor more of them.
         let kind = be32(head, 12) & 0xffff_ff00;
-        if be32(head, 0) != be32(mac, 0)
-            || be16(head, 4) != be16(mac, 4)
+        if u64::from_le_bytes(array(head, 0)) << 16 != gate.mac
             || kind != 0x0800_4500
             || be16(head, 20) & 0x3fff != 0
             || head[23] != protocol::TCP
@@ -123,13 +142,11 @@ impl Network {
             return None;
         }
         let (src, dst) = (be32(head, 26), be32(head, 30));
-        // Over the loop both are ours.
-        if !self.local.v4.has(dst) || self.local.v4.has(src) != link.loopback {
-            return None;
-        }
-        if !link.loopback
-            && (!is_plain_v4(src) || is_loopback_v4(dst) || link.is_broadcast(Ipv4Addr::from_bits(src)))
-        {
+        let fits = match gate.alone {
+            Some((own, broadcast)) => dst == own && src != own && src != broadcast && is_plain_v4(src),
+            None => self.fits_v4(gate.link, src, dst),
+        };
+        if !fits {
             return None;
         }
         let packet = frame.bytes.get(..ETHERNET + usize::from(be16(head, 16)))?;
@@ -147,6 +164,18 @@ impl Network {
             local_port: be16(head, L4_V4 + 2),
         };
         Usual::new(packet, L4_V4, key, (head[15] & 3, head[22]))
+    }
+
+    /// Whether a usual packet may have these addresses.
+    #[inline(never)]
+    fn fits_v4(&self, link: LinkId, src: u32, dst: u32) -> bool {
+        let link = self.link(link);
+        // Over the loop both are ours.
+        if !self.local.v4.has(dst) || self.local.v4.has(src) != link.loopback {
+            return false;
+        }
+        link.loopback
+            || is_plain_v4(src) && !is_loopback_v4(dst) && !link.is_broadcast(Ipv4Addr::from_bits(src))
     }
 
     /// The same of IPv6.

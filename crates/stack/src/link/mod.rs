@@ -309,6 +309,11 @@ impl Link {
         }
     }
 
+    /// The broadcast address of its only network, if it has one. 255.255.255.255 is another.
+    pub(crate) fn only_broadcast(&self) -> Option<Ipv4Addr> {
+        if let [only] = *self.broadcasts { Some(only) } else { None }
+    }
+
     #[inline(never)]
     fn is_one_of_several(&self, address: Ipv4Addr) -> bool {
         address.is_broadcast() || self.broadcasts.binary_search(&address).is_ok()

@@ -277,9 +277,7 @@ impl Tcp {
         if !b.sent.is_empty() {
             return self.time_flight(idx, restart, reorder_at);
         }
-        if matches!(b.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder) {
-            b.stop_timer();
-        }
+        b.stop_flight_timer();
     }
 
     #[inline(never)]
@@ -365,6 +363,7 @@ fn tail_probe_timeout_us(c: &Tcb, b: &Busy, profile: &Profile) -> u64 {
 }
 
 /// RFC 9293 §3.10.7.4: the window of the newest segment counts.
+#[inline(always)]
 pub(super) fn update_window(c: &mut Tcb, seg: &Arrived<'_>) -> bool {
     let window = u32::from(seg.header.window) << c.snd_wscale();
     let newer = seg.header.ack.gt(c.snd_una)

@@ -308,6 +308,21 @@ impl Busy {
         self.timer_at = at;
     }
 
+    /// Nothing is in flight any more: stops it, if it was for what was.
+    #[inline(always)]
+    pub fn stop_flight_timer(&mut self) {
+        if matches!(self.timer_kind, RetransmitTimer::Rto | RetransmitTimer::Probe | RetransmitTimer::Reorder)
+        {
+            self.stop_timer();
+        }
+    }
+
+    /// Nothing was received that nobody has read, neither data nor a FIN in front of some.
+    #[inline(always)]
+    pub fn has_received_nothing(&self) -> bool {
+        self.recv.is_empty() && self.fin_at.is_none()
+    }
+
     /// Stops it.
     pub fn stop_timer(&mut self) {
         self.set_timer(RetransmitTimer::Off, Instant::MAX);

@@ -100,15 +100,20 @@ impl Tcp {
         self.flows.remove(hash, index | TIME_WAIT_BIT);
         self.addresses.release(v6, remote_ip);
         self.time_wait.remove(index);
-        if self.outgrows_cache()
-            && let Some(next) = self.time_wait.oldest()
-        {
-            // The one that goes next was put there long ago: its bucket is in no cache.
-            let next = self.time_wait.get(next);
-            self.flows.prefetch(self.time_wait_hash(next));
-            if let Some(after) = self.time_wait.after(next) {
-                prefetch(after);
-            }
+        if self.outgrows_cache() {
+            self.fetch_oldest_ahead();
+        }
+    }
+
+    /// Those that go next were put there long ago: what they stand in is in no cache. Each is asked for some ends before its own, for several may follow each other at once.
+    #[inline(always)]
+    fn fetch_oldest_ahead(&self) {
+        let after = |entry| self.time_wait.after(entry);
+        let oldest = self.time_wait.oldest().map(|oldest| self.time_wait.get(oldest));
+        let Some(ahead) = oldest.and_then(after).and_then(after) else { return };
+        self.flows.prefetch(self.time_wait_hash(ahead));
+        if let Some(next) = after(ahead) {
+            prefetch(next);
         }
     }
 

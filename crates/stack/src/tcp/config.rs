@@ -76,11 +76,11 @@ pub struct TcpConfig {
     pub recv_window_first_bytes: u32,
     /// Send buffer of a connection in bytes. 2,048 … 2^30, default 4 MiB.
     pub send_buffer_bytes: u32,
-    /// Congestion control. Default `cubic`.
+    /// Congestion control: `cubic` (RFC 9438, with HyStart++) or `newreno` (RFC 5681 and 6582). Default `cubic`.
     pub congestion_control: CongestionControl,
-    /// Explicit congestion notification. Default `passive`.
+    /// Explicit congestion notification (RFC 3168): `off`, `passive` (if the peer asks for it) or `active` (asks for it, too). Default `passive`.
     pub ecn: EcnMode,
-    /// SYN cookies. Default `auto`.
+    /// SYN cookies (RFC 4987 §3.6): `off` (SYNs over the budget are dropped), `auto` (when `half_open_max` or a listener's backlog is spent) or `always` (for every SYN). Default `auto`.
     pub syn_cookies: SynCookies,
     /// Offer and accept timestamps (RFC 7323 §3). Default true.
     pub timestamps: bool,
@@ -132,7 +132,7 @@ pub struct TcpConfig {
     pub reordering_slack_ms: u32,
     /// Segments that are taken together at the least when they leave in a burst: the last of them has PSH, as on Linux (`tcp_min_tso_segs`). 1 … 65,535, default 2.
     pub push_segments_min: u16,
-    /// Find the path MTU by probing (RFC 4821). Default `off`.
+    /// Find the path MTU by probing (RFC 4821): `off`, `black-hole` (on connections whose segments do not arrive for long) or `always` (which begins with small segments). Default `off`.
     pub mtu_probing: MtuProbing,
     /// Segment size that probing begins with, in bytes (RFC 4821 §7.2). 48 … 9,000, default 1,024.
     pub mtu_base_segment_bytes: u16,

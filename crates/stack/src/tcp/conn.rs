@@ -223,7 +223,7 @@ pub(crate) struct Tcb {
     pub hop: Hop,
     /// Index of the [`Busy`] part, or [`NONE`].
     pub busy: u32,
-    /// The application's; before `accept` the listener's index; in a free slot the next free one.
+    /// The application's; before `accept` the listener's index (see [`super::listen::listener_of`]); in a free slot the next free one.
     pub token: u32,
     pub profile: ProfileId,
     /// Low four bits: the receive window may grow to 64 KiB << this; high four: a [`SearchState`].

@@ -123,7 +123,7 @@ impl Tcp {
         if !self.emit_v4(net, idx, segment, window, 0, options)? {
             return Ok(false);
         }
-        self.on_ack_sent(idx, edge);
+        self.on_plain_ack_sent(idx, edge);
         Ok(true)
     }
 
@@ -140,7 +140,7 @@ impl Tcp {
         if !self.emit_v4(net, idx, segment, window, 0, &options)? {
             return Ok(false);
         }
-        self.on_ack_sent(idx, edge);
+        self.on_plain_ack_sent(idx, edge);
         Ok(true)
     }
 
@@ -334,14 +334,21 @@ impl Tcp {
     /// The acknowledgement that just left covers everything received.
     #[inline(always)]
     fn on_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
+        self.on_plain_ack_sent(idx, edge);
+        let c = &self.conns[idx];
+        if c.busy != NONE {
+            self.busy[c.busy].dsack = None;
+        }
+    }
+
+    /// The same of a segment that had no duplicate to report.
+    #[inline(always)]
+    fn on_plain_ack_sent(&mut self, idx: u32, edge: SeqNumber) {
         let c = &mut self.conns[idx];
         c.rcv_edge = edge;
         c.rcv_acked = c.rcv_nxt;
         c.count_quick_ack();
         c.flags.clear(Flags::ACK_NOW | Flags::ACK_DELAYED);
-        if c.busy != NONE {
-            self.busy[c.busy].dsack = None;
-        }
     }
 
     /// The window field, and the right edge it stands for.

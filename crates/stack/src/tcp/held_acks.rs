@@ -6,7 +6,7 @@
 //! at once nevertheless (RFC 9293 §3.8.6.3).
 
 use super::Tcp;
-use super::conn::Flags;
+use super::conn::{Flags, Tcb};
 use crate::time::Instant;
 use crate::wire::tcp::SeqNumber;
 use core::time::Duration;
@@ -30,6 +30,12 @@ pub(crate) struct HeldAcks {
 }
 
 impl HeldAcks {
+    /// Whether a quick acknowledgement of this connection is to wait.
+    #[inline]
+    pub fn holds(&self, c: &Tcb) -> bool {
+        !self.time.is_zero() && !c.has(Flags::ACK_DELAYED)
+    }
+
     /// When the first has waited long enough.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.queue.front().map(|held| held.until)
@@ -45,15 +51,11 @@ impl Tcp {
     /// Data came that are to be acknowledged at once, for no other reason than that acknowledgements are quick.
     #[inline]
     pub fn quick_ack_or_hold(&mut self, idx: u32) {
-        if self.held_acks.time.is_zero() || self.conns[idx].has(Flags::ACK_DELAYED) {
-            self.ack_now(idx);
-            return;
-        }
-        self.hold_ack(idx);
+        if self.held_acks.holds(&self.conns[idx]) { self.hold_ack(idx) } else { self.ack_now(idx) }
     }
 
     #[inline(never)]
-    fn hold_ack(&mut self, idx: u32) {
+    pub(super) fn hold_ack(&mut self, idx: u32) {
         let delay = self.profile(idx).delayed_ack_ms;
         let c = &mut self.conns[idx];
         // If it is forgotten here it is a delayed one like any other.

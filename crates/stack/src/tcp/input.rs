@@ -84,6 +84,13 @@ impl Arrived<'_> {
 
 impl Tcp {
     /// Takes one segment. `burst` is what `seg.frame` refers to.
+    #[inline(never)]
+    pub fn input_other(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
+        self.input(net, seg, burst);
+    }
+
+    /// The same for the usual frames of IPv4, in whose loop all of it lies.
+    #[inline(always)]
     pub fn input(&mut self, net: &mut Network, seg: &Arrived<'_>, burst: &RxBurst<'_>) {
         self.stats.segments_in += u64::from(seg.segments);
         let found = self.find(seg);
@@ -104,24 +111,31 @@ impl Tcp {
                 #[cfg(test)]
                 let predicted = predicted.filter(|_| !self.unpredicted);
                 if let Some(timestamps) = predicted {
-                    self.input_predicted(net, idx, seg, timestamps);
-                } else if c.state == State::SynSent {
+                    if c.state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
+                        return self.after_segment(idx, seg);
+                    }
+                    return self.input_predicted(net, idx, seg, timestamps);
+                }
+                if c.state == State::SynSent {
                     self.input_syn_sent(net, idx, seg);
                 } else {
                     self.input_established(net, idx, seg);
                 }
-                // What is on the transmit list gets its timer there, once however many segments came; and the answer of the application,
-                // which is about to put it there, is nearly certain.
-                let c = &self.conns[idx];
-                if c.life != Life::Open {
-                    return;
-                }
-                if seg.payload.is_empty() {
-                    self.rearm(idx);
-                } else {
-                    self.want_transmit(idx);
-                }
+                self.after_segment(idx, seg);
             }
+        }
+    }
+
+    /// Sees to the timers of a connection that a segment came for. What is on the transmit list gets its timer there, once however many segments came; and the answer of the
+    /// application, which is about to put it there, is nearly certain.
+    pub(super) fn after_segment(&mut self, idx: u32, seg: &Arrived<'_>) {
+        if self.conns[idx].life != Life::Open {
+            return;
+        }
+        if seg.payload.is_empty() {
+            self.rearm(idx);
+        } else {
+            self.want_transmit(idx);
         }
     }
 
@@ -250,6 +264,8 @@ impl Tcp {
         if repeated && !seg.has(TcpFlags::ACK) && !c.has(Flags::ACTIVE) {
             // Our SYN+ACK was lost: it leaves again, without counting as a time-out. What comes may be the answer to either (Karn).
             c.rttvar = listen::AMBIGUOUS;
+            // One that has not left at all yet is not sent again.
+            self.stats.retransmitted += u64::from(!c.has(Flags::SYN_PENDING));
             c.flags.set(Flags::SYN_PENDING);
             self.want_transmit(idx);
             return;
@@ -323,8 +339,8 @@ impl Tcp {
             c.snd_una += 1;
             self.establish_active(idx);
         } else {
-            let listener = c.token;
-            if !self.listeners.is_open(listener) {
+            let token = c.token;
+            if !self.listeners.is_open(listen::listener_of(token)) {
                 self.reset_segment(net, seg);
                 self.destroy(idx, CloseReason::Aborted);
                 return false;
@@ -335,7 +351,7 @@ impl Tcp {
                 return false;
             }
             self.half_open -= 1;
-            self.listeners.on_half_open_end(listener);
+            self.listeners.on_half_open_end(token);
             let c = &mut self.conns[idx];
             listen::take_handshake_rtt(c, self.profiles.get(c.profile), now_us);
             c.snd_una += 1;

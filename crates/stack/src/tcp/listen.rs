@@ -20,6 +20,15 @@ use crate::wire::tcp::{SeqNumber, TcpFlags, TcpOptions};
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
 
+/// A bit of a half-open connection's token, beside the number of its listener: both of its ends are ours.
+const WITH_OURSELVES: u32 = 1 << 31;
+
+/// The listener of a connection that is half open, by its token.
+#[inline(always)]
+pub(super) const fn listener_of(token: u32) -> u32 {
+    token & !WITH_OURSELVES
+}
+
 /// One listener.
 pub(crate) struct ListenEntry {
     pub addr: SocketAddr,
@@ -30,6 +39,8 @@ pub(crate) struct ListenEntry {
     generation: u32,
     open: bool,
     half_open: u32,
+    /// Those of them that come from ourselves.
+    half_open_own: u32,
     /// Established, not yet accepted.
     queue: VecDeque<u32>,
     /// Accepted by somebody who keeps them for others: they count as if they waited.
@@ -57,9 +68,14 @@ impl ListenEntry {
         self.queue.capacity() * size_of::<u32>()
     }
 
-    /// Linux lets one more wait than the backlog says.
     fn queue_is_full(&self) -> bool {
-        self.queue.len() + self.kept as usize > self.options.backlog as usize
+        self.is_full_with(0)
+    }
+
+    /// Whether the queue is full with so many more. Linux lets one more wait than the backlog says.
+    #[inline(always)]
+    fn is_full_with(&self, more: u32) -> bool {
+        self.queue.len() + self.kept as usize + more as usize > self.options.backlog as usize
     }
 }
 
@@ -100,6 +116,7 @@ impl ListenTable {
             generation,
             open: true,
             half_open: 0,
+            half_open_own: 0,
             queue: VecDeque::new(),
             kept: 0,
         };
@@ -199,11 +216,13 @@ impl ListenTable {
         equals.nth(((u64::from(hash.rotate_left(16)) * count) >> 32) as usize)
     }
 
-    /// A half-open connection of listener `index` is gone or established.
+    /// A half-open connection with this token is gone or established.
     #[inline(always)]
-    pub fn on_half_open_end(&mut self, index: u32) {
+    pub fn on_half_open_end(&mut self, token: u32) {
+        let index = listener_of(token);
         let entry = &mut self.entries[index as usize];
         entry.half_open -= 1;
+        entry.half_open_own -= u32::from(token != index);
         if !entry.open && entry.half_open == 0 {
             self.free.push(index);
         }
@@ -359,7 +378,11 @@ impl Tcp {
         sequence: Option<SeqNumber>,
     ) -> bool {
         let entry = &self.listeners.entries[listener as usize];
-        if entry.queue_is_full() {
+        // A handshake with ourselves cannot fail, and Linux is through with it before anybody else can connect: whoever has begun one counts as if it waited. Nobody floods himself, so
+        // there is no cookie beyond it.
+        if entry.is_full_with(entry.half_open_own)
+            && (entry.queue_is_full() || net.is_local(seg.key.remote.ip()))
+        {
             self.stats.accept_overflows += 1;
             return false;
         }
@@ -386,16 +409,23 @@ impl Tcp {
         }
         self.half_open += 1;
         self.half_open_most = self.half_open_most.max(self.half_open);
-        self.listeners.entries[listener as usize].half_open += 1;
+        let own = net.is_loop(self.conns[idx].hop.link());
+        let entry = &mut self.listeners.entries[listener as usize];
+        entry.half_open += 1;
+        if own {
+            entry.half_open_own += 1;
+            self.conns[idx].token |= WITH_OURSELVES;
+        }
         // Nothing of the application can ride on the answer, so there is nothing to wait for.
         if self.send_syn(net, idx) == Err(TxError::Full) {
             self.stats.device_full += 1;
             self.want_transmit(idx);
+            return true;
         }
         // A connection that begins waits for nothing else.
-        if let Some(at) = self.syn_deadline(idx) {
-            self.arm(idx, at);
-        }
+        let c = &self.conns[idx];
+        let rto_us = rtt::rto_us(c, self.profiles.get(c.profile), 0);
+        self.arm(idx, self.now.after_micros(rto_us));
         true
     }
 
@@ -511,7 +541,7 @@ impl Tcp {
     /// The handshake of a passive open is complete: into the accept queue. False if there is no room, or no listener any more.
     #[inline(always)]
     pub fn establish_passive(&mut self, idx: u32) -> bool {
-        let listener = self.conns[idx].token;
+        let listener = listener_of(self.conns[idx].token);
         let entry = &mut self.listeners.entries[listener as usize];
         if !entry.open || entry.queue_is_full() {
             return false;
@@ -593,8 +623,9 @@ impl Tcp {
     }
 }
 
+/// The same, without looking for both.
 #[inline]
-fn announced_mss(c: &Tcb, profile: &Profile) -> u16 {
+pub(super) fn announced_mss(c: &Tcb, profile: &Profile) -> u16 {
     let mss = c.pmtu.saturating_sub(c.header_bytes());
     if profile.mss == 0 { mss } else { mss.min(profile.mss) }
 }

@@ -275,11 +275,11 @@ impl Tcp {
     }
 
     /// What a segment belongs to.
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, seg: &input::Arrived<'_>) -> Option<demux::Found> {
         // What has the same hash is nearly always it.
         let likely = match seg.hint {
-            demux::NO_HINT => self.flows.find(seg.hash, |_| true)?,
+            demux::NO_HINT => self.flows.likely(seg.hash)?,
             hint => hint,
         };
         // Only a connection that lives is certain to be what the table would say.
@@ -289,6 +289,12 @@ impl Tcp {
                 return Some(demux::Found::Connection(likely));
             }
         }
+        self.find_exactly(seg)
+    }
+
+    /// The same of what is no connection, or not the first one under its hash.
+    #[inline(never)]
+    fn find_exactly(&self, seg: &input::Arrived<'_>) -> Option<demux::Found> {
         demux::find(&self.flows, &self.conns, &self.time_wait, &self.addresses, seg.hash, &seg.key)
     }
 

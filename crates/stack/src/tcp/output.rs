@@ -145,8 +145,8 @@ impl Tcp {
         }
         let segment = Segment { seq: c.snd_una, len: 0, flags, gso_size: None, ect: false };
         let (now_us, now_ms) = (self.now.as_micros() as u32, self.now_ms());
-        // In a connection that is about to begin nothing is queued, so that its SYN+ACK is plain.
-        let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED);
+        // In a connection that somebody asks for nothing is queued and nothing came twice, so that its SYN+ACK is plain.
+        let plain = passive && !c.has(Flags::V6 | Flags::MTU_LOCKED | Flags::ACTIVE);
         let sent = if plain { self.emit_syn_ack(net, idx, &segment) } else { Ok(false) };
         let result = match sent {
             Ok(true) => Ok(()),

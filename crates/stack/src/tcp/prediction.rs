@@ -4,15 +4,18 @@
 //! What is done here is what `input` and `ack` would do with such a segment, and nothing else: tests compare the two (docs/adr/0007).
 
 use super::ack::AckOutcome;
+use super::busy::Busy;
 use super::conn::{Flags, NONE, Tcb};
 use super::input::Arrived;
-use super::recovery;
+use super::profile::Profile;
+use super::receive::{AckDue, chunks_for};
 use super::sent_queue::Delivery;
 use super::state::State;
-use super::{Tcp, ack, rtt};
+use super::{Tcp, ack, receive, recovery, rtt};
 use crate::events::InlineData;
 use crate::ip::Network;
 use crate::options::CaState;
+use crate::time::Instant;
 use crate::wire::tcp::{TcpFlags, TcpOptions, Timestamps};
 
 /// Flags that a predicted segment may have besides ACK, which it must have.
@@ -42,8 +45,31 @@ pub(super) fn predict(c: &Tcb, seg: &Arrived<'_>) -> Option<Option<Timestamps>> 
     (ts.value.wrapping_sub(c.ts_recent).cast_signed() >= 0).then_some(Some(ts))
 }
 
+/// Whether a segment is the last that a connection waits for which the application has closed: it acknowledges all, our FIN included, and
+/// carries the peer's.
+#[inline(always)]
+fn ends_with(c: &Tcb, b: &Busy, seg: &Arrived<'_>) -> bool {
+    c.state == State::FinWait1
+        && c.has(Flags::ORPHAN)
+        && seg.header.flags.contains(TcpFlags::FIN)
+        && seg.payload.is_empty()
+        && seg.header.ack == c.snd_nxt
+        && b.fin_sent
+}
+
+/// Nothing is lost, reordered, sent again or probed for.
+#[inline(always)]
+fn is_quiet(c: &Tcb, b: &mut Busy) -> bool {
+    b.recovery.state == CaState::Open && b.sent.is_untroubled(c.snd_una) && b.probe_end.is_none()
+}
+
+/// Flags of connections on which more happens when something is acknowledged than that it is gone.
+const HAS_MORE_TO_DO: Flags = Flags::FIN_QUEUED.with(Flags::WANT_WRITABLE).with(Flags::ACK_EVENTS);
+
 impl Tcp {
-    /// Takes a segment that [`predict`] let pass.
+    /// Takes a segment that [`predict`] let pass, on a connection whose handshake is complete.
+    ///
+    /// Connection and busy part are looked up once for all that is usual; whatever is not goes on in a function of its own.
     pub(super) fn input_predicted(
         &mut self,
         net: &mut Network,
@@ -51,10 +77,7 @@ impl Tcp {
         seg: &Arrived<'_>,
         timestamps: Option<Timestamps>,
     ) {
-        if self.conns[idx].state == State::SynReceived && !self.complete_handshake(net, idx, seg) {
-            return;
-        }
-        let now_ms = self.now_ms();
+        let (now, now_ms) = (self.now, self.now_ms);
         let c = &mut self.conns[idx];
         if let Some(ts) = timestamps
             && c.rcv_acked == c.rcv_nxt
@@ -66,49 +89,77 @@ impl Tcp {
         c.retries = 0;
         let advanced = seg.header.ack != c.snd_una;
         if advanced {
-            let hop = c.hop;
-            net.confirm(self.now, &hop);
+            net.confirm(now, &c.hop);
         }
-        if self.ends_with(idx, seg) {
-            return self.end_at_once(net, idx, seg.hash);
+        let profile = self.profiles.get(c.profile);
+        if c.busy != NONE {
+            let b = &mut self.busy[c.busy];
+            if ends_with(c, b, seg) {
+                return self.end_at_once(net, idx, seg.hash);
+            }
+            if !(advanced && is_quiet(c, b)) {
+                let outcome = self.on_ack(net, idx, seg, timestamps);
+                return self.on_payload_behind(net, idx, seg, outcome);
+            }
+            let acked = (seg.header.ack - c.snd_una) as u32;
+            let whole = seg.header.ack == c.snd_nxt
+                && !c.has(HAS_MORE_TO_DO)
+                && b.send.len() == acked.into()
+                && b.rack.highest.is_none_or(|highest| highest.le(seg.header.ack));
+            ack::update_window(c, seg);
+            let message =
+                b.sent.one_up_to(seg.header.ack).filter(|_| whole).map(|one| (one.at, one.segments));
+            let Some(message) = message else {
+                let outcome = self.acknowledge_in_order(net, idx, seg, timestamps);
+                return self.on_payload_behind(net, idx, seg, outcome);
+            };
+            ack::advance(c, b, seg.header.ack);
+            b.send.clear(&mut self.chunks, &mut self.sources);
+            b.sent.acknowledge_only();
+            forget_troubles(c, b);
+            on_one_delivered(c, b, profile, now, message);
+            b.stop_flight_timer();
+            b.chrono.stop(now, b.last_sent);
+        } else {
+            ack::update_window(c, seg);
         }
-        match self.on_predicted_ack(net, idx, seg, timestamps, advanced) {
-            AckOutcome::Gone => {}
-            _ if self.lend_predicted(idx, seg) => {}
-            _ => self.on_payload(net, idx, seg),
-        }
-    }
-
-    /// Lends the payload to the application where it lies, if that is all there is to do: it is next, fits and brings no FIN.
-    #[inline]
-    fn lend_predicted(&mut self, idx: u32, seg: &Arrived<'_>) -> bool {
-        let c = &self.conns[idx];
-        let simple = !seg.payload.is_empty()
+        let len = seg.payload.len();
+        let usual = len > 0
             && !seg.header.flags.contains(TcpFlags::FIN)
             && c.state.may_receive()
             && !c.has(Flags::ORPHAN)
-            && seg.payload.len() <= c.rcv_wnd() as usize
-            && (c.busy == NONE || self.busy[c.busy].fin_at.is_none());
-        let Some((frame, start)) = seg.frame.filter(|_| simple && self.may_lend(idx, seg)) else {
-            return false;
+            && len <= c.rcv_wnd() as usize
+            && (c.busy == NONE || self.busy[c.busy].has_received_nothing())
+            && self.chunks.spare() >= chunks_for(len);
+        let Some((frame, start)) = seg.frame.filter(|_| usual) else {
+            return self.on_payload_behind(net, idx, seg, AckOutcome::Accepted);
         };
-        self.lend(idx, InlineData { frame, start, len: seg.payload.len() as u32 });
-        self.on_new_bytes(idx, seg, seg.payload.len(), false);
-        true
+        // It is next, fits and brings no FIN: the application gets it where it lies.
+        let data = InlineData { frame, start, len: len as u32 };
+        receive::lend(c, idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
+        self.stats.bytes_in += u64::from(data.len);
+        if c.busy != NONE {
+            self.busy[c.busy].last_data = now_ms;
+        }
+        let due = receive::note_new_bytes(c, profile, now_ms, seg, false);
+        let held = due == AckDue::Quick && self.held_acks.holds(c);
+        if due != AckDue::Later && !held {
+            c.flags.set(Flags::ACK_NOW);
+        }
+        // The answer of the application, which is about to put it there, is nearly certain.
+        self.tx_list.add(c, idx, &self.profiles);
+        if held {
+            self.hold_ack(idx);
+        }
     }
 
-    /// Whether a segment is the last that a connection waits for which the application has closed: it acknowledges all, our FIN
-    /// included, and carries the peer's.
-    #[inline]
-    fn ends_with(&self, idx: u32, seg: &Arrived<'_>) -> bool {
-        let c = &self.conns[idx];
-        c.state == State::FinWait1
-            && c.has(Flags::ORPHAN)
-            && seg.header.flags.contains(TcpFlags::FIN)
-            && seg.payload.is_empty()
-            && seg.header.ack == c.snd_nxt
-            && c.busy != NONE
-            && self.busy[c.busy].fin_sent
+    /// What a segment carries whose acknowledgement is dealt with.
+    #[inline(never)]
+    fn on_payload_behind(&mut self, net: &mut Network, idx: u32, seg: &Arrived<'_>, outcome: AckOutcome) {
+        if outcome != AckOutcome::Gone {
+            self.on_payload(net, idx, seg);
+        }
+        self.after_segment(idx, seg);
     }
 
     /// From FIN-WAIT-1 to TIME-WAIT. What the acknowledgement says of the path is of no use to anybody any more.
@@ -117,76 +168,44 @@ impl Tcp {
         c.snd_una = c.snd_nxt;
         c.rcv_nxt += 1;
         c.flags.set(Flags::PEER_FIN);
+        // As Linux's `tcp_fin`: nobody asks any more what came twice.
+        self.busy[c.busy].dsack = None;
         if self.send_ack(net, idx).is_err() {
             self.reply_ack(net, idx);
         }
         self.enter_time_wait_with(idx, hash);
     }
 
-    #[inline]
-    fn on_predicted_ack(
+    /// An acknowledgement of something new while nothing is lost, reordered or sent again.
+    fn acknowledge_in_order(
         &mut self,
         net: &mut Network,
         idx: u32,
         seg: &Arrived<'_>,
         timestamps: Option<Timestamps>,
-        advanced: bool,
     ) -> AckOutcome {
-        let c = &mut self.conns[idx];
-        let busy = c.busy;
-        if busy != NONE {
-            let b = &mut self.busy[busy];
-            let quiet = advanced
-                && b.recovery.state == CaState::Open
-                && b.sent.is_untroubled(c.snd_una)
-                && b.probe_end.is_none();
-            if !quiet {
-                return self.on_ack(net, idx, seg, timestamps);
-            }
-        }
-        ack::update_window(c, seg);
-        if busy == NONE {
-            return AckOutcome::Accepted;
-        }
-        self.acknowledge_in_order(idx, seg, timestamps);
-        if self.fin_acknowledged(idx) { self.on_fin_acknowledged(net, idx) } else { AckOutcome::Accepted }
-    }
-
-    /// An acknowledgement of something new while nothing is lost, reordered or sent again.
-    fn acknowledge_in_order(&mut self, idx: u32, seg: &Arrived<'_>, timestamps: Option<Timestamps>) {
         let now = self.now;
         let c = &mut self.conns[idx];
         let b = &mut self.busy[c.busy];
+        let profile = self.profiles.get(c.profile);
         let highest = b.rack.highest.unwrap_or(c.snd_una);
         let bytes = ack::advance(c, b, seg.header.ack);
         b.send.discard_front(&mut self.chunks, &mut self.sources, bytes.into());
         if c.has(Flags::ACK_EVENTS) {
             b.acked_bytes = b.acked_bytes.saturating_add(bytes);
         }
-        c.flags.clear(Flags::SOFT_ERROR);
-        b.retransmits = 0;
-        b.trouble_since = None;
-        b.probes = 0;
-        b.recovery.high_seq = c.snd_una;
-        let sack = c.has(Flags::SACK);
+        forget_troubles(c, b);
         if highest.le(c.snd_una)
             && let Some(first) = b.sent.acknowledge_first(c.snd_una)
         {
-            // Request and response: one transmission, and it is through.
-            let rtt_us = now.micros_since(first.at);
-            rtt::on_sample(c, self.profiles.get(c.profile), rtt_us as u32);
-            b.backoff = 0;
-            if sack {
-                b.rack.on_in_order(first.at, first.end, rtt_us);
-            }
-            let limited = ack::is_cwnd_limited(c, b);
-            ack::grow(c, b, now, (first.segments.into(), Some(rtt_us as u32)), limited);
+            on_one_delivered(c, b, profile, now, (first.at, first.segments));
             self.set_retransmit_timer(idx, true, None);
         } else {
+            let sack = c.has(Flags::SACK);
             let mut delivery = Delivery::default();
             let outstanding = b.sent.packets_out;
             b.sent.acknowledge(c.snd_una, c.mss(), sack, highest, &mut delivery);
-            if ack::take_rtt(c, self.profiles.get(c.profile), now, &delivery, timestamps) {
+            if ack::take_rtt(c, profile, now, &delivery, timestamps) {
                 b.backoff = 0;
             }
             if outstanding > 0 {
@@ -200,5 +219,35 @@ impl Tcp {
             }
         }
         self.after_ack(idx, true);
+        if self.fin_acknowledged(idx) { self.on_fin_acknowledged(net, idx) } else { AckOutcome::Accepted }
     }
+}
+
+/// The peer lives, and what was sent arrives.
+#[inline(always)]
+fn forget_troubles(c: &mut Tcb, b: &mut Busy) {
+    c.flags.clear(Flags::SOFT_ERROR);
+    b.retransmits = 0;
+    b.trouble_since = None;
+    b.probes = 0;
+    b.recovery.high_seq = c.snd_una;
+}
+
+/// What was sent at once, at `sent`, the only transmission that an acknowledgement covers, is through.
+#[inline(always)]
+fn on_one_delivered(
+    c: &mut Tcb,
+    b: &mut Busy,
+    profile: &Profile,
+    now: Instant,
+    (sent, segments): (Instant, u16),
+) {
+    let rtt_us = now.micros_since(sent);
+    rtt::on_sample(c, profile, rtt_us as u32);
+    b.backoff = 0;
+    if c.has(Flags::SACK) {
+        b.rack.on_in_order(sent, c.snd_una, rtt_us);
+    }
+    let limited = ack::is_cwnd_limited(c, b);
+    ack::grow(c, b, now, (segments.into(), Some(rtt_us as u32)), limited);
 }

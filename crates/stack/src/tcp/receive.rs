@@ -4,11 +4,13 @@ use super::Tcp;
 use super::busy::Busy;
 use super::conn::{Flags, Life, NONE, Tcb};
 use super::input::Arrived;
+use super::listen::announced_mss;
 use super::mtu_search::SearchState;
+use super::pending::PendingQueue;
 use super::profile::Profile;
 use super::starved::HELD_WHEN_SCARCE;
 use super::state::State;
-use crate::chunk_pool::CHUNK_BYTES;
+use crate::chunk_pool::{CHUNK_BYTES, ChunkPool};
 use crate::device::{BURST_FRAMES_MAX, RxBurst};
 use crate::error::Stale;
 use crate::events::{CloseReason, Event, InlineData};
@@ -16,6 +18,7 @@ use crate::handle::Conn;
 use crate::ip::Network;
 use crate::wire::tcp::{SeqNumber, TcpFlags};
 use arrayvec::ArrayVec;
+use std::collections::VecDeque;
 
 /// What the receive window begins with at the most, in bytes: as much as can be said without scaling.
 const WINDOW_FIRST: u32 = 65_535;
@@ -75,16 +78,21 @@ impl Tcp {
         let busy = self.conns[idx].busy;
         let fills_hole = busy != NONE && self.busy[busy].recv.range_count() > 0;
         let taken = if data.is_empty() { 0 } else { self.take_in_order(idx, seg, skip, data) };
-        if taken > 0 {
-            self.on_new_bytes(idx, seg, taken, fills_hole);
-        }
+        let refused = taken < data.len() || data.is_empty();
+        let due = if taken > 0 { self.on_new_bytes(idx, seg, taken, fills_hole) } else { AckDue::Later };
         let fin_seq = seg.header.seq + seg.payload.len() as u32;
         let fin_here = seg.header.flags.contains(TcpFlags::FIN) && fin_seq == self.conns[idx].rcv_nxt;
         if fin_here || self.waiting_fin(idx) {
+            if due == AckDue::Now {
+                self.ack_now(idx);
+            }
+            // Behind it nothing is quick: our own may follow soon, and says the same.
             self.on_fin(net, idx);
-        } else if taken < data.len() || data.is_empty() {
-            // Refused for want of room: say where we are.
+        } else if due == AckDue::Now || refused {
+            // What is refused for want of room, too: say where we are.
             self.ack_now(idx);
+        } else if due == AckDue::Quick {
+            self.quick_ack_or_hold(idx);
         }
     }
 
@@ -110,15 +118,8 @@ impl Tcp {
     }
 
     /// Lends data that begin at `rcv_nxt`; [`Tcp::may_lend`] has allowed it.
-    #[inline(always)]
-    pub(super) fn lend(&mut self, idx: u32, data: InlineData) {
-        let conn = self.conns.handle(idx);
-        self.chunks.reserve(chunks_for(data.len()));
-        self.events.push_back(Event::Data { conn, data });
-        let c = &mut self.conns[idx];
-        self.pending.push(conn, data, c.has(Flags::INLINE));
-        c.flags.set(Flags::INLINE);
-        c.rcv_nxt += data.len;
+    fn lend(&mut self, idx: u32, data: InlineData) {
+        lend(&mut self.conns[idx], idx, data, &mut self.chunks, &mut self.events, &mut self.pending);
     }
 
     /// Stores or lends data that begin at `rcv_nxt`. Returns how far `rcv_nxt` moved.
@@ -158,7 +159,8 @@ impl Tcp {
     fn on_out_of_order(&mut self, idx: u32, seg: &Arrived<'_>) {
         self.stats.out_of_order += 1;
         if seg.wire_bytes() > usize::from(self.conns[idx].rcv_mss) {
-            self.raise_rcv_mss(idx, seg.wire_bytes());
+            let c = &mut self.conns[idx];
+            raise_rcv_mss(c, self.profiles.get(c.profile), seg.wire_bytes());
         }
         let busy = self.ensure_busy(idx);
         let c = &self.conns[idx];
@@ -193,57 +195,15 @@ impl Tcp {
         c.busy != NONE && self.busy[c.busy].fin_at == Some(c.rcv_nxt)
     }
 
-    /// `count` bytes were received in order: window growth and acknowledgement.
-    #[inline(always)]
-    pub fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) {
+    /// `count` bytes were received in order: window growth, and when that is acknowledged.
+    fn on_new_bytes(&mut self, idx: u32, seg: &Arrived<'_>, count: usize, fills_hole: bool) -> AckDue {
         self.stats.bytes_in += count as u64;
-        let profile = self.profile(idx);
-        let (limit, delay) = (profile.recv_buffer_bytes, profile.delayed_ack_ms);
-        let first = profile.recv_window_first.min(WINDOW_FIRST);
         let now_ms = self.now_ms();
-        let wire = seg.wire_bytes();
-        if wire > usize::from(self.conns[idx].rcv_mss) {
-            self.raise_rcv_mss(idx, wire);
-        }
         let c = &mut self.conns[idx];
         if c.busy != NONE {
             self.busy[c.busy].last_data = now_ms;
         }
-        let window = (u64::from(first) << c.rcv_grow()).min(limit.into()) as u32;
-        if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit && c.rcv_grow() < GROW_MAX {
-            c.rcv_grow_and_search += 1;
-            c.grow_mark = c.rcv_nxt;
-        }
-        if !c.has(Flags::ATO_SET) {
-            c.flags.set(Flags::ATO_SET);
-            let grant = (c.rcv_wnd() / (2 * u32::from(c.rcv_mss.max(1)))).clamp(2, QUICK_ACKS_MAX);
-            c.raise_quick_acks(grant as u8);
-        }
-        let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
-        let quick = c.quick_acks() > 0 && !c.has(Flags::PINGPONG);
-        if unacked > u32::from(c.rcv_mss) || fills_hole {
-            self.ack_now(idx);
-        } else if quick {
-            self.quick_ack_or_hold(idx);
-        } else if !c.has(Flags::ACK_DELAYED) {
-            c.flags.set(Flags::ACK_DELAYED);
-            c.ack_deadline = now_ms.wrapping_add(delay) as u16;
-            if wire < usize::from(c.rcv_mss) || seg.header.flags.contains(TcpFlags::PSH) {
-                c.set_pushed();
-            }
-        }
-    }
-
-    /// The peer sends segments of so many bytes.
-    #[inline(never)]
-    fn raise_rcv_mss(&mut self, idx: u32, wire: usize) {
-        let announced = self.announced_mss(idx);
-        // What arrives at the peer says nothing about what arrives here.
-        let searches = self.conns[idx].mtu_search() != SearchState::Off;
-        let most = if searches { announced.max(SEGMENT_USUAL) } else { announced };
-        let wire = wire.min(most.into()) as u16;
-        let c = &mut self.conns[idx];
-        c.rcv_mss = c.rcv_mss.max(wire);
+        note_new_bytes(c, self.profiles.get(c.profile), now_ms, seg, fills_hole)
     }
 
     /// A segment that was received before: reported first in the next acknowledgement (RFC 2883).
@@ -459,6 +419,88 @@ impl Tcp {
         let step = u32::from(c.rcv_mss).min(capacity / 2);
         if free < left + step && free < capacity { left } else { free.max(left) }
     }
+}
+
+/// Lends data that begin at `rcv_nxt` to the application, where they lie in the burst. There is memory should nobody consume them.
+#[inline(always)]
+pub(super) fn lend(
+    c: &mut Tcb,
+    idx: u32,
+    data: InlineData,
+    chunks: &mut ChunkPool,
+    events: &mut VecDeque<Event>,
+    pending: &mut PendingQueue,
+) {
+    let conn = Conn::new(idx, c.generation);
+    chunks.reserve(chunks_for(data.len()));
+    events.push_back(Event::Data { conn, data });
+    pending.push(conn, data, c.has(Flags::INLINE));
+    c.flags.set(Flags::INLINE);
+    c.rcv_nxt += data.len;
+}
+
+/// When what was received is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AckDue {
+    /// With this batch.
+    Now,
+    /// With this batch, for no other reason than that acknowledgements are quick.
+    Quick,
+    /// With what is sent next, or when it has waited long enough.
+    Later,
+}
+
+/// Bytes were received in order: the window grows.
+#[inline(always)]
+pub(super) fn note_new_bytes(
+    c: &mut Tcb,
+    profile: &Profile,
+    now_ms: u32,
+    seg: &Arrived<'_>,
+    fills_hole: bool,
+) -> AckDue {
+    let limit = profile.recv_buffer_bytes;
+    let wire = seg.wire_bytes();
+    if wire > usize::from(c.rcv_mss) {
+        raise_rcv_mss(c, profile, wire);
+    }
+    let first = profile.recv_window_first.min(WINDOW_FIRST);
+    let window = (u64::from(first) << c.rcv_grow()).min(limit.into()) as u32;
+    if (c.rcv_nxt - c.grow_mark) as u32 >= window && window < limit && c.rcv_grow() < GROW_MAX {
+        c.rcv_grow_and_search += 1;
+        c.grow_mark = c.rcv_nxt;
+    }
+    if !c.has(Flags::ATO_SET) {
+        c.flags.set(Flags::ATO_SET);
+        let grant = (c.rcv_wnd() / (2 * u32::from(c.rcv_mss.max(1)))).clamp(2, QUICK_ACKS_MAX);
+        c.raise_quick_acks(grant as u8);
+    }
+    let unacked = (c.rcv_nxt - c.rcv_acked) as u32;
+    if unacked > u32::from(c.rcv_mss) || fills_hole {
+        return AckDue::Now;
+    }
+    if c.quick_acks() > 0 && !c.has(Flags::PINGPONG) {
+        return AckDue::Quick;
+    }
+    if !c.has(Flags::ACK_DELAYED) {
+        c.flags.set(Flags::ACK_DELAYED);
+        c.ack_deadline = now_ms.wrapping_add(profile.delayed_ack_ms) as u16;
+        if wire < usize::from(c.rcv_mss) || seg.header.flags.contains(TcpFlags::PSH) {
+            c.set_pushed();
+        }
+    }
+    AckDue::Later
+}
+
+/// The peer sends segments of so many bytes.
+#[inline(never)]
+fn raise_rcv_mss(c: &mut Tcb, profile: &Profile, wire: usize) {
+    let announced = announced_mss(c, profile);
+    // What arrives at the peer says nothing about what arrives here.
+    let searches = c.mtu_search() != SearchState::Off;
+    let most = if searches { announced.max(SEGMENT_USUAL) } else { announced };
+    let wire = wire.min(most.into()) as u16;
+    c.rcv_mss = c.rcv_mss.max(wire);
 }
 
 /// The largest window a connection may offer now, by how it has grown. It grows by a byte with each byte that arrives, so that it doubles

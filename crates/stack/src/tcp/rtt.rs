@@ -1,4 +1,4 @@
-//! Round trip time and retransmission time-out (RFC 6298, with Linux's smaller minimum).
+//! Round trip time and retransmission time-out (RFC 6298, with Linux's smaller minimum; that is what RFC 8961 §4 asks of any time-out).
 
 use super::conn::Tcb;
 use super::profile::Profile;

@@ -223,6 +223,19 @@ impl SentQueue {
         }
     }
 
+    /// The only entry, if it was sent only once and ends here.
+    #[inline(always)]
+    pub fn one_up_to(&self, end: SeqNumber) -> Option<&Sent> {
+        self.queue.front().filter(|one| self.queue.len() == 1 && one.end == end && one.flags == 0)
+    }
+
+    /// It is acknowledged.
+    #[inline(always)]
+    pub fn acknowledge_only(&mut self) {
+        self.packets_out = 0;
+        self.queue.clear();
+    }
+
     /// Takes the first entry if a cumulative acknowledgement up to `una` covers just that, and it was sent only once.
     #[inline]
     pub fn acknowledge_first(&mut self, una: SeqNumber) -> Option<Sent> {

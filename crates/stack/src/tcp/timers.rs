@@ -233,8 +233,23 @@ impl Tcp {
         if c.has(Flags::SYN_PENDING) && c.has(Flags::TX_LISTED) {
             return None;
         }
-        let rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
+        let mut rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
+        if c.state == State::SynSent && c.retries > 0 {
+            rto_ms = rto_ms.min(self.connect_time_left(idx));
+        }
         Some(self.instant(c.last_rx.wrapping_add(rto_ms as u32)))
+    }
+
+    /// What the last SYN, which was not the first, left of the user timeout (RFC 5482), in ms.
+    #[inline(never)]
+    fn connect_time_left(&self, idx: u32) -> u64 {
+        let c = &self.conns[idx];
+        let profile = self.profiles.get(c.profile);
+        if profile.user_timeout_ms == 0 {
+            return u64::MAX;
+        }
+        let waited_us: u64 = (0..c.retries).map(|n| rtt::rto_us(c, profile, n)).sum();
+        u64::from(profile.user_timeout_ms).saturating_sub(waited_us / 1000)
     }
 
     /// The timer that says most about what a connection waits for, at the time `now`.
@@ -334,14 +349,13 @@ impl Tcp {
             self.config.synack_retries
         };
         self.stats.timeouts += 1;
-        let user = self.profile(idx).user_timeout_ms;
-        let c = &mut self.conns[idx];
+        let c = &self.conns[idx];
         let gave_up = c.retries >= limit
-            || user != 0 && c.state == State::SynSent && c.retries > 0 && {
-                // Time since the first SYN: 1 + 2 + 4 … s.
-                (1u64 << (c.retries + 1)).saturating_sub(1) * u64::from(self.config.rto_initial_ms)
-                    >= u64::from(user)
+            || c.state == State::SynSent && c.retries > 0 && {
+                let rto_ms = rtt::rto_us(c, self.profiles.get(c.profile), c.retries) / 1000;
+                self.connect_time_left(idx) <= rto_ms
             };
+        let c = &mut self.conns[idx];
         if gave_up {
             let reason =
                 if c.has(Flags::SOFT_ERROR) { CloseReason::HostUnreachable } else { CloseReason::TimedOut };

@@ -2,8 +2,8 @@
 //! device that is full keeps the lower classes waiting as long as the higher ones fill it, as any device with strict priorities does.
 
 use super::Tcp;
-use super::conn::Flags;
-use super::profile::ProfileId;
+use super::conn::{Flags, Tcb};
+use super::profile::{ProfileId, ProfileTable};
 use crate::priority::{self, CLASSES};
 use std::collections::VecDeque;
 
@@ -76,6 +76,20 @@ impl TxList {
         None
     }
 
+    /// Puts a connection on it that is not there yet.
+    #[inline(always)]
+    pub fn add(&mut self, c: &mut Tcb, idx: u32, profiles: &ProfileTable) {
+        if !c.has(Flags::TX_LISTED) {
+            c.flags.set(Flags::TX_LISTED);
+            if c.profile == ProfileId::DEFAULT {
+                self.usual.push_back(idx);
+            } else {
+                self.push_to_class(idx, profiles.get(c.profile).priority);
+            }
+        }
+    }
+
+    #[inline(never)]
     fn push_to_class(&mut self, idx: u32, priority: u8) {
         if priority == 0 {
             self.usual.push_back(idx);
@@ -90,19 +104,6 @@ impl Tcp {
     /// Puts a connection on the transmit list.
     #[inline(always)]
     pub fn want_transmit(&mut self, idx: u32) {
-        let c = &mut self.conns[idx];
-        if !c.has(Flags::TX_LISTED) {
-            c.flags.set(Flags::TX_LISTED);
-            if c.profile == ProfileId::DEFAULT {
-                self.tx_list.usual.push_back(idx);
-            } else {
-                self.list_by_class(idx);
-            }
-        }
-    }
-
-    #[inline(never)]
-    fn list_by_class(&mut self, idx: u32) {
-        self.tx_list.push_to_class(idx, self.profiles.get(self.conns[idx].profile).priority);
+        self.tx_list.add(&mut self.conns[idx], idx, &self.profiles);
     }
 }

@@ -236,6 +236,49 @@ fn one_call_does_bounded_work_after_a_long_sleep() {
     assert!(calls_without >= 10, "the work was split up");
 }
 
+#[test]
+#[ignore = "minutes, and 1.3 GB; part of `make suites`"]
+fn a_hundred_million_timers_cost_each_call_a_bounded_time() {
+    // As keepalive of connections that came at a steady rate: spread over two hours, a tenth of them cancelled.
+    const COUNT: u32 = 100_000_000;
+    const TWO_HOURS: u64 = 7_200 * 1_000_000_000 / TICK;
+    let mut store = nodes(COUNT as usize);
+    let mut wheel = TimerWheel::new(Instant::ZERO);
+    let deadline = |id: u32| 1 + u64::from(id) * 48_271 % u64::from(COUNT) * TWO_HOURS / u64::from(COUNT);
+    let mut most = 0;
+    for id in 0..COUNT {
+        store.accesses = 0;
+        wheel.schedule(&mut store, id, ticks(deadline(id)));
+        most = most.max(store.accesses);
+    }
+    for id in (0..COUNT).step_by(10) {
+        store.accesses = 0;
+        assert!(wheel.cancel(&mut store, id));
+        most = most.max(store.accesses);
+    }
+    assert!(most <= 7, "{most} nodes were looked at to arm or cancel one");
+    let (mut fired, mut all, mut most) = (0, 0, 0);
+    for tick in 1..=TWO_HOURS {
+        loop {
+            store.accesses = 0;
+            let popped = wheel.pop_expired(&mut store, ticks(tick));
+            (all, most) = (all + store.accesses, most.max(store.accesses));
+            match popped {
+                Some(id) => assert_eq!(deadline(id), tick),
+                // More may be due than one call deals out.
+                None if wheel.next_deadline().is_some_and(|next| next <= ticks(tick)) => continue,
+                None => break,
+            }
+            fired += 1;
+        }
+    }
+    assert_eq!(fired, COUNT - COUNT / 10);
+    assert!(most <= 7 * (FORCED_MOVES_MAX + AHEAD_MOVES_MAX) as usize, "{most} nodes in one call");
+    // Each moves down five times at the most, and fires.
+    assert!(all <= 7 * 6 * fired as usize, "{all} nodes for {fired} timers");
+    println!("{most} nodes in one call at the most, {:.1} for each timer", all as f64 / f64::from(fired));
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Schedule {

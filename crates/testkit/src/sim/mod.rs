@@ -1,6 +1,6 @@
 //! A simulated network: stacks as hosts, links with delay, rate and faults, and one clock that jumps from event to event.
 //!
-//! Everything follows from the seed, so a run that fails can be repeated: [`Sim::replay`] names it.
+//! Everything follows from the seed, so a run that fails can be repeated: it prints the command that does so, [`Sim::replay`].
 
 mod host;
 mod link;
@@ -9,6 +9,7 @@ pub use host::{Host, HostConfig, Received};
 pub(crate) use host::{Outbox, OutboxTx};
 pub use link::{LinkModel, LinkStats};
 
+use crate::checks::Check;
 use core::time::Duration;
 use ginnel_devices::random::Random;
 use ginnel_stack::time::Instant;
@@ -43,6 +44,7 @@ pub struct Sim {
     seed: u64,
     /// Called with (time, sender, frame) for every frame that enters a link.
     pub tap: Option<FrameTap>,
+    watches: Vec<(HostId, Check)>,
 }
 
 /// Sees every frame that enters a link.
@@ -69,12 +71,18 @@ impl Sim {
             rng: Random::new(seed),
             seed,
             tap: None,
+            watches: Vec::new(),
         }
     }
 
-    /// What to say when a run fails.
+    /// The command that runs this seed of the test again. A test that fails prints it by itself.
     pub fn replay(&self) -> String {
-        format!("seed {} (set GINNEL_SEED={} to run it again)", self.seed, self.seed)
+        replay(self.seed)
+    }
+
+    /// Fails unless all that the host sends from now on is as `check` wants it.
+    pub fn watch(&mut self, host: HostId, check: Check) {
+        self.watches.push((host, check));
     }
 
     /// Changes both directions of the link between the two hosts.
@@ -152,6 +160,9 @@ impl Sim {
     pub fn collect(&mut self, id: HostId) {
         let now = self.now;
         for frame in self.hosts[id].take_sent() {
+            for (_, check) in self.watches.iter_mut().filter(|(host, _)| *host == id) {
+                check.look(&frame).unwrap_or_else(|problem| panic!("host {id} at {now:?}: {problem}"));
+            }
             if let Some(tap) = &mut self.tap {
                 tap(now, id, &frame);
             }
@@ -166,10 +177,61 @@ impl Sim {
     }
 }
 
+impl Drop for Sim {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("again: {}", self.replay());
+        }
+    }
+}
+
+/// The command that runs the test of this thread again with one seed.
+fn replay(seed: u64) -> String {
+    let package = std::env::var("CARGO_PKG_NAME").unwrap_or_else(|_| env!("CARGO_PKG_NAME").into());
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default();
+    let binary = std::env::current_exe().ok();
+    // The name of a test binary ends with a hash.
+    let binary =
+        binary.as_ref().and_then(|path| path.file_stem()?.to_str()?.rsplit_once('-')).map(|(name, _)| name);
+    let target = match binary {
+        Some(name) if name.replace('_', "-") != package => format!("--test {name}"),
+        _ => "--lib".into(),
+    };
+    format!("GINNEL_SEED={seed} cargo test -p {package} {target} -- --exact {test}")
+}
+
 /// Seeds for a randomised test: `GINNEL_SEED` alone if it is set, otherwise `count` fixed ones.
 pub fn seeds(count: u64) -> Vec<u64> {
     match std::env::var("GINNEL_SEED").ok().and_then(|s| s.parse().ok()) {
         Some(seed) => vec![seed],
         None => (1..=count).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::checks::{arp, tcp};
+
+    #[test]
+    fn a_run_is_repeated_by_the_command_that_it_prints() {
+        assert_eq!(
+            Sim::pair(7).replay(),
+            "GINNEL_SEED=7 cargo test -p ginnel-testkit --lib -- --exact \
+             sim::tests::a_run_is_repeated_by_the_command_that_it_prints"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "TCP expected, not ARP")]
+    fn what_a_host_sends_is_watched() {
+        let mut sim = Sim::pair(1);
+        // The other host may say what it likes.
+        sim.watch(1, arp() | !arp());
+        sim.watch(0, tcp());
+        let (now, to) = (sim.now, core::net::SocketAddr::new(sim.hosts[1].v4.into(), 80));
+        sim.hosts[0].connect(now, to);
+        sim.collect(0);
     }
 }

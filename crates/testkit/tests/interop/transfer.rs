@@ -74,15 +74,33 @@ fn all_faults(bytes: u64) -> Vec<Case> {
     cases
 }
 
+/// Loss alone, over links of every size; the roles take turns.
+fn lossy_links_of_all_sizes(bytes: u64) -> Vec<Case> {
+    let sizes = MTUS_V4.map(|mtu| (Family::V4, mtu)).into_iter().chain(MTUS_V6.map(|mtu| (Family::V6, mtu)));
+    let mut cases = Vec::new();
+    for (family, mtu) in sizes {
+        for link in ["loss=1%", "loss=5%"] {
+            for sender in [Sender::Ginnel, Sender::Kernel] {
+                let client = CLIENTS[(cases.len() / 2 + cases.len()) % 2];
+                let name = format!("{link}, {family:?} MTU {mtu}, {client:?} connects, {sender:?} sends");
+                let case = Case { name, family, mtu, client, link, ..Case::default() };
+                cases.push(sender.sends(bytes, case));
+            }
+        }
+    }
+    cases
+}
+
 /// Everything bad at once, over links of unusual size: so many segments.
 fn bad_links_of_all_sizes(segments: u64) -> Vec<Case> {
     let mut cases = Vec::new();
-    for mtu in [128, 576, 4000, 9000] {
+    let v4 = [128, 576, 4000, 9000].map(|mtu| (Family::V4, mtu));
+    for (family, mtu) in v4.into_iter().chain([1280, 4000, 9000].map(|mtu| (Family::V6, mtu))) {
         for sender in [Sender::Ginnel, Sender::Kernel, Sender::Both] {
             let client = CLIENTS[cases.len() % 2];
             let link = FAULTS[FAULTS.len() - 1];
-            let name = format!("{link}, MTU {mtu}, {client:?} connects, {sender:?} sends");
-            let case = Case { name, mtu, client, link, ..Case::default() };
+            let name = format!("{link}, {family:?}, MTU {mtu}, {client:?} connects, {sender:?} sends");
+            let case = Case { name, family, mtu, client, link, ..Case::default() };
             cases.push(sender.sends(segments * mtu as u64, case));
         }
     }
@@ -127,6 +145,11 @@ fn transfers_over_bad_links_of_every_size() {
 }
 
 #[test]
+fn transfers_over_lossy_links_of_every_size() {
+    suite::run("transfers_over_lossy_links_of_every_size", 4, lossy_links_of_all_sizes(2 * MIB));
+}
+
+#[test]
 fn transfers_both_ways_at_once() {
     suite::run("transfers_both_ways_at_once", 2, both_ways(64 * MIB));
 }
@@ -159,6 +182,13 @@ mod suites {
     #[ignore = "minutes: a GiB for each case; part of `make suites`"]
     fn a_gibibyte_over_bad_links() {
         suite::run("a_gibibyte_over_bad_links", 4, patient(all_faults(GIB)));
+    }
+
+    #[test]
+    #[ignore = "minutes: 64 MiB over small links with loss; part of `make suites`"]
+    fn much_over_lossy_links_of_every_size() {
+        let cases = patient(lossy_links_of_all_sizes(64 * MIB));
+        suite::run("much_over_lossy_links_of_every_size", 4, cases);
     }
 
     #[test]

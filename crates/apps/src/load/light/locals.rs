@@ -90,6 +90,13 @@ impl Locals {
         Self { list: list.collect(), v4, v6, table: vec![VACANT; (count * ports) as usize], ports }
     }
 
+    /// Begins with another port than the first. Who comes anew would otherwise begin with those of who was there before it, and wait for a second each if the server still has their connections.
+    pub fn begin_at(&mut self, index: u32) {
+        for local in &mut self.list {
+            local.next = index & (self.ports - 1);
+        }
+    }
+
     /// The address with this number.
     #[inline]
     pub fn get(&self, number: u16) -> &Local {
@@ -218,6 +225,16 @@ mod tests {
         for port in [0, 80, 32_767] {
             assert_eq!(locals.tenant(1, port), Tenant::Nobody);
         }
+    }
+
+    #[test]
+    fn all_ports_are_taken_wherever_it_begins() {
+        let mut locals = Locals::new([address("10.0.0.1")]);
+        locals.begin_at(u32::MAX);
+        assert_eq!(locals.lease(0, 1), Some(u16::MAX));
+        assert_eq!(locals.lease(0, 2), Some(PORT_MIN));
+        let rest = core::iter::from_fn(|| locals.lease(0, 3)).count();
+        assert_eq!(rest, PORTS_MAX as usize - 2);
     }
 
     #[test]

@@ -44,6 +44,7 @@ use core::time::Duration;
 use ginnel::config::DeviceKind;
 use ginnel::{Config, Error, Instant, StopFlag, clock, raw};
 use ginnel_stack::device::{Device, RxBurst, RxQueue};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
 /// Time for the last closes to be answered.
@@ -119,7 +120,8 @@ impl Light {
             let problem = format!("more than {LOCALS_MAX} own addresses: too many for --stack light");
             return Err(Error::application(problem));
         }
-        let locals = Locals::new(locals);
+        let mut locals = Locals::new(locals);
+        locals.begin_at(RandomState::new().hash_one(worker) as u32);
         let Device { rx, tx } = raw::open(device_config, &config, device)?;
         let mtu = link.mtu.map_or(tx.capabilities().mtu, |mtu| (mtu as usize).min(tx.capabilities().mtu));
         let ways = target::ways(&job.targets, link, &config.routes, &locals, mtu as u32)?;

@@ -83,6 +83,9 @@ impl Session {
         if self.stage == Stage::WarmUp && now >= self.measure_from {
             self.stage = Stage::Measure;
         }
+        if self.stage == Stage::Measure && self.stats.gave_up {
+            self.measure_to = self.measure_to.min(now);
+        }
         if self.stage == Stage::Measure && (self.is_enough() || now >= self.measure_to) {
             if !self.is_enough() {
                 self.count_not_started();

@@ -172,6 +172,7 @@ fn plan() -> Plan {
         duration: Some(Duration::from_secs(10)),
         requests: None,
         timeout: Duration::from_secs(5),
+        give_up: None,
         closer: Closer::Server,
         seed: 1,
     }
@@ -402,6 +403,55 @@ fn a_server_that_is_mute_times_out() {
     let c = session.stats().counters;
     assert_eq!((c.failures[Failure::Timeout as usize], c.completed, net.aborted), (30, 0, 30));
     assert!(net.now < 8_000 * MS);
+}
+
+#[test]
+fn a_run_without_an_end_is_given_up_when_nothing_was_answered_for_long_enough() {
+    let second = Duration::from_secs(1);
+    let endless = Plan { requests: Some(1_000_000), duration: None, give_up: Some(3 * second), ..plan() };
+    let plans = [endless, at_rate(endless, 100.0), Plan { requests_per_connection: 1, ..endless }];
+    for plan in plans.into_iter().chain([at_rate(plans[2], 1000.0)]) {
+        // Nobody listens; connections come to nothing; what is answered is nonsense.
+        let nonsense = b"nonsense".to_vec();
+        for server in [
+            Server { refuses: true, ..Server::default() },
+            Server { resets_each: 1, ..Server::default() },
+            Server { response: nonsense, ..Server::default() },
+        ] {
+            let (session, net) = run(plan, server);
+            let (stats, waited) = (session.stats(), net.now / MS);
+            assert!(stats.gave_up && stats.counters.completed == 0 && failures(&session) > 0, "{plan:?}");
+            // An open loop on open connections waits for them first.
+            assert!((3_000..9_000).contains(&waited), "{plan:?}: {waited} ms");
+        }
+        // One that stands still for longer than that, and fails nothing.
+        let plan = Plan { requests: Some(2000), timeout: 20 * second, ..plan };
+        let stall = (500 * MS, 8_000 * MS);
+        let (session, _) = run(plan, Server { stall, ..Server::default() });
+        assert_eq!((session.stats().gave_up, session.stats().counters.completed), (false, 2000), "{plan:?}");
+        // One of which half of the answers fail.
+        let (session, _) =
+            run(Plan { requests: Some(5000), ..plan }, Server { resets_each: 2, ..Server::default() });
+        assert!(!session.stats().gave_up, "{plan:?}");
+    }
+}
+
+#[test]
+fn a_server_that_dies_during_a_run_without_an_end_leaves_what_was_measured() {
+    let give_up = Some(Duration::from_secs(3));
+    let plan = Plan {
+        requests: Some(1_000_000),
+        duration: None,
+        give_up,
+        timeout: Duration::from_secs(1),
+        ..plan()
+    };
+    // It answers nothing after five seconds.
+    let (session, net) = run(plan, Server { stall: (5_000 * MS, u64::MAX / 4), ..Server::default() });
+    let stats = session.stats();
+    assert!(stats.gave_up && stats.counters.completed > 1_000, "{:?}", stats.counters);
+    assert!((9_000..12_000).contains(&(net.now / MS)), "{}", net.now / MS);
+    assert!(net.connections.iter().all(Option::is_none), "nothing is left open");
 }
 
 #[test]

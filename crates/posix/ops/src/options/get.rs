@@ -64,7 +64,7 @@ impl Ops {
     ) -> Result<OptionValue, Errno> {
         let mut lane = self.lock()?;
         let file = self.file(&mut lane, fd)?;
-        lane.status(file);
+        lane.standing(file);
         let socket = lane.files.socket(file)?;
         let (family, shape, datagrams) = (socket.family, socket.shape, socket.datagrams);
         if datagrams && level == libc::IPPROTO_TCP || !datagrams && level == libc::IPPROTO_UDP {

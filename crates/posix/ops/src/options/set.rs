@@ -262,7 +262,10 @@ impl Ops {
         }
         if (level, name) == (libc::SOL_SOCKET, libc::SO_RCVLOWAT) {
             // As much may be there already (`tcp_set_rcvlowat`).
-            if lane.status(file).is_some_and(|(_, status)| status.readable > 0 || status.peer_closed) {
+            if lane
+                .status(file)
+                .is_some_and(|(_, status)| status.readable > 0 || status.standing.peer_closed())
+            {
                 lane.data_ready(file);
             }
         }

@@ -377,7 +377,7 @@ impl Sys for Recorded<'_> {
         self.host.splice(from, to, len, flags)
     }
 
-    fn settle(&self) {
-        self.host.settle();
+    fn catch_up(&self) {
+        self.host.catch_up();
     }
 }

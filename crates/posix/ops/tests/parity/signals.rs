@@ -63,12 +63,12 @@ fn recv(w: &mut World<'_>, what: &str, signal: i32, ends: (Fd, Fd)) {
     });
 }
 
-/// Of a connection that nobody reads from, which takes long to fill.
+/// Of a connection that nobody reads from, which takes long to fill: what is left of a window, less than a segment, is used only when a probe of it is due.
 fn send(w: &mut World<'_>, signal: i32, (a, b): (Fd, Fd)) {
     let chunk = vec![7; 1 << 20];
     w.a.set_nonblocking(a, true).unwrap();
     let mut quiet = 0;
-    while quiet < 4 {
+    while quiet < 12 {
         quiet += 1;
         while w.a.send(a, &chunk, 0).is_ok() || w.a.send(a, b"x", 0).is_ok() {
             quiet = 0;

@@ -97,10 +97,8 @@ pub trait Sys: Sync {
     fn splice(&self, from: Fd, to: Fd, len: usize, flags: c_uint) -> Result<usize, Errno>;
     /// From a file, at an offset that moves or where the file stands.
     fn sendfile(&self, to: Fd, from: Fd, offset: Option<&mut i64>, count: usize) -> Result<usize, Errno>;
-    /// Lets everything that is on its way arrive.
-    fn settle(&self) {
-        std::thread::sleep(std::time::Duration::from_millis(20));
-    }
+    /// Waits until the host has worked on whatever had come to it. The kernel does that when it comes.
+    fn catch_up(&self) {}
 }
 
 /// What was received, of which `count` is what the call returned.
@@ -176,10 +174,13 @@ impl<'a> World<'a> {
         fds[0].revents
     }
 
-    /// Lets what is on its way arrive.
+    /// Lets what is on its way arrive: also an answer to an answer, behind a question who the neighbour is. However long the machine leaves a stack's thread standing.
     pub fn settle(&self) {
-        self.a.settle();
-        self.b.settle();
+        std::thread::sleep(std::time::Duration::from_millis(40));
+        for _ in 0..4 {
+            self.a.catch_up();
+            self.b.catch_up();
+        }
     }
 
     /// What `poll` says now.

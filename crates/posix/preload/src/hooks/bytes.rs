@@ -4,7 +4,7 @@
 use super::{ToC, memory, ours, rights};
 use crate::{attach, real};
 use core::ffi::{c_int, c_uint, c_void};
-use ginnel_posix_ops::{Ops, Sending};
+use ginnel_posix_ops::{Ops, Sending, Whole};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -24,7 +24,8 @@ unsafe fn send_one(ops: &Ops, fd: c_int, bytes: *const c_void, len: size_t, flag
 /// It must be as long as told.
 unsafe fn recv_one(ops: &Ops, fd: c_int, bytes: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
     if flags & libc::MSG_TRUNC != 0 && bytes.is_null() {
-        return ops.recv(fd, &mut [IoSliceMut::new(&mut vec![0; len.min(1 << 20)])], flags).to_c();
+        let mut nowhere = Whole::new(|| vec![0; len.min(1 << 20)]);
+        return ops.recv(fd, &mut [IoSliceMut::new(&mut nowhere)], flags).to_c();
     }
     if bytes.is_null() && len > 0 {
         return ops.recv_nowhere(fd, flags).to_c();

@@ -61,7 +61,7 @@ unsafe fn completed(filter: *const sock_fprog) -> Option<Vec<sock_filter>> {
 /// `filter` is null, or as `seccomp(2)` takes it.
 pub(super) unsafe fn filtered<T>(filter: *const c_void, install: impl FnOnce(*const c_void) -> T) -> T {
     let Some(ops) = attach::ops() else { return install(filter) };
-    ops.prepare_for_confinement();
+    ops.prepare_for_filter();
     // SAFETY: the caller's promise.
     match unsafe { completed(filter.cast()) } {
         Some(mut lines) => {

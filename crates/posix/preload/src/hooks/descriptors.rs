@@ -154,6 +154,13 @@ unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_long) -> c_i
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_void) -> c_int {
     let Some(ops) = ours(fd) else {
+        // Interfaces are those of the process, whatever socket is asked.
+        if super::interfaces::are_asked_for(request)
+            && let Some(ops) = attach::wanted()
+        {
+            // SAFETY: passed on as it came.
+            return unsafe { super::interfaces::ioctl(ops, fd, request, argument) };
+        }
         // SAFETY: passed on as it came.
         return unsafe { real::ioctl(fd, request, argument) };
     };
@@ -186,9 +193,9 @@ unsafe extern "C" fn ioctl(fd: c_int, request: libc::c_ulong, argument: *mut c_v
             // SAFETY: passed on as it came.
             unsafe { real::ioctl(fd, request, argument) }
         }
-        // Interfaces, addresses, routes and ARP entries of the kernel's: any socket is as good to ask for them as another, and placeholders are sockets.
+        // Interfaces, addresses, routes and ARP entries.
         // SAFETY: passed on as it came.
-        SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { real::ioctl(fd, request, argument) },
+        SIOCADDRT..=SIOCDEVPRIVATE_LAST => unsafe { super::interfaces::ioctl(ops, fd, request, argument) },
         _ => Err::<(), _>(Errno::NOTTY).to_c(),
     }
 }
@@ -212,7 +219,7 @@ const FIOGETOWN: libc::c_ulong = 0x8903;
 const SIOCGPGRP: libc::c_ulong = 0x8904;
 const SIOCATMARK: libc::c_ulong = 0x8905;
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
-/// The first and the last request of `ioctl` that are, but for SIOCOUTQNSD, about the kernel's network, not about the socket (linux/sockios.h).
+/// The first and the last request of `ioctl` that are, but for SIOCOUTQNSD, about the network, not about the socket (linux/sockios.h).
 const SIOCADDRT: libc::c_ulong = 0x890b;
 const SIOCDEVPRIVATE_LAST: libc::c_ulong = 0x89ff;
 

@@ -4,9 +4,11 @@
 use super::spawn_actions;
 use crate::heritage::{self, Environment};
 use crate::{attach, real};
-use core::ffi::{c_char, c_int, c_void};
-use ginnel_posix_ops::{Execing, Heir, Ops};
-use libc::pid_t;
+use core::ffi::{c_char, c_int, c_short, c_void};
+use core::mem::zeroed;
+use core::ptr;
+use ginnel_posix_ops::{Execing, Heir, Ops, Whole};
+use libc::{pid_t, posix_spawnattr_t};
 use runtime::own_fd::OwnFd;
 use rustix::fd::AsRawFd;
 
@@ -15,11 +17,13 @@ unsafe extern "C" {
 }
 
 /// What a program that takes this one's place is given. Dropped if it does not: then nothing has happened.
-struct Successor {
+struct Successor(Whole<Gift>);
+
+struct Gift {
     environment: Environment,
     _way: Option<OwnFd>,
     _heir: Option<Heir>,
-    _execing: Option<Execing<'static>>,
+    execing: Option<Execing<'static>>,
 }
 
 impl Successor {
@@ -28,7 +32,11 @@ impl Successor {
     unsafe fn new(envp: *const *mut c_char) -> Self {
         let same = |ops: &Ops| ops.inheritable().into_iter().map(|fd| (fd, fd)).collect();
         // SAFETY: the caller's promise.
-        unsafe { Self::with(envp, same) }
+        let next = unsafe { Self::with(envp, same) };
+        if let Some(execing) = &next.0.execing {
+            execing.is_prepared();
+        }
+        next
     }
 
     /// It keeps the sockets of these descriptors, the numbers there and here.
@@ -36,6 +44,19 @@ impl Successor {
     /// # Safety
     /// As of [`heritage::complete`].
     unsafe fn with(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
+        // SAFETY: the caller's promise.
+        Self(Whole::new(|| unsafe { Gift::of(envp, kept) }))
+    }
+
+    fn environment(&self) -> Strings {
+        self.0.environment.as_ptr()
+    }
+}
+
+impl Gift {
+    /// # Safety
+    /// As of [`heritage::complete`].
+    unsafe fn of(envp: *const *mut c_char, kept: impl FnOnce(&Ops) -> Vec<(c_int, c_int)>) -> Self {
         let (mut heir, mut fds, mut execing) = (None, None, None);
         if let Some(ops) = attach::ops() {
             let kept = kept(ops);
@@ -53,7 +74,7 @@ impl Successor {
         };
         // SAFETY: the caller's promise.
         let environment = unsafe { heritage::complete(envp, left) };
-        Self { environment, _way: way, _heir: heir, _execing: execing }
+        Self { environment, _way: way, _heir: heir, execing }
     }
 }
 
@@ -64,7 +85,7 @@ unsafe extern "C" fn execve(path: *const c_char, argv: Strings, envp: Strings) -
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
         let next = Successor::new(envp);
-        real::execve(path, argv, next.environment.as_ptr())
+        real::execve(path, argv, next.environment())
     }
 }
 
@@ -79,7 +100,7 @@ unsafe extern "C" fn execvpe(file: *const c_char, argv: Strings, envp: Strings) 
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
         let next = Successor::new(envp);
-        real::execvpe(file, argv, next.environment.as_ptr())
+        real::execvpe(file, argv, next.environment())
     }
 }
 
@@ -94,7 +115,7 @@ unsafe extern "C" fn fexecve(fd: c_int, argv: Strings, envp: Strings) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
         let next = Successor::new(envp);
-        real::fexecve(fd, argv, next.environment.as_ptr())
+        real::fexecve(fd, argv, next.environment())
     }
 }
 
@@ -109,7 +130,7 @@ unsafe extern "C" fn execveat(
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
         let next = Successor::new(envp);
-        real::execveat(folder, path, argv, next.environment.as_ptr(), flags)
+        real::execveat(folder, path, argv, next.environment(), flags)
     }
 }
 
@@ -118,14 +139,14 @@ unsafe extern "C" fn posix_spawn(
     pid: *mut pid_t,
     path: *const c_char,
     actions: *const c_void,
-    attributes: *const c_void,
+    attributes: *const posix_spawnattr_t,
     argv: Strings,
     envp: Strings,
 ) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let started = spawned(actions, envp);
-        real::posix_spawn(pid, path, actions, attributes, argv, started.environment.as_ptr())
+        let (started, attributes) = spawned(actions, attributes, envp);
+        real::posix_spawn(pid, path, actions, attributes.as_ptr(), argv, started.environment())
     }
 }
 
@@ -134,24 +155,71 @@ unsafe extern "C" fn posix_spawnp(
     pid: *mut pid_t,
     file: *const c_char,
     actions: *const c_void,
-    attributes: *const c_void,
+    attributes: *const posix_spawnattr_t,
     argv: Strings,
     envp: Strings,
 ) -> c_int {
     // SAFETY: the program's arrays are as C wants them.
     unsafe {
-        let started = spawned(actions, envp);
-        real::posix_spawnp(pid, file, actions, attributes, argv, started.environment.as_ptr())
+        let (started, attributes) = spawned(actions, attributes, envp);
+        real::posix_spawnp(pid, file, actions, attributes.as_ptr(), argv, started.environment())
     }
 }
 
-/// What a program that is started is given. To be kept until it has been.
+/// What a program that is started is given, and how. To be kept until it has been.
 ///
 /// # Safety
 /// As of [`heritage::complete`].
-unsafe fn spawned(actions: *const c_void, envp: Strings) -> Successor {
+unsafe fn spawned(
+    actions: *const c_void,
+    attributes: *const posix_spawnattr_t,
+    envp: Strings,
+) -> (Successor, Attributes) {
     // SAFETY: the caller's promise.
-    unsafe { Successor::with(envp, |ops| spawn_actions::kept(actions, ops.inheritable(), |fd| ops.owns(fd))) }
+    unsafe {
+        let kept = |ops: &Ops| spawn_actions::kept(actions, ops.inheritable(), |fd| ops.owns(fd));
+        let successor = Successor::with(envp, kept);
+        // Whoever holds the sockets blocks what was put off.
+        let blocked = successor.0.execing.as_ref().and_then(|_| Ops::blocked_signals().ok());
+        let attributes = match blocked {
+            Some(blocked) => Attributes::with(attributes, blocked),
+            None => Attributes { programs: attributes, ours: None },
+        };
+        (successor, attributes)
+    }
+}
+
+/// The attributes of a program that is started: those that were asked for, or the same and what it is to block.
+struct Attributes {
+    programs: *const posix_spawnattr_t,
+    ours: Option<posix_spawnattr_t>,
+}
+
+impl Attributes {
+    /// It blocks these signals, if nothing was said of that.
+    ///
+    /// # Safety
+    /// The program's are null or as libc has made them.
+    unsafe fn with(programs: *const posix_spawnattr_t, blocked: u64) -> Self {
+        // SAFETY: the caller's promise; libc's attributes and sets are plain words, and all zero is what they begin as. A set begins with the kernel's.
+        unsafe {
+            let mut ours = programs.as_ref().map_or_else(|| zeroed(), |programs| *programs);
+            let mut flags = 0;
+            libc::posix_spawnattr_getflags(&raw const ours, &raw mut flags);
+            if c_int::from(flags) & libc::POSIX_SPAWN_SETSIGMASK != 0 {
+                return Self { programs, ours: None };
+            }
+            let mut set: libc::sigset_t = zeroed();
+            (&raw mut set).cast::<u64>().write_unaligned(blocked);
+            libc::posix_spawnattr_setflags(&raw mut ours, flags | libc::POSIX_SPAWN_SETSIGMASK as c_short);
+            libc::posix_spawnattr_setsigmask(&raw mut ours, &raw const set);
+            Self { programs, ours: Some(ours) }
+        }
+    }
+
+    fn as_ptr(&self) -> *const posix_spawnattr_t {
+        self.ours.as_ref().map_or(self.programs, ptr::from_ref)
+    }
 }
 
 /// The arguments of `execl` and its like after the first: some in registers, which the entry below has stored, the others where the caller put them on the stack. They end

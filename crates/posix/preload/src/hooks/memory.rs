@@ -3,7 +3,7 @@
 #![allow(unsafe_code)] // the program's pointers
 
 use core::ffi::{c_int, c_void};
-use ginnel_posix_ops::{OptionValue, Written};
+use ginnel_posix_ops::{OptionValue, Whole, Written};
 use libc::{iovec, msghdr, size_t, sockaddr, socklen_t, timespec};
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -171,12 +171,10 @@ pub unsafe fn with_room<T>(
     }
     // The program's list stays as it is: a copy of it is what may change.
     let mut copy = [const { std::mem::MaybeUninit::<iovec>::uninit() }; 16];
-    let mut long = Vec::new();
-    let place: *mut iovec = if len <= copy.len() {
-        copy.as_mut_ptr().cast()
-    } else {
-        long.reserve_exact(len);
-        long.as_mut_ptr()
+    let mut long = (len > copy.len()).then(|| Whole::new(|| Vec::with_capacity(len)));
+    let place: *mut iovec = match &mut long {
+        Some(long) => long.as_mut_ptr(),
+        None => copy.as_mut_ptr().cast(),
     };
     // SAFETY: there is room for as many, and as many stand there.
     unsafe { core::ptr::copy_nonoverlapping(list, place, len) };

@@ -5,6 +5,7 @@ mod confine;
 mod descriptors;
 mod epoll;
 mod exec;
+mod interfaces;
 mod memory;
 mod poll;
 mod rights;

@@ -3,7 +3,7 @@
 
 use crate::attach;
 use core::ffi::c_int;
-use ginnel_posix_ops::{Ops, Traveller};
+use ginnel_posix_ops::{Ops, Traveller, Whole};
 use libc::{cmsghdr, msghdr};
 use rustix::fd::RawFd;
 use rustix::io::Errno;
@@ -61,7 +61,7 @@ pub unsafe fn send_with<T>(
         core::slice::from_raw_parts(control, known.msg_controllen)
     };
     // As aligned as a control message has to be.
-    let mut words = vec![0u64; copied.len().div_ceil(size_of::<u64>())];
+    let mut words = Whole::new(|| vec![0u64; copied.len().div_ceil(size_of::<u64>())]);
     // SAFETY: there is room for as many bytes.
     unsafe { core::ptr::copy_nonoverlapping(copied.as_ptr(), words.as_mut_ptr().cast(), copied.len()) };
     let mut other = *known;
@@ -71,18 +71,21 @@ pub unsafe fn send_with<T>(
     if !any {
         return None;
     }
-    let mut travellers: Vec<Traveller> = Vec::new();
-    let replace = |fd: &mut RawFd| {
-        if ops.owns(*fd) {
-            let traveller = ops.send_away(*fd)?;
-            *fd = traveller.number(*fd);
-            travellers.push(traveller);
-        }
-        Ok(())
-    };
-    // SAFETY: as above.
-    let replaced = unsafe { each_right(&raw const other, replace) };
-    Some(replaced.map(|()| send(&raw const other)))
+    let travelling = Whole::new(|| {
+        let mut travellers: Vec<Traveller> = Vec::new();
+        let replace = |fd: &mut RawFd| {
+            if ops.owns(*fd) {
+                let traveller = ops.send_away(*fd)?;
+                *fd = traveller.number(*fd);
+                travellers.push(traveller);
+            }
+            Ok(())
+        };
+        // SAFETY: as above.
+        let replaced = unsafe { each_right(&raw const other, replace) };
+        (replaced, travellers)
+    });
+    Some(travelling.0.map(|()| send(&raw const other)))
 }
 
 /// A message came: descriptors in it may stand for sockets of the stack's.

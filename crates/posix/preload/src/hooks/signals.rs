@@ -1,9 +1,27 @@
-//! What the program does about signals: noted, because whether a call goes on after a handler is the handler's to say.
+//! What the program does about signals: an entry of the library's stands in front of each of its handlers, which are put off while they would come in the middle of a call
+//! (`ginnel_posix_ops::handlers`). The program sees nothing of that: what was in force before is told as it was said.
+//!
+//! That there was a change is noted, because whether a call goes on after a handler is the handler's to say.
 #![allow(unsafe_code)] // functions that C calls
 
 use crate::{attach, real};
-use core::ffi::{c_int, c_void};
-use libc::sighandler_t;
+use core::ffi::{c_int, c_long};
+use core::mem::zeroed;
+use core::ptr;
+use core::sync::atomic::{AtomicU64, Ordering};
+use ginnel_posix_ops::handlers;
+use libc::{SA_NODEFER, SA_RESETHAND, SA_RESTART, SA_SIGINFO, SIG_DFL, SIG_ERR, SIG_IGN, sighandler_t};
+
+/// What `sysv_signal` has always set beside the others, and means nothing.
+const SA_INTERRUPT: c_int = 0x2000_0000;
+/// Of `sigset`: the signal is blocked, and its handler stays.
+const SIG_HOLD: sighandler_t = 2;
+
+/// Signals that `siginterrupt` was asked to let interrupt calls, a bit each: `signal` heeds it.
+static INTERRUPTING: AtomicU64 = AtomicU64::new(0);
+
+/// Signals whose handler was to be in force once, and is of one argument: what is left of it when it was does not say so.
+static OF_ONE_ARGUMENT: AtomicU64 = AtomicU64::new(0);
 
 /// After a change, which the next call that waits looks at.
 fn changed<T>(result: T) -> T {
@@ -13,22 +31,149 @@ fn changed<T>(result: T) -> T {
     result
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sigaction(signal: c_int, action: *const c_void, old: *mut c_void) -> c_int {
-    // SAFETY: passed on as it came.
-    changed(unsafe { real::sigaction(signal, action, old) })
+/// Whether the program runs something when the signal comes.
+fn is_handler(handler: sighandler_t) -> bool {
+    ![SIG_DFL, SIG_IGN, SIG_ERR].contains(&handler)
+}
+
+fn bit(number: c_int) -> u64 {
+    if (1..=64).contains(&number) { 1 << (number - 1) } else { 0 }
+}
+
+fn has(set: &AtomicU64, number: c_int) -> bool {
+    set.load(Ordering::Relaxed) & bit(number) != 0
+}
+
+fn put(set: &AtomicU64, number: c_int, is_in: bool) {
+    match is_in {
+        true => set.fetch_or(bit(number), Ordering::Relaxed),
+        false => set.fetch_and(!bit(number), Ordering::Relaxed),
+    };
+}
+
+/// What the kernel is told instead of a handler and its flags.
+fn told(number: c_int, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+    let of_three = flags & SA_SIGINFO != 0;
+    if flags & SA_RESETHAND != 0 {
+        put(&OF_ONE_ARGUMENT, number, is_handler(handler) && !of_three);
+    }
+    if is_handler(handler)
+        && let Some(entry) = handlers::entry(handler, of_three)
+    {
+        return (entry, flags | SA_SIGINFO);
+    }
+    (handler, flags)
+}
+
+/// What the program said of what the kernel was told; of one argument were those that were to be in force once.
+fn said(of_one: bool, handler: sighandler_t, flags: c_int) -> (sighandler_t, c_int) {
+    match handlers::behind(handler) {
+        Some((handler, true)) => (handler, flags),
+        Some((handler, false)) => (handler, flags & !SA_SIGINFO),
+        None if handler == SIG_DFL && flags & SA_RESETHAND != 0 && of_one => (handler, flags & !SA_SIGINFO),
+        None => (handler, flags),
+    }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __sigaction(signal: c_int, action: *const c_void, old: *mut c_void) -> c_int {
+unsafe extern "C" fn sigaction(
+    signal: c_int,
+    action: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
+    let of_one = has(&OF_ONE_ARGUMENT, signal);
+    // SAFETY: the program's actions are null or as they say, and libc's function wants such.
+    unsafe {
+        let action = action.as_ref().map(|action| {
+            let (handler, flags) = told(signal, action.sa_sigaction, action.sa_flags);
+            libc::sigaction { sa_sigaction: handler, sa_flags: flags, ..*action }
+        });
+        let result = real::sigaction(signal, action.as_ref().map_or(ptr::null(), ptr::from_ref), old);
+        if result == 0
+            && let Some(old) = old.as_mut()
+        {
+            (old.sa_sigaction, old.sa_flags) = said(of_one, old.sa_sigaction, old.sa_flags);
+        }
+        if action.is_some() { changed(result) } else { result }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __sigaction(
+    signal: c_int,
+    action: *const libc::sigaction,
+    old: *mut libc::sigaction,
+) -> c_int {
     // SAFETY: the same by another name.
     unsafe { sigaction(signal, action, old) }
 }
 
+/// The same by the system call. `None`: it is to be made as it is.
+///
+/// # Safety
+/// The arguments must be what the call wants.
+pub unsafe fn rt_sigaction(signal: c_long, action: c_long, old: c_long, len: c_long) -> Option<c_long> {
+    /// `struct kernel_sigaction`.
+    #[derive(Clone, Copy)]
+    #[repr(C)]
+    struct Action {
+        handler: sighandler_t,
+        flags: u64,
+        restorer: usize,
+        mask: u64,
+    }
+    if len != size_of::<u64>() as c_long {
+        return None;
+    }
+    // The flags are the lower half, all of them.
+    let flags = |flags: u64| flags as c_int;
+    let number = signal as c_int;
+    let of_one = has(&OF_ONE_ARGUMENT, number);
+    // SAFETY: the caller's promise.
+    unsafe {
+        let action = ptr::with_exposed_provenance::<Action>(action as usize).as_ref().map(|action| {
+            let (handler, flags) = told(number, action.handler, flags(action.flags));
+            Action { handler, flags: flags.cast_unsigned().into(), ..*action }
+        });
+        let place = action.as_ref().map_or(ptr::null(), ptr::from_ref).expose_provenance() as c_long;
+        let result = real::syscall(libc::SYS_rt_sigaction, signal, place, old, len, 0, 0);
+        if result == 0
+            && let Some(old) = ptr::with_exposed_provenance_mut::<Action>(old as usize).as_mut()
+        {
+            let (handler, flags) = said(of_one, old.handler, flags(old.flags));
+            (old.handler, old.flags) = (handler, flags.cast_unsigned().into());
+        }
+        Some(if action.is_some() { changed(result) } else { result })
+    }
+}
+
+/// Installs a handler as one of libc's older functions does. What was in force before, or `SIG_ERR`.
+fn install(number: c_int, handler: sighandler_t, flags: c_int, blocked: Option<c_int>) -> sighandler_t {
+    // SAFETY: all zero is an action, whose mask is empty; what is put into it lives as long as the program wants.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        let mut old: libc::sigaction = zeroed();
+        (action.sa_sigaction, action.sa_flags) = (handler, flags);
+        if let Some(blocked) = blocked
+            && libc::sigaddset(&raw mut action.sa_mask, blocked) != 0
+        {
+            return SIG_ERR;
+        }
+        match sigaction(number, &raw const action, &raw mut old) {
+            0 => old.sa_sigaction,
+            _ => SIG_ERR,
+        }
+    }
+}
+
 #[unsafe(no_mangle)]
-unsafe extern "C" fn signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: passed on as it came.
-    changed(unsafe { real::signal(signal, handler) })
+unsafe extern "C" fn signal(number: c_int, handler: sighandler_t) -> sighandler_t {
+    if !is_handler(handler) {
+        // SAFETY: passed on as it came.
+        return said(false, changed(unsafe { real::signal(number, handler) }), 0).0;
+    }
+    let interrupts = has(&INTERRUPTING, number);
+    install(number, handler, if interrupts { 0 } else { SA_RESTART }, Some(number))
 }
 
 #[unsafe(no_mangle)]
@@ -38,19 +183,51 @@ unsafe extern "C" fn bsd_signal(number: c_int, handler: sighandler_t) -> sighand
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn __sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
-    // SAFETY: passed on as it came.
-    changed(unsafe { real::__sysv_signal(signal, handler) })
-}
-
-#[unsafe(no_mangle)]
-unsafe extern "C" fn sysv_signal(signal: c_int, handler: sighandler_t) -> sighandler_t {
+unsafe extern "C" fn ssignal(number: c_int, handler: sighandler_t) -> sighandler_t {
     // SAFETY: the same by another name.
-    unsafe { __sysv_signal(signal, handler) }
+    unsafe { signal(number, handler) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn siginterrupt(signal: c_int, on: c_int) -> c_int {
+unsafe extern "C" fn __sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
+    if !is_handler(handler) {
+        // SAFETY: passed on as it came.
+        return said(false, changed(unsafe { real::__sysv_signal(number, handler) }), 0).0;
+    }
+    install(number, handler, SA_RESETHAND | SA_NODEFER | SA_INTERRUPT, None)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sysv_signal(number: c_int, handler: sighandler_t) -> sighandler_t {
     // SAFETY: passed on as it came.
-    changed(unsafe { real::siginterrupt(signal, on) })
+    unsafe { __sysv_signal(number, handler) }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sigset(number: c_int, handler: sighandler_t) -> sighandler_t {
+    if !is_handler(handler) || handler == SIG_HOLD {
+        // SAFETY: passed on as it came.
+        return said(false, changed(unsafe { real::sigset(number, handler) }), 0).0;
+    }
+    let old = install(number, handler, 0, None);
+    if old == SIG_ERR {
+        return SIG_ERR;
+    }
+    // SAFETY: all zero is an empty set, and both live through the calls.
+    unsafe {
+        let (mut one, mut before) = (zeroed(), zeroed());
+        libc::sigaddset(&raw mut one, number);
+        libc::sigprocmask(libc::SIG_UNBLOCK, &raw const one, &raw mut before);
+        if libc::sigismember(&raw const before, number) == 1 { SIG_HOLD } else { old }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn siginterrupt(number: c_int, on: c_int) -> c_int {
+    // SAFETY: passed on as it came.
+    let result = changed(unsafe { real::siginterrupt(number, on) });
+    if result == 0 {
+        put(&INTERRUPTING, number, on != 0);
+    }
+    result
 }

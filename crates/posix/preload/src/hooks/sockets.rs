@@ -4,7 +4,7 @@
 use super::{ToC, memory, ours};
 use crate::{attach, real};
 use core::ffi::{c_int, c_void};
-use ginnel_posix_ops::Ops;
+use ginnel_posix_ops::{Ops, Whole};
 use libc::{sockaddr, socklen_t};
 use rustix::io::Errno;
 
@@ -118,8 +118,12 @@ unsafe extern "C" fn getsockopt(
         // SAFETY: passed on as it came.
         return unsafe { real::getsockopt(fd, level, name, value, len) };
     };
-    // SAFETY: the program's room is as much as it says.
-    unsafe { memory::give_option(value, len, |room| ops.getsockopt(fd, level, name, room)) }.to_c()
+    // Its value is memory for a moment.
+    let given = Whole::new(|| {
+        // SAFETY: the program's room is as much as it says.
+        unsafe { memory::give_option(value, len, |room| ops.getsockopt(fd, level, name, room)) }
+    });
+    given.to_c()
 }
 
 #[unsafe(no_mangle)]

@@ -78,6 +78,12 @@ unsafe extern "C" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
+    if number == libc::SYS_rt_sigaction
+        // SAFETY: the program's arguments are what the call wants.
+        && let Some(result) = unsafe { super::signals::rt_sigaction(a, b, c, d) }
+    {
+        return result;
+    }
     if !attach::is_on_a_stack() {
         // SAFETY: passed on as it came.
         return unsafe { real::syscall(number, a, b, c, d, e, f) };

@@ -232,7 +232,7 @@ impl Client {
             return self.udp_send_from(socket, sending, &data);
         }
         let hand = self.hand(socket).map_err(|_| UdpError::Stale)?;
-        match hand.send_datagram(&header, buffers, &self.blocked[socket.index() as usize]) {
+        match hand.send_datagram(&header, buffers, self.blocked.of(socket.index())) {
             Ok(true) => {
                 self.ring(socket.index(), RUNG);
                 Ok(())

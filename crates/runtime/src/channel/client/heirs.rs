@@ -3,7 +3,8 @@
 use super::super::bells::RUNG;
 use super::super::control::Control;
 use super::super::region::Region;
-use super::{Client, Held};
+use super::{Client, Held, Streams, Up};
+use crate::own_fd::OwnFd;
 use crate::wait::EventFd;
 use ginnel_stack::handle::Conn;
 use rustix::fd::OwnedFd;
@@ -50,7 +51,24 @@ impl Client {
         self.sockets.clone_from(&parent.sockets);
         // What the parent had not looked at yet the child looks at, too.
         self.events.extend(&parent.events);
-        self.look_at_all();
+        self.is_heir = true;
+    }
+
+    /// The same in the child itself, where the parent's client is this one's memory and nothing else: what it knows of sockets stays where it is.
+    pub(crate) fn become_child(&mut self, number: u32, wake: OwnFd, control: Box<dyn Control>) {
+        self.number = number as usize;
+        let (region, stack) = (self.region.clone(), self.stack.clone());
+        self.up =
+            Up::Shared(Arc::new(Streams::new(region.clone(), self.number, stack, self.blocked.clone())));
+        self.rang = false;
+        self.down = region.down(self.number).answerer_from_first();
+        self.wake = Arc::new(EventFd::from_own(wake));
+        self.control = control;
+        self.blank = 0;
+        if let Some(offers) = &mut self.by_hand {
+            offers.forget();
+        }
+        self.is_heir = true;
     }
 
     /// Holds a connection that another process held, or this one before it became another program: everything about it is new.
@@ -75,10 +93,14 @@ impl Client {
         self.sockets.iter().enumerate().filter_map(held)
     }
 
-    /// Whatever was rung before it listened: it compares all it holds, and the stack looks at its credits.
-    fn look_at_all(&mut self) {
-        for socket in 0..self.sockets.len() as u32 {
-            self.look(socket);
+    /// Of a child, when it first wants to know what happened, which many never do: whatever was rung before it listened. It compares all it holds, and the stack looks at its credits.
+    #[cold]
+    pub(super) fn look_at_all(&mut self) {
+        self.is_heir = false;
+        for socket in 0..self.sockets.len() {
+            if let Some(generation) = self.sockets[socket].generation {
+                self.look(Conn::new(socket as u32, generation));
+            }
         }
         self.ring(0, RUNG);
     }

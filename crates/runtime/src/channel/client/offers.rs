@@ -6,7 +6,6 @@ use crate::channel::places;
 use crate::channel::region::{LISTENERS_MAX, OFFERS_MAX};
 use crate::channel::socket::{Offer, state};
 use crate::channel::sync::Ordering;
-use core::sync::atomic::Ordering::Relaxed;
 use ginnel_stack::handle::Conn;
 use std::collections::VecDeque;
 
@@ -16,6 +15,14 @@ pub(super) struct Offers {
     seen: [u64; OFFERS_MAX],
     /// By listener: places, oldest first. What stood there may have been taken back meanwhile.
     queues: Vec<VecDeque<usize>>,
+}
+
+impl Offers {
+    /// These were the parent's: a child has places of its own. What is not written stays the parent's memory.
+    pub fn forget(&mut self) {
+        self.seen.iter_mut().filter(|seen| **seen != 0).for_each(|seen| *seen = 0);
+        self.queues.iter_mut().filter(|queue| !queue.is_empty()).for_each(VecDeque::clear);
+    }
 }
 
 impl Client {
@@ -38,7 +45,7 @@ impl Client {
         let Some(offers) = &mut self.by_hand else {
             if let Some(conn) = self.take_offer(place, bits) {
                 self.events.push_back(ClientEvent::Accepted { conn, listener: listener.into() });
-                self.look(socket);
+                self.look(conn);
             }
             return;
         };
@@ -63,7 +70,7 @@ impl Client {
         let generation = self.region.socket(socket).generation.load(Ordering::Relaxed);
         *self.known(socket)? =
             Held { generation: Some(generation), reported: state::CONNECTED, ..Held::default() };
-        self.blocked[socket as usize].store(false, Relaxed);
+        self.blocked.clear(socket);
         self.ring(socket, RUNG);
         Some(Conn::new(socket, generation))
     }
@@ -103,7 +110,7 @@ impl Client {
                 offers.queues[listener as usize].pop_front();
             }
             if let Some(conn) = conn {
-                self.look(conn.index());
+                self.look(conn);
                 return Some(conn);
             }
         }

@@ -1,6 +1,6 @@
 //! What the operations of POSIX need beside what happened: how things stand, and what programs do rarely.
 
-use super::{Client, RUNG, Status};
+use super::{Client, RUNG, Standing, Status};
 use crate::channel::control::{Reply, Request, Reserved, Sharing};
 use crate::error::Error;
 use crate::own_fd::OwnFd;
@@ -8,7 +8,6 @@ use core::net::SocketAddr;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
 use ginnel_stack::error::Stale;
-use ginnel_stack::events::CloseReason;
 use ginnel_stack::handle::Conn;
 use ginnel_stack::options::SocketOptions;
 
@@ -17,13 +16,35 @@ impl Client {
     ///
     /// # Errors
     /// The handle is stale.
+    #[inline(always)]
     pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
-        let mut status = self.hand(conn)?.status();
-        if self.is_gone() {
-            // Nobody writes it down any more.
-            status.ended = status.ended.or(Some(CloseReason::Reset));
-        }
-        Ok(status)
+        let hand = self.hand(conn)?;
+        Ok(hand.status(self.as_is(hand.standing())))
+    }
+
+    /// The same but for its bytes.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    #[inline]
+    pub fn standing(&self, conn: Conn) -> Result<Standing, Stale> {
+        self.held(conn)?;
+        Ok(self.as_is(Standing::of(self.region.socket(conn.index()))))
+    }
+
+    /// What the stack has written down, unless it is gone.
+    #[inline]
+    pub(super) fn as_is(&self, written: Standing) -> Standing {
+        if self.is_gone() { written.lost() } else { written }
+    }
+
+    /// The bytes of a connection of which the rest is known.
+    ///
+    /// # Errors
+    /// The handle is stale.
+    #[inline]
+    pub fn status_beside(&self, conn: Conn, standing: Standing) -> Result<Status, Stale> {
+        Ok(self.hand(conn)?.status(standing))
     }
 
     /// Whether the stack's shard is at work at this moment, on another CPU than the caller: then news may come without sleeping.
@@ -48,9 +69,9 @@ impl Client {
     /// The handle is stale.
     pub fn await_room(&mut self, conn: Conn, enough: usize) -> Result<bool, Stale> {
         let hand = self.hand(conn)?;
-        self.blocked[conn.index() as usize].store(true, Relaxed);
+        self.blocked.of(conn.index()).store(true, Relaxed);
         hand.await_room();
-        let there = hand.status().room >= enough;
+        let there = hand.room() >= enough;
         if !there && hand.is_lent() {
             // The stack may take it out, and does so only for those who wait.
             self.ring(conn.index(), RUNG);
@@ -121,6 +142,14 @@ impl Client {
             Ok(Reply::SavedSyn(bytes)) => Ok(bytes),
             _ => Err(Stale::Handle),
         }
+    }
+
+    /// As many of the connections that wait are offered as credits allow when this returns.
+    ///
+    /// # Errors
+    /// The shard is gone.
+    pub fn ask_for_offers(&mut self) -> Result<(), Error> {
+        self.ask(Request::Offer).map(|_| ())
     }
 
     /// How many connections may wait at a listener. Afterwards as many of those that wait are offered as credits allow.

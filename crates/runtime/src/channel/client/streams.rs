@@ -5,6 +5,7 @@ use super::super::hand::{Hand, Status};
 use super::super::region::Region;
 use super::super::socket::request;
 use super::super::sync::Ordering;
+use super::blocked::Blocked;
 use crate::wait::EventFd;
 use core::net::SocketAddr;
 use core::sync::atomic::AtomicBool;
@@ -12,15 +13,15 @@ use ginnel_stack::error::{RecvError, SendError, Stale};
 use ginnel_stack::handle::Conn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Reads and writes connections that its [`Client`](super::Client) holds, from any thread. Nothing here waits for the network; no call takes memory, and
-/// a system call only wakes whoever sleeps.
+/// Reads and writes connections that its [`Client`](super::Client) holds, from any thread. Nothing here waits for the network; no call takes memory but the first
+/// write on one of many sockets, and a system call only wakes whoever sleeps.
 pub struct Streams {
     pub(super) region: Arc<Region>,
     pub(super) number: usize,
     bells: Mutex<Ringer>,
     stack: Arc<EventFd>,
     /// Sockets on which a write was cut short.
-    pub(super) blocked: Arc<[AtomicBool]>,
+    pub(super) blocked: Arc<Blocked>,
     /// The stack's process is gone.
     pub(super) gone: AtomicBool,
 }
@@ -30,7 +31,7 @@ impl Streams {
         region: Arc<Region>,
         number: usize,
         stack: Arc<EventFd>,
-        blocked: Arc<[AtomicBool]>,
+        blocked: Arc<Blocked>,
     ) -> Self {
         let bells = Mutex::new(region.up(number).ringer());
         Self { region, number, bells, stack, blocked, gone: AtomicBool::new(false) }
@@ -41,22 +42,23 @@ impl Streams {
         self.bells.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    #[inline]
     pub(super) fn ring(&self, socket: u32, why: u8) {
         self.bells().ring(self.region.up(self.number), socket, why);
     }
 
     /// Tells the stack at once of what was done. To be called after each batch: until then the stack may sleep through it.
+    #[inline]
     pub fn flush(&self) {
-        let wakes = self.bells().must_wake(self.region.up(self.number));
-        if wakes {
+        // Whoever has rung asks for its own bells, so that nobody need wait for another here.
+        if self.region.up(self.number).must_wake() {
             self.stack.signal();
         }
     }
 
     /// A stack that left the CPU to this process goes on.
     pub(super) fn end_turn(&self) {
-        let wakes = self.bells().ends_turn(self.region.up(self.number));
-        if wakes {
+        if self.region.up(self.number).ends_turn() {
             self.stack.signal();
         }
     }
@@ -73,7 +75,7 @@ impl Streams {
     /// # Errors
     /// The handle is stale.
     pub fn status(&self, conn: Conn) -> Result<Status, Stale> {
-        self.hand(conn).map(|hand| hand.status())
+        self.hand(conn).map(|hand| hand.status(hand.standing()))
     }
 
     /// Our end and the peer's.
@@ -127,7 +129,7 @@ impl Streams {
             return Err(SendError::Closed);
         }
         let hand = self.hand(conn).map_err(|_| SendError::Stale)?;
-        let count = hand.send(bytes, &self.blocked[conn.index() as usize])?;
+        let count = hand.send(bytes, self.blocked.of(conn.index()))?;
         if count > 0 {
             self.ring(conn.index(), RUNG);
         }

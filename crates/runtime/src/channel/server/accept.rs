@@ -87,9 +87,11 @@ impl Domain {
                 let holders = self.members & listening.holders;
                 let first = holders & !(u64::MAX >> (63 - self.dealt_to));
                 let in_turn = ones(first).chain(ones(holders & !first));
-                let able = in_turn.filter(|n| self.has_credit(*n, listener));
+                let mut able = in_turn.filter(|n| self.has_credit(*n, listener));
                 let rank = |n: &usize| (self.is_second_choice(*n, listener), out(n));
-                let Some(number) = able.min_by_key(rank) else { break };
+                // Mostly there is one who accepts, and nobody to be compared with.
+                let chosen = if holders.is_power_of_two() { able.next() } else { able.min_by_key(rank) };
+                let Some(number) = chosen else { break };
                 if !self.offer(cx, listener, number) {
                     break;
                 }

@@ -189,6 +189,18 @@ pub(super) struct Domain {
     pub stats: ChannelStats,
 }
 
+/// How far what a client wrote was moved.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Forwarded {
+    All,
+    /// More than one turn may move.
+    Portion,
+    /// The engine took no more.
+    Blocked,
+    /// There is more than can be.
+    Violated,
+}
+
 /// Numbers of the bits that are set, from the lowest on.
 pub(super) fn ones(mut bits: u64) -> impl Iterator<Item = usize> {
     core::iter::from_fn(move || {
@@ -334,6 +346,7 @@ impl Domain {
     }
 
     /// Tells all who hold it.
+    #[inline]
     pub(super) fn ring(&mut self, socket: u32) {
         let known = &self.sockets[socket as usize];
         let mut holders = known.holders;
@@ -379,10 +392,9 @@ impl Domain {
             return;
         }
         self.charge(SOCKET_COST_BYTES);
-        let Some(conn) = self.socket(socket).conn else {
-            if let Some(udp) =
-                self.sockets[socket as usize].udp.filter(|_| self.sockets[socket as usize].post.is_some())
-            {
+        let known = &self.sockets[socket as usize];
+        let Some(conn) = known.conn else {
+            if let Some(udp) = known.udp.filter(|_| known.post.is_some()) {
                 self.post_go_on(cx, socket, udp, PORTION_BYTES);
                 if self.socket(socket).closing {
                     self.unheld(cx, socket);
@@ -390,8 +402,11 @@ impl Domain {
             }
             return;
         };
-        let requests = self.region.socket(socket).requests.load(Ordering::Acquire);
-        let close = requests & request::CLOSE != 0 || self.socket(socket).closing;
+        let words = self.region.socket(socket);
+        let requests = words.requests.load(Ordering::Acquire);
+        // Behind the requests, as clients wish before they ask. For what is wished later they ring once more.
+        let wishes = words.wished.load(Ordering::Acquire) != 0;
+        let close = requests & request::CLOSE != 0 || known.closing;
         // As on Linux: the peer must learn that not all was read.
         if requests & request::ABORT != 0 || close && self.is_unread(socket) {
             // What was written before leaves before.
@@ -403,7 +418,9 @@ impl Domain {
         if core::mem::take(&mut self.socket(socket).held_back) {
             cx.resume_reading(conn);
         }
-        self.grant(cx, socket, conn, When::First);
+        if wishes {
+            self.grant(cx, socket, conn, When::First);
+        }
         if self.sockets[socket as usize].is_narrow {
             self.tell_held(cx, socket, conn);
         }
@@ -411,7 +428,9 @@ impl Domain {
         if self.socket(socket).unfinished {
             return;
         }
-        self.grant(cx, socket, conn, When::Last);
+        if wishes {
+            self.grant(cx, socket, conn, When::Last);
+        }
         if !all {
             return;
         }
@@ -424,7 +443,6 @@ impl Domain {
     }
 
     /// Sets options that clients want.
-    #[inline]
     fn grant(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, when: When) {
         // As many as there are kinds, whatever clients write meanwhile.
         for _ in 0..wishes::KINDS {
@@ -490,35 +508,28 @@ impl Domain {
     /// Moves what clients wrote to the engine, `most` bytes or a little more. Whether that was all; the rest follows in the next turn.
     pub(super) fn forward(&mut self, cx: &mut Context<'_>, socket: u32, conn: Conn, most: usize) -> bool {
         let (mut moved, mut filled, mut done) = (false, false, 0);
-        let mut taken = self.socket(socket).taken;
-        let stream = self.region.stream(socket, Direction::Outgoing);
-        let whole = loop {
-            let Ok(count) = stream.readable(taken) else {
-                self.violated(cx, socket);
-                break false;
-            };
+        let Self { region, sockets, stats, .. } = self;
+        let (known, (words, _, stream)) = (&mut sockets[socket as usize], region.whole(socket));
+        let mut taken = known.taken;
+        let end = loop {
+            let Ok(waiting) = stream.readable(taken) else { break Forwarded::Violated };
             // To be looked at behind the position, as clients write it before they write on.
-            let record = match self.region.socket(socket).record.load(Ordering::Acquire) {
+            let record = match words.record.load(Ordering::Acquire) {
                 0 => None,
-                end => come_to_record(cx, self.region.socket(socket), conn, (end, taken)),
+                end => come_to_record(cx, words, conn, (end, taken)),
             };
-            if count == 0 {
-                break true;
+            if waiting == 0 {
+                break Forwarded::All;
             }
-            filled |= count >= self.region.buffer_bytes();
+            filled |= waiting >= region.buffer_bytes();
             if done >= most {
                 // The writer hears of room when there is more of it.
                 moved = false;
-                self.go_on_later(socket);
-                break false;
+                break Forwarded::Portion;
             }
-            let continues =
-                count > most || self.region.socket(socket).wants_space.load(Ordering::Relaxed) != 0;
-            let count = count.min(most);
-            let count = record.map_or(count, |ahead| count.min(ahead));
-            let known = &mut self.sockets[socket as usize];
-            let lend = (conn, taken, count);
-            let (accepted, count) = match lent::lend(cx, &self.region, known, &stream, &mut self.stats, lend)
+            let continues = waiting > most || words.wants_space.load(Ordering::Relaxed) != 0;
+            let count = record.map_or(waiting, |ahead| waiting.min(ahead)).min(most);
+            let (accepted, count) = match lent::lend(cx, region, known, &stream, stats, (conn, taken, count))
             {
                 Some(lent) => lent,
                 None => {
@@ -536,26 +547,36 @@ impl Domain {
             moved |= accepted > 0;
             done += accepted;
             if accepted < count {
-                self.sockets[socket as usize].blocked = true;
-                break false;
+                known.blocked = true;
+                break Forwarded::Blocked;
+            }
+            if count == waiting && record.is_none() {
+                // For what came meanwhile there is a bell behind this one.
+                break Forwarded::All;
             }
         };
-        self.charge(done);
-        let known = &mut self.sockets[socket as usize];
         known.taken = taken;
+        let lends = known.lent.is_some();
+        self.charge(done);
+        match end {
+            Forwarded::All | Forwarded::Blocked => {}
+            Forwarded::Portion => self.go_on_later(socket),
+            Forwarded::Violated => self.violated(cx, socket),
+        }
         if filled {
             self.enlarge(cx, socket, conn, Direction::Outgoing);
         }
-        if self.sockets[socket as usize].lent.is_some() {
+        if lends {
             moved = self.give_back(cx, socket, conn);
         }
         if moved {
             self.tell_of_space(socket);
         }
-        whole
+        end == Forwarded::All
     }
 
     /// Tells a client that waits for it that there is room to write.
+    #[inline]
     pub(super) fn tell_of_space(&mut self, socket: u32) {
         // Pairs with the fence of a client that found no room.
         fence(Ordering::SeqCst);
@@ -784,34 +805,31 @@ impl Domain {
     }
 
     pub fn data(&mut self, cx: &mut Context<'_>, conn: Conn, socket: u32, data: &[u8]) -> usize {
-        if self.socket(socket).closing {
+        let (known, (words, stream, _)) = (&mut self.sockets[socket as usize], self.region.whole(socket));
+        if known.closing {
             // Nobody will ever read it.
             let _ = cx.abort(conn);
             return data.len();
         }
-        if self.socket(socket).shut
-            && self.region.socket(socket).requests.load(Ordering::Relaxed) & request::SHUTDOWN_READ != 0
-        {
+        if known.shut && words.requests.load(Ordering::Relaxed) & request::SHUTDOWN_READ != 0 {
             // The peer must learn that they were lost.
-            self.socket(socket).refused = true;
+            known.refused = true;
             let _ = cx.abort(conn);
             return data.len();
         }
-        let stream = self.region.stream(socket, Direction::Incoming);
-        let mut received = self.sockets[socket as usize].received;
-        let mut count = stream.write(&mut received, data);
-        if matches!(count, Ok(count) if count < data.len()) {
-            self.sockets[socket as usize].held_back = true;
-            self.region.socket(socket).wants_room.store(1, Ordering::Relaxed);
+        let mut count = stream.write(&mut known.received, data);
+        let is_short = matches!(count, Ok(count) if count < data.len());
+        if is_short {
+            words.wants_room.store(1, Ordering::Relaxed);
             // Pairs with the fence of a client that has read.
             fence(Ordering::SeqCst);
-            count = count.and_then(|done| Ok(done + stream.write(&mut received, &data[done..])?));
-            self.sockets[socket as usize].held_back = count.is_ok_and(|count| count < data.len());
+            count = count.and_then(|done| Ok(done + stream.write(&mut known.received, &data[done..])?));
+            known.held_back = count.is_ok_and(|count| count < data.len());
+        }
+        let (is_deferred, is_narrow) = (known.deferred.is_some(), known.is_narrow);
+        if is_short {
             self.enlarge(cx, socket, conn, Direction::Incoming);
         }
-        let known = &mut self.sockets[socket as usize];
-        known.received = received;
-        let (is_deferred, is_narrow) = (known.deferred.is_some(), known.is_narrow);
         if is_deferred {
             self.promote(socket);
         }

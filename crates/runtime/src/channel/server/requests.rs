@@ -2,7 +2,7 @@
 
 use super::domain::Domain;
 use crate::channel::bells::RELEASED;
-use crate::channel::control::{Counters, Reply, Request};
+use crate::channel::control::{Counters, LinkInfo, Reply, Request};
 use crate::context::Context;
 use crate::error::Error;
 use ginnel_stack::error::{ConnectError, SendError, Stale};
@@ -37,12 +37,13 @@ impl Domain {
             self.stats.violations += 1;
             return;
         };
-        if let Some((client, place)) = known.offered
+        let (offered, blank) = (known.offered, known.blank);
+        if let Some((client, place)) = offered
             && usize::from(client) == number
         {
             self.settle(cx, number, place.into());
         }
-        if let Some((client, place)) = self.socket(socket).blank
+        if let Some((client, place)) = blank
             && usize::from(client) == number
         {
             self.open_blank(cx, number, place.into(), socket);
@@ -53,8 +54,13 @@ impl Domain {
             return;
         }
         if why & RELEASED != 0 {
+            let is_connection = known.conn.is_some();
             known.holders &= !bit;
             self.unheld(cx, socket);
+            if is_connection && self.socket(socket).closing {
+                // It was the last, and what was written before it was released is done.
+                return;
+            }
         }
         // One that had its part of this turn goes on in the next, however often it rings.
         if !self.socket(socket).unfinished {
@@ -82,6 +88,11 @@ impl Domain {
             }
             Request::Backlog(listener, backlog) => {
                 self.set_backlog(cx, listener, backlog);
+                Reply::Done
+            }
+            Request::Offer => {
+                self.take_more(cx);
+                self.deal(cx);
                 Reply::Done
             }
             Request::Amend(listener, options) => {
@@ -140,6 +151,7 @@ impl Domain {
                 None => Err(SendError::Stale),
             }),
             Request::Udp(request) => self.serve_udp(cx, number, request),
+            Request::Links(from) => Reply::Links(LinkInfo::portion(cx.links(), from)),
             Request::Counters => Reply::Counters(Box::new(Counters {
                 tcp: *cx.tcp_stats(),
                 network: cx.network_stats().clone(),

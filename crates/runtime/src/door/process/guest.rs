@@ -2,7 +2,7 @@
 
 use super::super::line;
 use super::super::message::{Answer, Ask, GUEST, Hello, Refusal, VERSION, encode, guest};
-use super::{Process, connect_to, locked};
+use super::{Process, connect_to, last_word, locked};
 use crate::error::Error;
 use crate::own_fd::OwnFd;
 use rustix::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -57,7 +57,7 @@ impl Guest {
     /// As [`Process::connect`].
     pub fn enter(&self) -> Result<Process, Error> {
         let (its, stacks) = line::pair().map_err(|e| Error::io("connection for a process", e))?;
-        line::send(&self.0, &[guest::ENTERS], &[stacks.as_fd()]).map_err(|_| Error::StackGone)?;
+        self.tell(guest::ENTERS, &stacks).map_err(|_| self.last_word())?;
         drop(stacks);
         Process::over(its)
     }
@@ -68,9 +68,17 @@ impl Guest {
     /// # Errors
     /// No descriptors, or the stack is gone.
     pub fn followed(&self) -> Result<OwnFd, Error> {
-        follow(|stacks| {
-            line::send(&self.0, &[guest::IS_FOLLOWED], &[stacks.as_fd()]).map_err(|_| Error::StackGone)
-        })
+        follow(|stacks| self.tell(guest::IS_FOLLOWED, &stacks).map_err(|_| self.last_word()))
+    }
+
+    /// A message with a descriptor.
+    pub(in super::super) fn tell(&self, what: u8, with: &OwnedFd) -> io::Result<()> {
+        line::send(&self.0, &[what], &[with.as_fd()])
+    }
+
+    /// Why the stack has hung up.
+    fn last_word(&self) -> Error {
+        last_word(&self.0, &mut line::buffer())
     }
 }
 

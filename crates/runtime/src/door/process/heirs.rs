@@ -1,15 +1,17 @@
 //! Processes that come from processes: children, and other programs (docs/adr/0012-holders-and-placeholders.md).
 
 use super::super::codec::{Code, Reader, record};
-use super::super::message::{Answer, Ask, Held, MAGIC, Refusal, VERSION};
+use super::super::message::{Answer, Ask, CHILD, Held, Hello, MAGIC, Refusal, VERSION, encode};
 use super::{Asker, Line, Process, locked};
 use crate::channel::{Client, Thing};
 use crate::door::line;
 use crate::error::Error;
+use crate::own_fd::OwnFd;
 use ginnel_stack::handle::Conn;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, fstat, memfd_create};
-use rustix::io::{pread, write};
+use rustix::io::{Errno, pread, write};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::sync::{Arc, Mutex};
 
 /// Bytes of a table at the most: whoever reads one takes so much memory.
@@ -20,7 +22,18 @@ const TABLE_MAX: usize = 64 << 20;
 /// After a fork the parent drops its copy, and the child turns it into [its own attachment](Process::become_child). A program that is started inherits its
 /// [descriptor](Expected::line), and finds in the [table](Expected::table) what it needs.
 #[derive(Debug)]
-pub struct Expected(OwnedFd);
+pub struct Expected {
+    line: OwnFd,
+    /// Of a child: what its parent was told for it, so that it need not ask.
+    child: Option<Child>,
+}
+
+/// The places of a child on the shards, and what wakes it.
+#[derive(Debug)]
+struct Child {
+    seats: Vec<u32>,
+    wake: OwnFd,
+}
 
 /// What a program needs to know of what it inherits.
 struct Table {
@@ -34,7 +47,7 @@ record!(Table { magic, version, kept, note });
 impl Expected {
     /// Its connection, which closes by exec unless that is changed.
     pub fn line(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.line.as_fd()
     }
 
     /// A memory file that says to the next program what it keeps; `note` is for the library that reads it. To be inherited as the line is.
@@ -58,10 +71,16 @@ impl Expected {
 impl Process {
     fn expect(&self, ask: &Ask) -> Result<Expected, Error> {
         let (its, stacks) = line::pair().map_err(|e| Error::io("connection for a process", e))?;
-        match locked(&self.line).ask(ask, &[stacks.as_fd()])?.0 {
-            Answer::Done => Ok(Expected(its)),
-            _ => Err(Error::Refused(Refusal::Malformed)),
-        }
+        let (answer, mut descriptors) = locked(&self.line).ask(ask, &[stacks.as_fd()])?;
+        let child = match (answer, descriptors.pop()) {
+            (Answer::Done, None) => None,
+            // What is done before the fork the child need not do, which pays for everything that it touches first.
+            (Answer::Child(seats), Some(wake)) => Some(Child { seats, wake: OwnFd::new(wake) }),
+            _ => return Err(Error::Refused(Refusal::Malformed)),
+        };
+        // A program is told the number that the line has.
+        let line = if child.is_some() { OwnFd::new(its) } else { OwnFd::in_place(its) };
+        Ok(Expected { line, child })
     }
 
     /// To be called before fork(2): from now on the child is a holder of all that this process holds.
@@ -90,41 +109,39 @@ impl Process {
     /// # Errors
     /// The stack is gone.
     pub fn become_child(&mut self, expected: Expected) -> Result<(), Error> {
-        let parents = core::mem::take(&mut self.clients);
-        match self.become_child_of(&parents, expected) {
-            Ok(clients) => {
-                self.clients = clients;
-                Ok(())
-            }
-            Err(error) => {
-                self.clients = parents;
-                Err(error)
-            }
-        }
+        let mut clients = core::mem::take(&mut self.clients);
+        let result = self.become_child_of(&mut clients, expected);
+        self.clients = clients;
+        result
     }
 
-    /// The same for clients that were [taken](Process::take_client): returns those that take their place.
+    /// The same for clients that were [taken](Process::take_client): the parent's become the child's.
     ///
     /// # Errors
-    /// As [`Process::become_child`].
-    pub fn become_child_of(&mut self, parents: &[Client], expected: Expected) -> Result<Vec<Client>, Error> {
-        let mut line = Line::new(expected.0);
-        let (wake, seats, _) = line.greet("")?;
-        if seats.len() != parents.len() {
-            return Err(Error::Refused(Refusal::Malformed));
+    /// As [`Process::become_child`]: then nothing has changed.
+    pub fn become_child_of(&mut self, clients: &mut [Client], expected: Expected) -> Result<(), Error> {
+        let malformed = || Error::Refused(Refusal::Malformed);
+        let Expected { line, child } = expected;
+        let Child { seats, wake } = child.ok_or_else(malformed)?;
+        if seats.len() != clients.len() {
+            return Err(malformed());
         }
-        let line = Arc::new(Mutex::new(line));
-        let mut clients = Vec::new();
-        for (shard, (parent, seat)) in parents.iter().zip(seats).enumerate() {
+        // Nothing comes back, and nothing is waited for: each round of a question costs as much as all the rest here.
+        let io = |e: Errno| Error::io("descriptor of this process", e);
+        let copies = (1..seats.len()).map(|_| wake.try_clone()).collect::<Result<Vec<_>, _>>().map_err(io)?;
+        let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(io)?;
+        let hello = Hello { magic: CHILD, version: VERSION, domain: String::new() };
+        line::send(&line, &encode(0, &hello), &[this.as_fd()]).map_err(|_| Error::StackGone)?;
+        let line = Arc::new(Mutex::new(Line::of(line)));
+        let wakes = [wake].into_iter().chain(copies);
+        for (shard, ((client, seat), wake)) in clients.iter_mut().zip(seats).zip(wakes).enumerate() {
+            // Cannot truncate: shards are 64 at the most.
             let asker = Asker { line: line.clone(), shard: shard as u16 };
-            let wake = wake.try_clone().map_err(|e| Error::io("descriptor of this process", e))?;
-            let mut client = parent.beside(seat.number, wake, Box::new(asker));
-            client.inherit(parent);
-            clients.push(client);
+            client.become_child(seat, wake, Box::new(asker));
         }
         // The parent's connection is closed here only; the parent has it still.
         self.line = line;
-        Ok(clients)
+        Ok(())
     }
 
     /// In a program that was started so: what it inherits, and the note. The descriptors are those that [`Expected`] has described.

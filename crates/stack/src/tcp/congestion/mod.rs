@@ -102,6 +102,7 @@ impl Congestion {
     }
 
     /// A cumulative acknowledgement.
+    #[inline(always)]
     pub fn on_una(&mut self, una: SeqNumber, c: &mut Tcb) {
         if c.cwnd < c.ssthresh && self.kind == CongestionControl::Cubic {
             self.hystart.on_una(una, c);

@@ -35,6 +35,29 @@ fn a_head_that_trickles_in_gets_408() {
 }
 
 #[test]
+fn nobody_gets_less_time_than_was_granted() {
+    let outer = tree();
+    let mut rig = rig(&outer);
+    let wait = |rig: &mut Rig, ms| {
+        rig.now += Duration::from_millis(ms);
+        rig.server.tick(rig.now, &mut rig.net);
+    };
+    rig.now += Duration::from_millis(1_900 - u64::from(rig.now.as_nanos() as u32 / 1_000_000 % 1_000));
+    rig.feed(b"GET / HTTP/1.1\r\n");
+    wait(&mut rig, 9_500);
+    assert!(!rig.ended() && rig.net.output.is_empty(), "half a second is left of ten");
+    rig.feed(b"Host: a\r\n\r\n");
+    assert!(rig.take().starts_with("HTTP/1.1 200 OK"));
+    // The last tick was 0.4 s after a second began.
+    wait(&mut rig, 500);
+    rig.feed(GET);
+    wait(&mut rig, 59_500);
+    assert!(!rig.ended(), "half a second is left of a minute");
+    wait(&mut rig, 1_500);
+    assert!(rig.net.finished);
+}
+
+#[test]
 fn a_body_that_stops_gets_408_and_nothing_of_its_answer() {
     let outer = tree();
     let mut rig = rig(&outer);

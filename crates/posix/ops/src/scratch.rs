@@ -1,0 +1,138 @@
+//! Lists of calls that wait. They belong to the thread, not to the call: a handler that leaves it by `siglongjmp` (see [`crate::jumps`]) takes none of their memory
+//! with it, and the next call uses it again.
+#![allow(unsafe_code)] // a thread's memory is lent to the call that is left by a jump
+
+use crate::fd_table::FileId;
+use crate::jumps::OnJump;
+use core::cell::{Cell, RefCell, UnsafeCell};
+use core::pin::pin;
+use libc::pollfd;
+
+/// Entries of a list that stay for the next call. Who has waited once for very many does not keep the memory for ever.
+const KEPT_MAX: usize = 1024;
+
+/// What one call needs. All are empty in the beginning.
+#[derive(Default)]
+pub(crate) struct Lists {
+    /// What `select` asks for.
+    pub asked: Vec<pollfd>,
+    /// Places of the stack's descriptors among those asked for, and what they stand for.
+    pub ours: Vec<(usize, FileId)>,
+    /// These alone.
+    pub files: Vec<FileId>,
+    /// The kernel's part.
+    pub kernel: Vec<pollfd>,
+    /// What is slept on.
+    pub slept_on: Vec<pollfd>,
+    /// What is to be sent.
+    pub bytes: Vec<u8>,
+}
+
+impl Lists {
+    fn clear(&mut self) {
+        let Self { asked, ours, files, kernel, slept_on, bytes } = self;
+        [asked, kernel, slept_on].into_iter().for_each(empty);
+        empty(ours);
+        empty(files);
+        empty(bytes);
+    }
+}
+
+fn empty<T>(list: &mut Vec<T>) {
+    list.clear();
+    list.shrink_to(KEPT_MAX);
+}
+
+/// Lists, and whether a call has them. A handler may wait in the middle of a call that waits, so a thread may have several.
+#[derive(Default)]
+struct Place {
+    in_use: Cell<bool>,
+    lists: UnsafeCell<Lists>,
+}
+
+/// In boxes, because they stay where they are while the list grows.
+type Places = RefCell<Vec<Box<Place>>>;
+
+thread_local! {
+    static PLACES: Places = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs a call with lists of its own, while the sockets are held: memory is taken and given back where no handler comes.
+pub(crate) fn with<R>(call: impl FnOnce(&mut Lists) -> R) -> R {
+    let take = |places: &Places| {
+        let mut places = places.borrow_mut();
+        let free = places.iter().position(|place| !place.in_use.get());
+        let at = free.unwrap_or_else(|| {
+            places.push(Box::default());
+            places.len() - 1
+        });
+        places[at].in_use.set(true);
+        &raw const *places[at]
+    };
+    // A thread that ends has no places any more.
+    let Ok(place) = PLACES.try_with(take) else { return call(&mut Lists::default()) };
+    // SAFETY: it is in a box that only the end of the thread frees, behind all of its calls.
+    let place = unsafe { &*place };
+    let given_back = GivenBack(place);
+    let on_jump = pin!(OnJump::new(|| place.in_use.set(false)));
+    let watched = on_jump.watch();
+    // SAFETY: only this call has it, by `in_use`, and only this thread sees it. Who jumps away from the call does not come back to it.
+    let lists = unsafe { &mut *place.lists.get() };
+    lists.clear();
+    let result = call(lists);
+    lists.clear();
+    drop(watched);
+    drop(given_back);
+    result
+}
+
+/// The call is over, be it by a panic.
+struct GivenBack<'a>(&'a Place);
+
+impl Drop for GivenBack<'_> {
+    fn drop(&mut self) {
+        self.0.in_use.set(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_in_the_middle_of_another_has_lists_of_its_own_and_the_next_ones_have_the_same() {
+        let at = |lists: &mut Lists| {
+            lists.bytes.extend([1; 100]);
+            lists.bytes.as_ptr().addr()
+        };
+        let (outer, inner) = with(|outer| {
+            let first = at(outer);
+            let inner = with(|inner| {
+                assert!(inner.bytes.is_empty());
+                at(inner)
+            });
+            assert_eq!(outer.bytes, [1; 100]);
+            (first, inner)
+        });
+        assert_ne!(outer, inner);
+        let places = PLACES.with_borrow(Vec::len);
+        assert_eq!((with(at), with(|_| with(at))), (outer, inner));
+        assert_eq!(PLACES.with_borrow(Vec::len), places);
+    }
+
+    #[test]
+    fn what_was_very_long_is_not_kept() {
+        with(|lists| lists.bytes.extend([1; 100_000]));
+        with(|lists| assert!(lists.bytes.is_empty() && lists.bytes.capacity() <= KEPT_MAX));
+    }
+
+    #[test]
+    fn a_call_that_panics_gives_its_lists_back() {
+        with(|_| ());
+        let places = PLACES.with_borrow(Vec::len);
+        let panicked = std::panic::catch_unwind(|| with(|_| panic!("on purpose")));
+        assert!(panicked.is_err());
+        with(|_| ());
+        assert_eq!(PLACES.with_borrow(Vec::len), places);
+    }
+}

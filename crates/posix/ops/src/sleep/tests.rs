@@ -1,0 +1,88 @@
+//! What comes between a look and a sleep.
+
+use super::*;
+use crate::OpsConfig;
+use core::net::SocketAddr;
+use ginnel::channel::{ChannelConfig, ChannelServer};
+use ginnel::config::{Config, DeviceConfig, DeviceKind, Loopback};
+use ginnel::{Shard, StopFlag};
+use ginnel_devices::memory::{MemoryConfig, pair};
+
+const ADDRESS: &str = "10.0.0.1:7";
+/// How long the call waits that is told of nothing.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A UDP socket.
+fn socket(ops: &Ops, address: &str) -> RawFd {
+    let fd = ops.socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap();
+    let address: SocketAddr = address.parse().unwrap();
+    ops.bind(fd, crate::sockaddr::write(address, crate::Family::V4).bytes()).unwrap();
+    fd
+}
+
+/// A call that waits in a handler, over a sleep of its own thread that leads: what comes behind its first look wakes it, though it is that sleep that takes the news.
+#[test]
+fn what_comes_while_a_handler_takes_over_from_the_sleep_below_it_is_not_lost() {
+    let mut config = Config::single(
+        DeviceConfig::new("cable", DeviceKind::Memory),
+        &["10.0.0.1/24".parse().unwrap()],
+        &[],
+    );
+    config.loopback = Loopback::Stack;
+    config.tcp.connections_max = 100;
+    let server = ChannelServer::new(&ChannelConfig { sockets_max: 64, ..ChannelConfig::default() }).unwrap();
+    let (device, _) = pair(MemoryConfig::default());
+    let mut shard = Shard::builder(config).handler(server).device("cable", device).build().unwrap();
+    let [own, other] = [(); 2].map(|()| {
+        let commander = shard.commander();
+        shard.handler_mut().attach(Box::new(commander)).unwrap()
+    });
+    let stop = StopFlag::new().unwrap();
+    let until = stop.clone();
+    let thread = std::thread::spawn(move || shard.run(&until).unwrap());
+    let [own, other] = [own, other].map(|client| Ops::new(client, OpsConfig::default()).unwrap());
+    let waits = socket(&own, ADDRESS);
+    let sends = socket(&other, "10.0.0.1:8");
+    let to: SocketAddr = ADDRESS.parse().unwrap();
+
+    let mut lane = own.lock().unwrap();
+    let file = own.file(&mut lane, waits).unwrap();
+    // The call that the handler interrupts: it leads, and sleeps.
+    let below = lane.sleepers.add().unwrap();
+    lane.sleepers.sleepers[below as usize].asleep = true;
+    lane.sleepers.leader = Some(below);
+    while !lane.client.before_sleep() {
+        lane.client.after_sleep();
+        lane.pump();
+    }
+    ASLEEP.set(Some(below));
+
+    let mut looks = 0;
+    let begin = Instant::now();
+    let wait = Wait::of(Patience::of(Some(LONG)));
+    let (lane, result) = own.until(lane, &[file], &mut [], &wait, |_, _| {
+        looks += 1;
+        if looks > 1 {
+            return Ok(());
+        }
+        let send = || {
+            let to = crate::sockaddr::write(to, crate::Family::V4);
+            let sending = crate::Sending { flags: 0, to: Some(to.bytes()), control: &[] };
+            assert_eq!(other.send_to(sends, &[std::io::IoSlice::new(b"x")], &sending), Ok(1));
+            // What is looped is delivered in the turn in which it was sent, or the next; answers come behind that.
+            for _ in 0..3 {
+                other.close(socket(&other, "10.0.0.1:0")).unwrap();
+            }
+        };
+        // This thread holds its sockets.
+        std::thread::scope(|threads| threads.spawn(send).join().unwrap());
+        Err(Errno::AGAIN)
+    });
+    drop(lane);
+    ASLEEP.set(None);
+    assert_eq!((result, looks), (Ok(()), 2));
+    assert!(begin.elapsed() < LONG / 2, "{:?}", begin.elapsed());
+    drop((own, other));
+    stop.stop();
+    thread.join().unwrap();
+}
