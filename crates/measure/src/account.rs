@@ -2,6 +2,7 @@
 
 use crate::machine::{CpuTimes, Cpus, process_cpu_time};
 use crate::{Failure, Layout, veth};
+use rustix::io::Errno;
 use rustix::thread::{CpuSet, Pid, sched_setaffinity};
 use std::collections::BTreeMap;
 use std::fs;
@@ -43,25 +44,36 @@ impl Parts {
             return Ok(());
         }
         let ends = [
-            (veth::SERVER, "server_receives", self.cpus.server),
-            (veth::GENERATOR, "generator_receives", self.cpus.client),
+            (veth::server(), "server_receives", self.cpus.server),
+            (veth::generator(), "generator_receives", self.cpus.client),
         ];
         for (interface, role, cpu) in ends {
+            let mut one = CpuSet::new();
+            one.set(cpu);
             let deadline = Instant::now() + PATIENCE;
-            let mut pids = veth::receivers(interface);
-            while pids.is_empty() {
+            let mut placed = Vec::new();
+            while placed.is_empty() {
                 if Instant::now() > deadline {
                     return Err(Failure::Failed(format!(
                         "the kernel has no thread that receives for {interface}"
                     )));
                 }
-                std::thread::sleep(Duration::from_millis(10));
-                pids = veth::receivers(interface);
+                for pid in veth::receivers(interface) {
+                    match sched_setaffinity(Pid::from_raw(pid), &one) {
+                        Ok(()) => placed.push(pid),
+                        // It ended since it was listed.
+                        Err(Errno::SRCH) => {}
+                        Err(error) => {
+                            let why = format!("the thread that receives for {interface}, on CPU {cpu}: {error}");
+                            return Err(Failure::Failed(why));
+                        }
+                    }
+                }
+                if placed.is_empty() {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
             }
-            for pid in pids {
-                let mut one = CpuSet::new();
-                one.set(cpu);
-                sched_setaffinity(Pid::from_raw(pid), &one).map_err(std::io::Error::from)?;
+            for pid in placed {
                 self.add_thread(role, format!("/proc/{pid}"));
             }
         }
@@ -219,7 +231,7 @@ pub struct Account {
 /// # Errors
 /// The kernel's counters cannot be read.
 pub fn account<R>(parts: &Parts, work: impl FnOnce() -> R) -> Result<(R, Account), Failure> {
-    let (times, own, packets) = (parts.times(), own_time(parts), veth::packets(veth::GENERATOR));
+    let (times, own, packets) = (parts.times(), own_time(parts), veth::packets(veth::generator()));
     let (cpus, begun) = (CpuTimes::read()?, Instant::now());
     let result = work();
     let passed = begun.elapsed().as_secs_f64();
@@ -243,7 +255,7 @@ pub fn account<R>(parts: &Parts, work: impl FnOnce() -> R) -> Result<(R, Account
     let line = format!("bottleneck: {} ({}; layout {:?})", bottleneck.name(), each.join(", "), parts.layout)
         .to_lowercase();
     let kernel_time = Parts::kernel_time(&after).saturating_sub(Parts::kernel_time(&times));
-    let packets = veth::packets(veth::GENERATOR).saturating_sub(packets);
+    let packets = veth::packets(veth::generator()).saturating_sub(packets);
     Ok((result, Account { shares, bottleneck, line, kernel_time, foreign, packets }))
 }
 

@@ -5,11 +5,26 @@ use crate::{Failure, Layout};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// The server's interface.
-pub const SERVER: &str = "srv0";
+pub fn server() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| own_name('s'))
+}
+
 /// The generator's.
-pub const GENERATOR: &str = "gen0";
+pub fn generator() -> &'static str {
+    static NAME: OnceLock<String> = OnceLock::new();
+    NAME.get_or_init(|| own_name('g'))
+}
+
+/// A name that no other measurement on this machine has: the kernel's threads are called after their interface, and are to be seen from every network namespace. Short, because older
+/// kernels cut the name of a thread at 15 bytes.
+fn own_name(end: char) -> String {
+    format!("{end}{}", std::process::id())
+}
+
 /// Length of the network's prefix.
 pub const PREFIX_LEN: u8 = 24;
 
@@ -40,16 +55,17 @@ pub enum Ends {
 /// # Errors
 /// A program for that is missing, or the kernel does not permit it.
 pub fn lay(ends: Ends, layout: Layout) -> Result<(), Failure> {
+    let (server, generator) = (server(), generator());
     // There is none the first time.
-    let _ = run(&format!("ip link del {SERVER}"));
+    let _ = run(&format!("ip link del {server}"));
     // Whoever asks a server of the same namespace goes through it.
     run("ip link set lo up")?;
-    run(&format!("ip link add {SERVER} type veth peer name {GENERATOR}"))?;
-    if fs::metadata(format!("/sys/class/net/{SERVER}")).is_err() {
+    run(&format!("ip link add {server} type veth peer name {generator}"))?;
+    if fs::metadata(format!("/sys/class/net/{server}")).is_err() {
         // Interfaces of a namespace are only to be seen in a view of /sys that was made inside.
         run("mount -t sysfs sysfs /sys")?;
     }
-    for interface in [SERVER, GENERATOR] {
+    for interface in [server, generator] {
         fs::write(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"), "1")?;
         let undone = match ends {
             Ends::Wire => "tx off tso off gso off",
@@ -79,15 +95,19 @@ pub fn give_kernel(interface: &str, address: Ipv4Addr, within: &str) -> Result<(
 
 /// The kernel's threads that receive for an interface.
 pub fn receivers(interface: &str) -> Vec<i32> {
-    let name = format!("napi/{interface}");
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     processes
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid| {
             let comm = fs::read_to_string(format!("/proc/{pid}/comm"));
-            comm.is_ok_and(|comm| comm.starts_with(&name))
+            comm.is_ok_and(|comm| receives_for(&comm, interface))
         })
         .collect()
+}
+
+/// Whether a thread of this name receives for the interface: the kernel writes "napi/", the interface, "-" and a number.
+fn receives_for(comm: &str, interface: &str) -> bool {
+    comm.strip_prefix("napi/").and_then(|rest| rest.strip_prefix(interface)).is_some_and(|rest| rest.starts_with('-'))
 }
 
 /// Packets that an interface has received and sent so far; 0 if there is none of this name.
@@ -97,4 +117,21 @@ pub fn packets(interface: &str) -> u64 {
         text.ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0)
     };
     of("rx_packets") + of("tx_packets")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{generator, receives_for, server};
+
+    #[test]
+    fn threads_of_other_interfaces_are_let_alone() {
+        assert_ne!(server(), generator());
+        assert!(receives_for(&format!("napi/{}-8193\n", server()), server()));
+        // A process whose number begins as this one's.
+        for other in ["napi/s12-8193", "napi/s1", "napi/g1-8193", "s1-8193", "napi/"] {
+            assert!(!receives_for(other, "s1"), "{other}");
+        }
+        // With the longest process id, a thread's name is not cut before the dash.
+        assert!("napi/s4194304-".len() < 16);
+    }
 }

@@ -57,7 +57,7 @@ impl Ground {
         match self.wire {
             Wire::Veth => {
                 veth::lay(Ends::Wire, self.layout)?;
-                if kernel { veth::give_kernel(veth::SERVER, self.address, "") } else { Ok(()) }
+                if kernel { veth::give_kernel(veth::server(), self.address, "") } else { Ok(()) }
             }
             Wire::Memif if kernel => Err(Failure::failed("the kernel has no memif")),
             // The server removes what is left of the socket.
@@ -72,12 +72,12 @@ impl Ground {
     /// Options of `ginnel run` or `ginnel up` for a stack at the server's end. Usually the shard sleeps when there is nothing to do: on its core there are the program and the thread
     /// that receives for it.
     pub fn stack_options(&self) -> Result<Vec<String>, Failure> {
-        self.options_of_end(veth::SERVER, "server", self.address)
+        self.options_of_end(veth::server(), "server", self.address)
     }
 
     /// The same for a client, which has the generator's place.
     pub fn client_options(&self) -> Result<Vec<String>, Failure> {
-        self.options_of_end(veth::GENERATOR, "client", self.client_address())
+        self.options_of_end(veth::generator(), "client", self.client_address())
     }
 
     /// The address of a client in the generator's place.
@@ -103,12 +103,12 @@ impl Ground {
 
     /// A stack in this process at the server's end.
     pub fn server_config(&self) -> Result<Config, Failure> {
-        self.config("", veth::SERVER, "server", self.address)
+        self.config("", veth::server(), "server", self.address)
     }
 
     /// Where the generator runs.
     pub fn generator(&self) -> Result<Place, Failure> {
-        let config = self.config("take=all", veth::GENERATOR, "client", self.client_address())?;
+        let config = self.config("take=all", veth::generator(), "client", self.client_address())?;
         Ok(Place { config, device: None })
     }
 

@@ -171,7 +171,7 @@ fn asks_httpd(
     let line = match host {
         Host::Stack => plan.on_stack(&ground, client)?,
         Host::Kernel => {
-            veth::give_kernel(veth::GENERATOR, ground.client_address(), "")?;
+            veth::give_kernel(veth::generator(), ground.client_address(), "")?;
             client.iter().map(Into::into).collect()
         }
     };
@@ -251,9 +251,9 @@ fn iperf_on_kernel(plan: &Plan<'_>) -> Result<Measured, Failure> {
     // A namespace for the client: it lives as long as a process in it.
     let mut holder = Holder(Command::new("unshare").args(["--net", "sleep", "600"]).spawn()?);
     let within = holder.enter()?;
-    veth::run(&format!("ip link set {} netns {}", veth::GENERATOR, holder.0.id()))?;
-    veth::give_kernel(veth::SERVER, ADDRESS, "")?;
-    veth::give_kernel(veth::GENERATOR, ground.client_address(), &within)?;
+    veth::run(&format!("ip link set {} netns {}", veth::generator(), holder.0.id()))?;
+    veth::give_kernel(veth::server(), ADDRESS, "")?;
+    veth::give_kernel(veth::generator(), ground.client_address(), &within)?;
     let mut running = Running::start(&[iperf_server()], Host::Kernel, &ground)?;
     let mut parts = Parts::new(plan.cpus, plan.options.layout);
     parts.place_receivers()?;
