@@ -346,7 +346,7 @@ impl Runner<'_> {
             self.check_returned(&pending.call, &done.returned)
                 .map_err(|message| format!("line {}: {message}", pending.line))?;
             let tolerance = self.script.directives.tolerance;
-            let late = tolerance + self.backend.lateness(pending.until - pending.from);
+            let late = tolerance + self.backend.lateness(pending.until.saturating_sub(pending.from));
             if done.at + tolerance < pending.until || done.at > pending.until + late {
                 let (at, until) = (done.at.as_secs_f64(), pending.until.as_secs_f64());
                 return Err(format!(
@@ -442,7 +442,7 @@ impl Runner<'_> {
     fn finish(&mut self) -> Step {
         let mut until = self.backend.now() + self.backend.settle_time();
         for pending in &self.pending {
-            until = until.max(pending.until + self.backend.lateness(pending.until - pending.from) + GRACE);
+            until = until.max(pending.until + self.backend.lateness(pending.until.saturating_sub(pending.from)) + GRACE);
         }
         while self.receive(until)? {}
         self.harvest()?;
