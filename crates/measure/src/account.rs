@@ -64,7 +64,8 @@ impl Parts {
                         // It ended since it was listed.
                         Err(Errno::SRCH) => {}
                         Err(error) => {
-                            let why = format!("the thread that receives for {interface}, on CPU {cpu}: {error}");
+                            let why =
+                                format!("the thread that receives for {interface}, on CPU {cpu}: {error}");
                             return Err(Failure::Failed(why));
                         }
                     }

@@ -107,7 +107,9 @@ pub fn receivers(interface: &str) -> Vec<i32> {
 
 /// Whether a thread of this name receives for the interface: the kernel writes "napi/", the interface, "-" and a number.
 fn receives_for(comm: &str, interface: &str) -> bool {
-    comm.strip_prefix("napi/").and_then(|rest| rest.strip_prefix(interface)).is_some_and(|rest| rest.starts_with('-'))
+    comm.strip_prefix("napi/")
+        .and_then(|rest| rest.strip_prefix(interface))
+        .is_some_and(|rest| rest.starts_with('-'))
 }
 
 /// Packets that an interface has received and sent so far; 0 if there is none of this name.

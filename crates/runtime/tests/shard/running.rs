@@ -81,7 +81,9 @@ fn a_handler_that_does_not_leave_is_left_when_its_time_is_over() {
     let stop = StopFlag::new().unwrap();
     stop.stop();
     shard.run(&stop).unwrap();
-    assert_eq!(from.try_iter().collect::<Vec<_>>(), ["start", "stopping"]);
+    // A timer of a moment later is still heard if the machine stands still meanwhile.
+    let heard: Vec<_> = from.try_iter().filter(|what| *what != "timer").collect();
+    assert_eq!(heard, ["start", "stopping"]);
 }
 
 #[test]

@@ -442,7 +442,9 @@ impl Runner<'_> {
     fn finish(&mut self) -> Step {
         let mut until = self.backend.now() + self.backend.settle_time();
         for pending in &self.pending {
-            until = until.max(pending.until + self.backend.lateness(pending.until.saturating_sub(pending.from)) + GRACE);
+            until = until.max(
+                pending.until + self.backend.lateness(pending.until.saturating_sub(pending.from)) + GRACE,
+            );
         }
         while self.receive(until)? {}
         self.harvest()?;
