@@ -20,7 +20,7 @@ pub fn generator() -> &'static str {
 }
 
 /// A name that no other measurement on this machine has: the kernel's threads are called after their interface, and are to be seen from every network namespace. Short, because older
-/// kernels cut the name of a thread at 15 bytes.
+/// kernels cut the name of a thread at 15 bytes: with the longest number of a process 14 go up to the dash.
 fn own_name(end: char) -> String {
     format!("{end}{}", std::process::id())
 }
@@ -133,7 +133,5 @@ mod tests {
         for other in ["napi/s12-8193", "napi/s1", "napi/g1-8193", "s1-8193", "napi/"] {
             assert!(!receives_for(other, "s1"), "{other}");
         }
-        // With the longest process id, a thread's name is not cut before the dash.
-        assert!("napi/s4194304-".len() < 16);
     }
 }
