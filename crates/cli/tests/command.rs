@@ -362,6 +362,7 @@ fn httpd_serves_curl_over_tap_and_ends_with_a_table() {
 }
 
 /// What was asked for and no more: a filter, a part of each frame, and the newest files of a ring.
+// limit: device.capture_file_bytes
 #[test]
 fn a_capture_has_a_filter_a_ring_and_as_much_of_a_frame_as_was_asked_for() {
     let site = Site::new("ring");

@@ -1,4 +1,5 @@
-//! `docs/limits.md` names every limit of the configuration, with its default, counters that exist and tests that exist.
+//! Checks `docs/limits.md`: every limit of the configuration is listed with its default, its counters exist, and a test
+//! shows it. The tests are found by comments `// limit: NAME` and listed in a generated index.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,6 +15,10 @@ const SIZES: &[&str] = &[
     "tcp.mtu_floor_segment_bytes",
     "tcp.mtu_probe_threshold_bytes",
 ];
+
+/// Begins the comment that ties a test, or the definition of a constant, to a row of `docs/limits.md`.
+const MARK: &str = concat!("// ", "limit: ");
+const INDEX: &str = "crates/testkit/tests/limits/INDEX.md";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().into()
@@ -35,33 +40,56 @@ fn quoted(cell: &str) -> Vec<&str> {
 }
 
 struct Limit {
-    /// The whole of the first cell.
-    text: String,
-    /// The name in it, if there is one.
-    name: Option<String>,
+    /// The name in the first cell: a configuration key, `program --option`, or a few words.
+    name: String,
     default: String,
     counters: Vec<String>,
-    tests: Vec<String>,
 }
 
 fn limits() -> Vec<Limit> {
     let rows = rows(&read("docs/limits.md"));
     let rows = rows.into_iter().filter(|row| row[0] != "Limit" && row[0] != "---");
-    let owned = |cell: &str| quoted(cell).into_iter().map(String::from).collect::<Vec<_>>();
     let limits: Vec<Limit> = rows
         .map(|row| {
-            let [text, default, _, counters, tests] = &row[..] else { panic!("{row:?} has not five cells") };
+            let [name, default, _, counters] = &row[..] else { panic!("{row:?} does not have four cells") };
             Limit {
-                text: text.clone(),
-                name: owned(text).into_iter().next(),
+                name: name.replace('`', ""),
                 default: default.clone(),
-                counters: owned(counters),
-                tests: owned(tests),
+                counters: quoted(counters).into_iter().map(String::from).collect(),
             }
         })
         .collect();
     assert!(limits.len() > 40, "only {} rows were found", limits.len());
     limits
+}
+
+/// Every comment `// limit: NAME` of the sources, with the file and the line of code after it.
+struct Marker {
+    name: String,
+    /// Path below `crates`.
+    file: String,
+    code: String,
+}
+
+impl Marker {
+    /// Returns the name of the test that the marker stands at, or `None` at a definition.
+    fn test(&self) -> Option<&str> {
+        self.code.strip_prefix("fn ")?.split('(').next()
+    }
+}
+
+fn markers() -> Vec<Marker> {
+    let mut markers = Vec::new();
+    for (file, text) in sources() {
+        let mut lines = text.lines().map(str::trim);
+        while let Some(line) = lines.next() {
+            let Some(name) = line.strip_prefix(MARK) else { continue };
+            let is_code = |line: &&str| !line.starts_with("//") && !line.starts_with("#[");
+            let code = lines.clone().find(is_code).unwrap_or_default().into();
+            markers.push(Marker { name: name.into(), file: file.clone(), code });
+        }
+    }
+    markers
 }
 
 /// Keys of `docs/configuration.md`, with table and meaning.
@@ -80,8 +108,8 @@ fn keys() -> Vec<(String, String)> {
     keys
 }
 
-/// Text of all Rust files of the crates.
-fn sources() -> Vec<String> {
+/// Every Rust file below `crates`: its path from there, and its text.
+fn sources() -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("crates")];
     while let Some(folder) = folders.pop() {
@@ -90,10 +118,12 @@ fn sources() -> Vec<String> {
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|ending| ending == "rs") {
-                found.push(fs::read_to_string(path).unwrap());
+                let name = path.strip_prefix(root().join("crates")).unwrap().to_str().unwrap().into();
+                found.push((name, fs::read_to_string(path).unwrap()));
             }
         }
     }
+    found.sort();
     found
 }
 
@@ -102,7 +132,7 @@ fn every_limit_of_the_configuration_has_a_row_with_its_default() {
     let (limits, keys) = (limits(), keys());
     for (key, meaning) in &keys {
         let is_limit = ENDINGS.iter().any(|ending| key.ends_with(ending)) && !SIZES.contains(&key.as_str());
-        let row = limits.iter().find(|limit| limit.name.as_ref() == Some(key));
+        let row = limits.iter().find(|limit| limit.name == *key);
         let Some(row) = row else {
             assert!(!is_limit, "{key} has no row in docs/limits.md");
             continue;
@@ -114,9 +144,8 @@ fn every_limit_of_the_configuration_has_a_row_with_its_default() {
     for key in SIZES {
         assert!(keys.iter().any(|(known, _)| known == key), "there is no key {key}");
     }
-    let names: Vec<&String> = limits.iter().filter_map(|limit| limit.name.as_ref()).collect();
     let keys: BTreeSet<&String> = keys.iter().map(|(key, _)| key).collect();
-    for name in names.iter().filter(|name| !name.contains(['/', ' '])) {
+    for name in limits.iter().map(|limit| &limit.name).filter(|name| !name.contains(' ')) {
         assert!(keys.contains(name), "there is no key {name}");
     }
 }
@@ -143,31 +172,29 @@ fn constant(line: &str) -> Option<u64> {
     }
 }
 
+/// Returns the default that the options of a program state.
+fn option_default(program: &str, option: &str) -> String {
+    let source = read(&format!("crates/apps/src/{program}/options.rs"));
+    let field = format!("    pub {}: ", option.replace('-', "_"));
+    let at = source.find(&field).unwrap_or_else(|| panic!("{program} has no option --{option}"));
+    let attribute = source[..at].trim_end().lines().last().unwrap();
+    let default = attribute.split("default_value").nth(1).unwrap_or("");
+    let default = default.trim_start_matches("_t").trim_start_matches(" = ").split(',').next().unwrap();
+    default.trim_matches('"').into()
+}
+
 #[test]
-fn every_other_limit_is_where_the_table_says() {
+fn defaults_of_other_limits_agree_with_the_code() {
+    let markers = markers();
     let mut checked = 0;
-    for limit in limits() {
-        let Some(name) = limit.name else { continue };
-        if let Some((file, item)) = name.split_once("::") {
-            let source = read(&format!("crates/{file}"));
-            let has_word =
-                |line: &&str| line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == item);
-            let declares = |line: &&str| line.contains("pub ") || line.contains("const ");
-            let line = source.lines().filter(declares).find(has_word);
-            let line = line.unwrap_or_else(|| panic!("{name}: nothing of this name is declared"));
-            if line.contains("const ") {
-                assert_eq!(constant(line), amount(&limit.default), "the default of {name}: {line}");
-            }
+    for limit in limits().iter().filter(|limit| limit.name.contains(' ')) {
+        if let Some((program, option)) = limit.name.split_once(" --").filter(|_| !limit.default.contains('-'))
+        {
+            assert_eq!(option_default(program, option), limit.default, "{}", limit.name);
             checked += 1;
-        } else if let Some((program, option)) = name.split_once(" --") {
-            let source = read(&format!("crates/apps/src/{program}/options.rs"));
-            let field = format!("    pub {}: ", option.replace('-', "_"));
-            let at = source.find(&field).unwrap_or_else(|| panic!("{name}: no such option"));
-            let attribute = source[..at].trim_end().lines().last().unwrap();
-            let default = attribute.split("default_value").nth(1).unwrap_or("");
-            let default =
-                default.trim_start_matches("_t").trim_start_matches(" = ").split(',').next().unwrap();
-            assert_eq!(default.trim_matches('"'), limit.default, "{name}: {attribute}");
+        }
+        for marker in markers.iter().filter(|m| m.name == limit.name && m.code.contains("const ")) {
+            assert_eq!(constant(&marker.code), amount(&limit.default), "{}: {}", limit.name, marker.code);
             checked += 1;
         }
     }
@@ -175,9 +202,8 @@ fn every_other_limit_is_where_the_table_says() {
 }
 
 #[test]
-fn every_counter_and_every_test_that_is_named_exists() {
+fn counters_in_the_table_exist() {
     let sources = sources();
-    let mut tests = 0;
     for limit in limits() {
         for counter in &limit.counters {
             let (bare, field) = (format!("        {counter},"), format!("pub {counter}: "));
@@ -185,17 +211,40 @@ fn every_counter_and_every_test_that_is_named_exists() {
             let exists = |text: &String| {
                 text.lines().any(|line| line == bare || line == shard || line.trim().starts_with(&field))
             };
-            assert!(sources.iter().any(exists), "{}: there is no counter {counter}", limit.text);
-        }
-        assert!(!limit.tests.is_empty(), "{}: no test", limit.text);
-        for test in &limit.tests {
-            let (file, name) = test.split_once("::").unwrap_or_else(|| panic!("{test} has no file"));
-            let source = read(&format!("crates/{file}"));
-            let at = source.find(&format!("fn {name}(")).unwrap_or_else(|| panic!("{test} does not exist"));
-            let above = source[..at].trim_end().lines().last().unwrap_or("").trim();
-            assert_eq!(above, "#[test]", "{test} is no test");
-            tests += 1;
+            let exists = sources.iter().any(|(_, text)| exists(text));
+            assert!(exists, "{}: there is no counter {counter}", limit.name);
         }
     }
-    assert!(tests > 50, "only {tests} tests were found");
+}
+
+#[test]
+fn the_index_of_limit_tests_is_current() {
+    let markers = markers();
+    let limits = limits();
+    for marker in &markers {
+        let known = limits.iter().any(|limit| limit.name == marker.name);
+        assert!(known, "{}: docs/limits.md has no limit \"{}\"", marker.file, marker.name);
+    }
+    let mut index = String::from(
+        "# Tests of the limits\n\nGenerated from the comments `// limit: NAME` at tests and definitions by\n\
+         `GINNEL_BLESS=1 cargo test -p ginnel-cli --test limits`. The limits themselves: docs/limits.md.\n",
+    );
+    for limit in &limits {
+        let of_limit = || markers.iter().filter(|marker| marker.name == limit.name);
+        assert!(of_limit().any(|marker| marker.test().is_some()), "{}: no test", limit.name);
+        index += &format!("\n## {}\n\n", limit.name);
+        for marker in of_limit() {
+            index += &match marker.test() {
+                Some(test) => format!("* `{}::{test}`\n", marker.file),
+                None => format!("* defined in `{}`\n", marker.file),
+            };
+        }
+    }
+    if std::env::var_os("GINNEL_BLESS").is_some() {
+        fs::write(root().join(INDEX), &index).unwrap();
+    }
+    for (found, expected) in read(INDEX).lines().zip(index.lines()) {
+        assert_eq!(found, expected, "{INDEX} (GINNEL_BLESS=1 writes it anew)");
+    }
+    assert_eq!(read(INDEX).len(), index.len(), "{INDEX} (GINNEL_BLESS=1 writes it anew)");
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What became of the copies. Counts only grow.
 #[derive(Debug, Default)]
+// limit: bytes in the ring of a mirror
 pub struct MirrorStats {
     /// Frames copied, a super-frame counted once.
     pub copied: AtomicU64,
@@ -188,6 +189,7 @@ mod tests {
         assert_eq!(receive(&mut watcher), [vec![1; 60], vec![2; 70]]);
     }
 
+    // limit: bytes in the ring of a mirror
     #[test]
     fn a_full_monitor_drops_and_counts_while_the_traffic_goes_on() {
         let (left, mut right) = pair(MemoryConfig::default());

@@ -30,6 +30,8 @@ pub struct SwitchStats {
 }
 
 /// A switch. Its ports are devices: the other ends of memory pairs, TAP devices, links with faults.
+// limit: bytes in the ring of a switch port
+// limit: stations that a switch remembers
 pub struct Switch {
     // Apart, because frames of one port's burst are sent to the others.
     rx: Vec<Box<dyn RxQueue + Send>>,
@@ -286,6 +288,7 @@ mod tests {
         assert_eq!(marks(&mut devices), [vec![], vec![4], vec![4]]);
     }
 
+    // limit: stations that a switch remembers
     #[test]
     fn the_table_is_bounded_and_forgets_the_station_not_heard_for_longest() {
         let (near, far) = crate::memory::pair(MemoryConfig::default());
@@ -301,6 +304,7 @@ mod tests {
         assert_eq!(switch.forwarding.find(Instant::from_millis(10), newest), Some(0));
     }
 
+    // limit: bytes in the ring of a switch port
     #[test]
     fn a_full_port_loses_frames_and_waiting_frames_forbid_sleep() {
         let (mut a, near) = crate::memory::pair(MemoryConfig::default());

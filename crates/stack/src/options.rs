@@ -11,6 +11,7 @@ use core::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
     /// Connections that may wait to be accepted, as Linux counts them (one more than this number fits). Default 4,096.
+    // limit: backlog of a listener
     pub backlog: u32,
     /// A listener on an IPv6 address does not take IPv4 connections (`IPV6_V6ONLY`). Default false, as on Linux.
     pub v6_only: bool,

@@ -47,6 +47,7 @@ fn run_with_room(sim: &mut Sim, time: Duration, mut room: impl FnMut() -> usize)
 }
 
 /// SYN, data both ways, retransmissions, acknowledgements and FIN, all of which the device refuses more often than not.
+// limit: bytes in a ring of the memory device
 #[test]
 fn devices_that_are_nearly_always_full_delay_everything_and_lose_nothing() {
     for seed in seeds(8) {

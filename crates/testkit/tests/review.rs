@@ -147,6 +147,7 @@ impl Source for Endless {
     }
 }
 
+// limit: bytes queued on a connection
 #[test]
 fn a_slice_that_can_never_be_queued_is_not_called_too_early() {
     let mut p = established(config());

@@ -8,6 +8,7 @@ use core::mem::MaybeUninit;
 use httparse::Header;
 
 /// Most header fields in one request.
+// limit: header fields of a request
 pub const HEADERS_MAX: usize = 64;
 /// Empty lines tolerated before a request line (RFC 9112 §2.2 asks for at least one).
 const LEADING_LINES_MAX: usize = 4;

@@ -495,6 +495,7 @@ mod tests {
         assert!(site.find(b"/.git/config").is_some());
     }
 
+    // limit: httpd --memory
     #[test]
     fn the_budget_goes_to_the_smallest_files() {
         let outer = tree();

@@ -106,6 +106,10 @@ fn fields(count: usize) -> Vec<u8> {
     format!("GET / HTTP/1.1\r\nHost:a\r\n{}\r\n", "a:\r\n".repeat(count - 1)).into_bytes()
 }
 
+// limit: header fields of a request
+// limit: httpd --body-max
+// limit: httpd --head-max
+// limit: httpd --line-max
 #[test]
 fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
     assert_eq!(request(100, 300, 50).len(), 350);
@@ -129,6 +133,7 @@ fn the_last_byte_granted_is_taken_and_the_first_one_beyond_is_refused() {
     assert_eq!(server.handler().server().counters().errors, 4);
 }
 
+// limit: httpd at every limit of the engine
 #[test]
 fn a_server_short_of_everything_answers_everybody_in_the_end() {
     let (_root, server) = httpd(20_000);

@@ -61,6 +61,7 @@ pub struct AfXdpKeys {
     /// Text key `attach`: `auto` (the default), `driver` or `generic`.
     pub attach: Attach,
     /// Descriptors of each ring, a power of two from 64 to 32,768. Text key `ring`, default 2,048.
+    // limit: descriptors of an AF_XDP ring
     pub ring: u32,
     /// Call the kernel only when it asks for it. Text key `need_wakeup`: `on` (the default) or `off`.
     pub need_wakeup: bool,

@@ -234,6 +234,7 @@ mod tests {
         }
     }
 
+    // limit: descriptors of an AF_XDP ring
     #[test]
     fn a_full_ring_takes_no_more() {
         let memory = memory::<Descriptor>(2);

@@ -196,6 +196,7 @@ fn a_burst_costs_one_call_and_its_memory_comes_back() {
     });
 }
 
+// limit: descriptors of an AF_XDP ring
 #[test]
 fn a_ring_that_nobody_empties_loses_frames_which_the_kernel_counts_and_goes_on() {
     in_bpf_namespace("af_xdp::tests::a_ring_that_nobody_empties_loses_frames", || {

@@ -140,6 +140,7 @@ fn snaplen_and_filter_choose_what_is_kept() {
     }
 }
 
+// limit: device.capture_file_bytes
 #[test]
 fn a_ring_keeps_the_last_files_and_each_can_be_read() {
     let directory = Directory::new("ring");

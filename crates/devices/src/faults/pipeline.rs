@@ -280,6 +280,7 @@ mod tests {
         assert_eq!(drain(&mut link), [(11_000, 0), (12_000, 1), (13_000, 2), (60_500, 3)]);
     }
 
+    // limit: frames in front of a slow link
     #[test]
     fn the_queue_in_front_of_the_link_is_bounded_and_the_delay_does_not_count() {
         let mut link = pipeline("rate=8mbit delay=1s limit=10", 1);
@@ -295,6 +296,7 @@ mod tests {
         assert_eq!(link.stats.queue_full.load(Relaxed), 3);
     }
 
+    // limit: bytes of delayed frames
     #[test]
     fn memory_is_bounded_even_without_a_rate() {
         let mut link = pipeline("delay=1s memory=64KiB", 1);

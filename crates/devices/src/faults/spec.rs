@@ -64,11 +64,13 @@ pub struct Impairment {
     /// `corrupt-from`: first byte of a frame that may be hit. 14 spares the Ethernet header.
     pub corrupt_from: u32,
     /// `limit`: frames that wait in front of the link, the one in transmission included. Without `rate` none waits.
+    // limit: frames in front of a slow link
     pub limit: u32,
     /// `limit-bytes`: the same in bytes.
     pub limit_bytes: u64,
     /// `memory`: bytes of all frames held, waiting and under way. What exceeds it is dropped and counted apart, because it is no property
     /// of the link: at `rate` × (`delay` + queue) nothing is ever lost this way.
+    // limit: bytes of delayed frames
     pub memory: u64,
 }
 

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Clients that shake hands at the same time, at the most; more wait to be accepted.
+// limit: memif peers in their handshake
 const CLIENTS_MAX: usize = 8;
 /// A handshake that takes longer is broken off.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);

@@ -40,6 +40,7 @@ pub struct MemoryConfig {
     /// Whether senders are to label frames. Labels that they have anyway pass in any case.
     pub labels: bool,
     /// Bytes of the ring of each direction. Rounded up to a power of two that holds at least two of the largest frames.
+    // limit: bytes in a ring of the memory device
     pub ring_bytes: usize,
 }
 

@@ -29,6 +29,7 @@ use std::io;
 use std::sync::Arc;
 
 /// Listeners that a client may have credit for.
+// limit: listeners of a domain
 pub(crate) const LISTENERS_MAX: usize = 64;
 /// Connections offered to a client at a time.
 pub(crate) const OFFERS_MAX: usize = 64;

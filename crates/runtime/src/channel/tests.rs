@@ -306,6 +306,7 @@ fn bytes_pass_both_ways_whole_and_in_order_whoever_is_slower() {
     }
 }
 
+// limit: channel.socket_buffer_bytes
 #[test]
 fn who_does_not_read_holds_the_peer_back_and_is_called_when_there_is_room() {
     let mut rig = Rig::new(&small(), Peer::default());
@@ -345,6 +346,7 @@ fn closing_with_unread_bytes_resets_and_closing_with_unsent_ones_sends_them() {
     assert_eq!(rig.in_use(), 0);
 }
 
+// limit: channel.sockets_max
 #[test]
 fn without_credit_nothing_is_accepted_and_at_the_limit_connections_wait() {
     let mut rig = Rig::new(&small(), Peer::default());
@@ -425,6 +427,7 @@ fn what_a_client_leaves_behind_is_closed_and_its_offers_go_to_others() {
     assert_eq!(rig.in_use(), 0);
 }
 
+// limit: channel.clients_max
 #[test]
 fn clients_are_limited_and_numbers_are_used_again() {
     let rig = Rig::new(&small(), Peer::default());

@@ -79,6 +79,7 @@ mod tests {
         assert_eq!(of(&[3, 3, 3, 100_000, 100_001], 5), Some(3));
     }
 
+    // limit: connections to the broker before their first message
     #[test]
     fn who_is_at_home_makes_room_only_where_most_are() {
         let with = |at_home: usize, others: u32, max| {
@@ -93,6 +94,7 @@ mod tests {
         assert_eq!(with(3, 4, 8), None);
     }
 
+    // limit: unattached processes
     #[test]
     fn nobody_takes_what_the_next_one_needs() {
         let mut there = Vec::new();

@@ -25,12 +25,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 
 /// Connections that have not said who they are; of the user who has most of them the oldest makes room for one more (see `crowd`).
+// limit: connections to the broker before their first message
 pub(super) const SILENT_MAX: usize = 64;
 /// Descriptors between processes that hold something of a domain: each takes one of this process's.
+// limit: sockets of a domain in SCM_RIGHTS messages
 pub(super) const PLACEHOLDERS_MAX: usize = 256;
 /// Looks at what is ready, each at many, in which all that was there when somebody asked has been attended to, also where there is always more.
 const LOOKS: u32 = 64;
 /// Processes that want no place yet, of all users. A user has no more of them than it leaves free, so alone it gets half; users other than the stack's own and root have half of them together.
+// limit: unattached processes
 pub(super) const GUESTS_MAX: usize = 2048;
 /// Each of them takes two descriptors, and they get no more than half of those that this process may have.
 const DESCRIPTORS_PER_GUEST: u64 = 4;

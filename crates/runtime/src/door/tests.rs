@@ -149,6 +149,8 @@ fn processes_of_two_domains_are_attached_listen_connect_and_go() {
     assert!(matches!(error, Err(Error::StackGone)));
 }
 
+// limit: channel.clients_max
+// limit: channel.domains_max
 #[test]
 fn whoever_finds_no_room_or_speaks_another_version_is_told_so() {
     let rig = Rig::new(&ChannelConfig { domains_max: 2, ..small() }, None);
@@ -339,6 +341,7 @@ fn a_child_goes_on_without_an_answer_and_nobody_else_says_that_it_is_one() {
     assert_eq!(rig.door.stats().turned_away, 3);
 }
 
+// limit: sockets of a domain in SCM_RIGHTS messages
 #[test]
 fn sockets_on_their_way_are_bounded_for_each_domain() {
     let rig = Rig::new(&small(), None);
@@ -360,6 +363,7 @@ fn sockets_on_their_way_are_bounded_for_each_domain() {
     }
 }
 
+// limit: connections to the broker before their first message
 #[test]
 fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
     let rig = Rig::new(&small(), None);
@@ -376,6 +380,7 @@ fn those_who_come_and_say_nothing_make_room_for_those_who_do() {
     drop(silent);
 }
 
+// limit: unattached processes
 #[test]
 fn a_guest_takes_no_place_and_leads_in_whoever_has_its_connection() {
     let directory = tempfile::tempdir().unwrap();
@@ -456,6 +461,7 @@ fn as_user<T: Send + 'static>(user: u32, what: impl FnOnce() -> T + Send + 'stat
     done.join().unwrap()
 }
 
+// limit: connections to the broker before their first message
 #[test]
 fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
     use super::message::guest;
@@ -494,6 +500,7 @@ fn of_those_who_say_nothing_the_user_with_most_makes_room_and_no_other() {
 }
 
 /// A person is many users in a namespace of users, each with few connections.
+// limit: unattached processes
 #[test]
 fn many_users_that_may_be_one_person_keep_no_other_out() {
     use super::message::guest;

@@ -45,6 +45,7 @@ fn shard(change: impl FnOnce(&mut ginnel::Config)) -> Shard<Keeper> {
     builder.seed([1; 32]).now(START).build().unwrap()
 }
 
+// limit: shard.commands_max
 #[test]
 fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked() {
     let mut shard = shard(|c| c.shard.commands_max = 100);
@@ -64,6 +65,7 @@ fn a_full_mailbox_gives_commands_back_and_takes_more_when_the_shard_has_worked()
     assert_eq!(shard.stats().commands, 500);
 }
 
+// limit: shard.timers_max
 #[test]
 fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
     let mut shard = shard(|c| c.shard.timers_max = 3000);
@@ -89,6 +91,7 @@ fn timers_beyond_the_limit_are_refused_and_counted_until_others_have_run_out() {
     assert_eq!(shard.stats_reader().snapshot().timers_refused, 100);
 }
 
+// limit: tcp.listeners_max
 #[test]
 fn the_engines_limits_are_errors_that_say_what_was_asked_for() {
     let mut shard = shard(|c| {
@@ -137,6 +140,7 @@ impl Handler for Alone {
     }
 }
 
+// limit: backlog of a listener
 #[test]
 fn no_more_connect_to_their_own_stack_at_once_than_may_wait_there() {
     for (host, backlog) in [("10.0.0.1", 1), ("127.0.0.1", 0), ("127.9.9.9", 5), ("[::1]", 2)] {

@@ -467,6 +467,8 @@ fn a_router_that_does_not_answer_is_passed_over_for_one_that_may() {
     assert_eq!(as_received(&bench.sent_one()).0.dst, ROUTER_MAC);
 }
 
+// limit: network.autoconf_addresses_max
+// limit: network.autoconf_routes_max
 #[test]
 fn what_advertisements_can_create_is_limited() {
     let mut bench = ra_bench();

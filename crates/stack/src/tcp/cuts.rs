@@ -12,6 +12,7 @@ use crate::wire::tcp::SeqNumber;
 use std::collections::VecDeque;
 
 /// Marks that a connection has at the most: 4 MiB in steps of half of the usual window without scaling. What would be more is sent without.
+// limit: record and push marks of a connection
 pub(crate) const MARKS_MAX: usize = 256;
 
 /// Bytes of the largest buffer (`sk_gso_max_size`): of a packet, without what may stand in front of them.
@@ -301,6 +302,7 @@ mod tests {
         Mark { end: SeqNumber(end), record }
     }
 
+    // limit: record and push marks of a connection
     #[test]
     fn there_are_no_more_marks_than_may_be_and_what_is_passed_makes_room() {
         let mut cuts = Cuts::default();

@@ -697,6 +697,7 @@ mod tests {
     use super::*;
     use crate::tcp::config::TcpConfig;
 
+    // limit: tcp.recv_window_first_bytes
     #[test]
     fn the_first_window_is_whole_segments_of_what_is_configured_or_what_a_syn_can_say() {
         let first = |buffer: u32, first: u32, mss: u16| {

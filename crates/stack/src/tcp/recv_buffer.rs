@@ -24,6 +24,7 @@ use std::collections::VecDeque;
 
 /// Ranges out of order at most. A sender in slow start that overruns a queue loses every second segment of a window: 4,096 holes are
 /// that of 8,192 segments. New ranges come at the end of the list as a rule, where they cost nothing to insert.
+// limit: out-of-order ranges of a connection
 pub const RANGES_MAX: usize = 4096;
 
 /// Ranges that [`RecvBuffer::ranges`] reports at most: as many as fit into the options of a segment.

@@ -14,6 +14,7 @@ const ETHERNET: usize = 14;
 const TAG: usize = 4;
 
 /// Most bytes that are kept of one. Headers of IPv4 and TCP with all their options, and of the link, are at most 142; those of IPv6 may be as long as a frame.
+// limit: bytes of a saved SYN
 const BYTES_MAX: usize = 256;
 
 /// Headers of SYNs by the index of their connection: one for each connection at the most.
@@ -84,6 +85,7 @@ fn headers<'b>(frame: &RxFrame<'b>, end: usize, how: SaveSyn) -> Option<&'b [u8]
 mod tests {
     use super::*;
 
+    // limit: bytes of a saved SYN
     #[test]
     fn headers_are_kept_from_where_was_asked_for_and_those_of_unusual_length_are_not() {
         let mut bytes = [0; 400];

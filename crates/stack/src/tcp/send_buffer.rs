@@ -22,6 +22,7 @@ use crate::wire::checksum::{Sum, copy_and_sum};
 use std::collections::VecDeque;
 
 /// Slices of sources one connection may have queued: with the copied pieces between them 64 KiB of items.
+// limit: source slices in a send buffer
 pub const SLICES_MAX: usize = 1024;
 
 /// Items an empty queue keeps room for: 512 KiB of copied bytes.

@@ -22,6 +22,7 @@ use core::net::SocketAddr;
 use core::time::Duration;
 
 /// Bytes that may be queued at the most: positions are compared as sequence numbers, so it must stay well below 2 GiB.
+// limit: bytes queued on a connection
 const QUEUED_BYTES_MAX: u64 = 1 << 30;
 
 impl Tcp {

@@ -6,6 +6,7 @@ use crate::time::Instant;
 use crate::wire::{ipv6, udp};
 
 /// Most datagrams that are sent in one piece (`UDP_MAX_SEGMENTS`): whoever asks, one call stays little work.
+// limit: segments of one UDP send
 const PIECES_MAX: usize = 128;
 
 /// Sends datagrams of `piece` bytes, the last of which may have fewer. Returns how many there were. What the device has no room for behind the first is lost, as it would be

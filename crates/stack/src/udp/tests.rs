@@ -547,6 +547,7 @@ fn one_piece_is_cut_here_or_by_the_device() {
     }
 }
 
+// limit: segments of one UDP send
 #[test]
 fn one_piece_is_so_many_datagrams_at_the_most() {
     let mut s = sockets();

@@ -21,6 +21,7 @@ fn read_some(sim: &mut Sim, conn: Conn, bytes: usize) -> usize {
     n
 }
 
+// limit: tcp.buffer_pool_bytes
 #[test]
 fn receivers_that_compete_for_memory_all_get_their_bytes() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);
@@ -53,6 +54,7 @@ fn receivers_that_compete_for_memory_all_get_their_bytes() {
     assert!(sim.hosts[SERVER].stack.usage().chunks_high_water * 2048 <= POOL as usize);
 }
 
+// limit: tcp.buffer_pool_bytes
 #[test]
 fn senders_that_compete_for_memory_all_get_their_bytes_out() {
     let mut sim = client_with(|c| c.tcp.buffer_pool_bytes = POOL);
@@ -96,6 +98,7 @@ fn exchanges(sim: &mut Sim, conn: Conn, there: Conn) -> usize {
     count
 }
 
+// limit: tcp.buffer_pool_bytes
 #[test]
 fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
@@ -115,6 +118,7 @@ fn connections_that_nobody_reads_do_not_hurt_those_that_are_read() {
     assert!(sim.hosts[SERVER].stack.tcp_stats().pool_exhausted > 0, "the pool was at its limit");
 }
 
+// limit: tcp.send_buffer_bytes
 #[test]
 fn connections_whose_peers_do_not_read_do_not_hurt_those_whose_peers_do() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = LARGER_POOL);
@@ -156,6 +160,7 @@ fn bytes_out_of_order_leave_room_for_those_in_front_of_them() {
     assert_eq!(sim.hosts[SERVER].stack.usage().chunks, 0);
 }
 
+// limit: tcp.send_buffer_bytes
 #[test]
 fn a_full_send_buffer_takes_no_more_than_its_limit_and_tells_when_there_is_room() {
     let mut sim = client_with(|c| c.tcp.send_buffer_bytes = 10_000);
@@ -175,6 +180,7 @@ fn a_full_send_buffer_takes_no_more_than_its_limit_and_tells_when_there_is_room(
     assert_eq!(sim.hosts[CLIENT].stack.send(conn, &[1; 30_000]), Ok(10_000));
 }
 
+// limit: tcp.recv_buffer_bytes
 #[test]
 fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
     let mut sim = server_with(|c| c.tcp.recv_buffer_bytes = 30_000);
@@ -196,6 +202,7 @@ fn a_receive_buffer_holds_no_more_than_its_limit_and_the_sender_waits() {
 }
 
 /// Memory that others give back reaches a connection that found none no later than its peer tries again.
+// limit: tcp.buffer_pool_bytes
 #[test]
 fn a_connection_that_found_no_memory_goes_on_when_others_have_given_theirs_back() {
     let mut sim = server_with(|c| c.tcp.buffer_pool_bytes = POOL);

@@ -9,6 +9,7 @@ use ginnel_stack::error::ConnectError;
 use ginnel_stack::options::ConnectOptions;
 use ginnel_stack::tcp::config::SynCookies;
 
+// limit: tcp.connections_max
 #[test]
 fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
     let mut sim = server_with(|c| c.tcp.connections_max = 4);
@@ -43,6 +44,7 @@ fn a_syn_at_the_limit_is_dropped_and_its_repetition_finds_room() {
     assert_nothing_left(&sim.hosts[CLIENT]);
 }
 
+// limit: tcp.connections_max
 #[test]
 fn connect_at_the_limit_is_refused_until_a_connection_has_ended() {
     for v6 in [false, true] {
@@ -90,6 +92,7 @@ fn entries_in_time_wait_do_not_count() {
     assert_eq!(sim.hosts[SERVER].stack.tcp_stats().connection_overflows, 0);
 }
 
+// limit: tcp.connections_max
 #[test]
 fn who_holds_a_cookie_waits_for_room_and_is_served_then() {
     let mut sim = server_with(|c| {
@@ -111,6 +114,7 @@ fn who_holds_a_cookie_waits_for_room_and_is_served_then() {
     assert_eq!(read(&sim, SERVER, served(&sim, second)), b"anybody there?");
 }
 
+// limit: tcp.local_port_last
 #[test]
 fn local_ports_run_out_towards_one_destination_and_come_back() {
     let mut sim = client_with(|c| (c.tcp.local_port_first, c.tcp.local_port_last) = (40_000, 40_003));

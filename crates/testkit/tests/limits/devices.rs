@@ -84,6 +84,7 @@ fn run(ends: &mut [&mut End], now: &mut Instant, time: Duration) {
     }
 }
 
+// limit: bytes in a ring of the memory device
 #[test]
 fn a_full_ring_keeps_frames_back_is_counted_and_leaves_other_devices_alone() {
     let small = MemoryConfig { ring_bytes: 1, ..MemoryConfig::default() }.without_offloads();

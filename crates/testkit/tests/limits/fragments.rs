@@ -37,6 +37,7 @@ fn received(sim: &mut Sim, bound: UdpHandle) -> Vec<Vec<u8>> {
     .collect()
 }
 
+// limit: network.fragment_bytes
 #[test]
 fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
     let (mut sim, bound) = sim();
@@ -75,6 +76,7 @@ fn at_the_limit_the_oldest_datagram_goes_and_new_ones_are_put_together() {
     }
 }
 
+// limit: network.fragment_bytes
 #[test]
 fn what_is_never_completed_goes_in_its_time_and_is_counted() {
     let (mut sim, bound) = sim();
@@ -97,6 +99,7 @@ fn what_is_never_completed_goes_in_its_time_and_is_counted() {
     assert_eq!((received(&mut sim, bound).len(), stats(&sim).reassembly_evicted), (60, 0));
 }
 
+// limit: network.fragment_bytes
 #[test]
 fn fragments_of_eight_bytes_do_not_cost_more_than_they_are_charged() {
     let (mut sim, bound) = sim();

@@ -46,6 +46,7 @@ fn handshake(p: &mut Puppet, port: u16) -> bool {
     p.conn.is_some()
 }
 
+// limit: tcp.half_open_max
 #[test]
 fn without_cookies_a_syn_over_the_budget_is_dropped_until_others_are_given_up() {
     let mut p = listening(SynCookies::Off, 8);
@@ -77,6 +78,7 @@ fn a_completed_handshake_leaves_its_place_in_the_budget_to_the_next() {
     assert!(handshake(&mut p, 3000));
 }
 
+// limit: tcp.half_open_max
 #[test]
 fn cookies_take_over_when_the_budget_is_spent_and_end_with_the_flood() {
     let mut p = listening(SynCookies::Auto, 8);
@@ -113,6 +115,7 @@ fn with_cookies_always_nothing_is_ever_half_open() {
     assert_eq!((stats.cookies_sent, stats.cookies_accepted, p.stack.usage().connections), (70, 20, 20));
 }
 
+// limit: backlog of a listener
 #[test]
 fn the_backlog_of_one_listener_bounds_its_half_open_connections_and_no_others() {
     let mut p = listening(SynCookies::Off, 1000);
@@ -158,6 +161,7 @@ fn full_queue(cookies: SynCookies) {
     }
 }
 
+// limit: backlog of a listener
 #[test]
 fn at_a_full_accept_queue_clients_wait_and_are_all_served_in_the_end() {
     full_queue(SynCookies::Off);

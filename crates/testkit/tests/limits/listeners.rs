@@ -24,6 +24,7 @@ fn is_open(p: &mut Puppet, port: u16) -> bool {
     answers.len() == 1 && answers[0].header.flags.contains(TcpFlags::SYN)
 }
 
+// limit: tcp.listeners_max
 #[test]
 fn one_more_than_the_limit_is_refused_until_another_closes() {
     let mut p = puppet(3);

@@ -28,6 +28,7 @@ fn datagram(sim: &mut Sim, socket: UdpHandle, last: u8, len: usize) -> Result<()
     sent
 }
 
+// limit: network.neighbours_max
 #[test]
 fn a_connection_outlives_hundreds_of_neighbours_that_need_its_neighbours_place() {
     let mut sim = client_with(|c| c.network.neighbours_max = 16);
@@ -52,6 +53,7 @@ fn a_connection_outlives_hundreds_of_neighbours_that_need_its_neighbours_place()
     assert_eq!(stack.network().neighbours().count(), 16);
 }
 
+// limit: network.neighbours_max
 #[test]
 fn strangers_that_ask_for_us_do_not_displace_whom_we_talk_to() {
     let mut sim = server_with(|c| c.network.neighbours_max = 16);
@@ -83,6 +85,8 @@ fn strangers_that_ask_for_us_do_not_displace_whom_we_talk_to() {
     assert_eq!(sim.hosts[SERVER].stack.network().neighbours().count(), 16);
 }
 
+// limit: network.neighbour_pending_bytes
+// limit: network.neighbour_pending_total_bytes
 #[test]
 fn packets_that_wait_for_neighbours_are_bounded_each_and_in_all() {
     let mut sim = client_with(|c| {
@@ -113,6 +117,7 @@ fn packets_that_wait_for_neighbours_are_bounded_each_and_in_all() {
     assert_eq!(got, 9);
 }
 
+// limit: network.errors_max
 #[test]
 fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room() {
     let mut sim = client_with(|c| c.network.errors_max = 4);
@@ -137,6 +142,7 @@ fn every_attempt_to_connect_into_the_void_ends_though_not_every_error_finds_room
 }
 
 /// Neighbours of the configuration never give way, so a table can be full for good.
+// limit: network.neighbours_max
 #[test]
 fn a_table_full_of_static_neighbours_refuses_others_and_those_go_on() {
     let mut short = HostConfig::default();

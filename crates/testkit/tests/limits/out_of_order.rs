@@ -29,6 +29,7 @@ fn says(p: &mut Puppet, port: u16, word: &[u8]) -> bool {
     &p.read[before..] == word
 }
 
+// limit: out-of-order ranges of a connection
 #[test]
 fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
     let mut p = Puppet::established(StackConfig::default(), &TcpOptions::default());
@@ -50,6 +51,7 @@ fn pieces_beyond_the_limit_are_dropped_and_taken_when_they_come_again() {
     assert_eq!(p.stack.usage().chunks, 0);
 }
 
+// limit: tcp.buffer_pool_bytes
 #[test]
 fn data_in_order_get_the_memory_that_pieces_of_others_hold() {
     let mut config = StackConfig::default();

@@ -10,6 +10,7 @@ fn provoke(p: &mut Puppet, count: usize) -> u64 {
     (0..count).filter(|_| !p.deliver(TcpFlags::SYN, 1, 0, &[]).is_empty()).count() as u64
 }
 
+// limit: tcp.challenge_acks_per_second
 #[test]
 fn challenge_acks_keep_to_their_rate_which_cannot_be_measured_and_data_need_none() {
     let mut config = StackConfig::default();

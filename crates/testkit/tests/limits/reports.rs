@@ -13,6 +13,8 @@ fn knock(sim: &mut Sim, src: [u8; 4]) {
     sim.inject(SERVER, packet_v4(1, 2, &header, &datagram(1000, 9, b"anybody?")));
 }
 
+// limit: network.icmp_errors_burst
+// limit: network.icmp_errors_per_second
 #[test]
 fn errors_keep_to_their_rates_and_come_again_when_it_is_quiet() {
     let mut sim = server_with(|c| {
@@ -41,6 +43,7 @@ fn errors_keep_to_their_rates_and_come_again_when_it_is_quiet() {
     assert_eq!(stats(&sim).0, before + 1);
 }
 
+// limit: network.icmp_errors_per_second
 #[test]
 fn a_rate_of_zero_sends_none_and_all_else_goes_on() {
     let mut sim = server_with(|c| c.network.icmp_errors_per_second = 0);
@@ -52,6 +55,7 @@ fn a_rate_of_zero_sends_none_and_all_else_goes_on() {
     assert_eq!(sim.hosts[SERVER].stack.network().stats().icmp_errors_out, 0);
 }
 
+// limit: network.path_mtu_entries
 #[test]
 fn path_mtus_beyond_the_limit_push_the_oldest_out_and_connections_go_on() {
     let mut sim = server_with(|c| c.network.path_mtu_entries = 4);

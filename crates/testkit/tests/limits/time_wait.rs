@@ -40,6 +40,7 @@ fn puppet(max: u32) -> Puppet {
     p
 }
 
+// limit: tcp.time_wait_max
 #[test]
 fn the_oldest_entry_goes_and_is_counted() {
     let mut p = puppet(4);
@@ -85,6 +86,7 @@ fn a_limit_of_one_works_too() {
     assert_eq!((p.stack.usage().time_wait, p.stack.tcp_stats().time_wait_reused), (0, 1));
 }
 
+// limit: tcp.time_wait_max
 #[test]
 fn ipv6_entries_make_room_in_the_same_way() {
     let mut sim = server_with(|c| c.tcp.time_wait_max = 3);

@@ -24,6 +24,7 @@ fn drain(sim: &mut Sim, socket: UdpHandle) -> usize {
     core::iter::from_fn(|| sim.hosts[SERVER].stack.udp_recv_from(socket, &mut buffer).ok()).count()
 }
 
+// limit: network.udp_sockets_max
 #[test]
 fn sockets_are_refused_at_the_limit_and_stale_ones_stay_stale() {
     let mut sim = server_with(|c| c.network.udp_sockets_max = 3);
@@ -42,6 +43,7 @@ fn server_with_port(port: u16) -> SocketAddr {
     SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)
 }
 
+// limit: network.udp_port_last
 #[test]
 fn ports_run_out_and_come_back() {
     let mut sim = server_with(|c| (c.network.udp_port_first, c.network.udp_port_last) = (50_000, 50_009));
@@ -53,6 +55,7 @@ fn ports_run_out_and_come_back() {
     assert_eq!(sim.hosts[SERVER].stack.udp_local(again), Ok(freed));
 }
 
+// limit: network.udp_receive_bytes
 #[test]
 fn a_socket_that_nobody_reads_fills_its_queue_and_hurts_no_other() {
     let mut sim = server_with(|c| c.network.udp_receive_bytes = 20_000);
@@ -76,6 +79,7 @@ fn a_socket_that_nobody_reads_fills_its_queue_and_hurts_no_other() {
     assert_eq!(drain(&mut sim, idle), 1);
 }
 
+// limit: network.udp_receive_total_bytes
 #[test]
 fn all_queues_together_keep_to_their_limit_and_recover() {
     let mut sim = server_with(|c| c.network.udp_receive_total_bytes = 65_536);

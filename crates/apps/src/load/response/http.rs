@@ -4,6 +4,7 @@ use super::{BadResponse, KEEP_BYTES_MAX, Parser, Progress, Records, State};
 use crate::httpd::head::trim;
 
 /// Longest head; servers send a few hundred bytes.
+// limit: bytes of a response's head
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// How the end of a body is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -337,6 +338,7 @@ mod tests {
         assert_eq!(read(head.as_bytes(), 5, true), [(200, false), (200, false)]);
     }
 
+    // limit: bytes of a response's head
     #[test]
     fn an_endless_head_is_an_error() {
         let bytes = format!("HTTP/1.1 200 OK\r\n{}", "X: y\r\n".repeat(20_000));

@@ -6,8 +6,10 @@ use super::http::decimal;
 use super::{BadResponse, Parser, Progress, Records, State};
 
 /// Longest line: of those that are read, errors are the longest.
+// limit: bytes of a redis or memcached line
 const LINE_BYTES_MAX: usize = 4 << 10;
 /// Longest value that is believed: Redis' longest.
+// limit: bytes of a received value
 const VALUE_BYTES_MAX: u64 = 512 << 20;
 /// What ends a line, and a value.
 const END: &[u8; 2] = b"\r\n";
@@ -226,6 +228,7 @@ mod tests {
         }
     }
 
+    // limit: bytes of a received value
     #[test]
     fn answers_of_redis() {
         check(
@@ -279,6 +282,7 @@ mod tests {
         );
     }
 
+    // limit: bytes of a redis or memcached line
     #[test]
     fn an_endless_line_is_an_error() {
         for language in [Language::Redis, Language::Memcached] {

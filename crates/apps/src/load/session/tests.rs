@@ -359,6 +359,7 @@ fn a_stall_of_the_server_shows_in_an_open_loop() {
     assert!(at(&session.stats().total, 0.99) < 3 * MS);
 }
 
+// limit: load --connections
 #[test]
 fn what_could_not_be_begun_is_reported() {
     // One connection serves 500/s, twice as many are due.
@@ -396,6 +397,7 @@ fn a_server_that_refuses_is_not_asked_without_pause() {
     assert!((8_000..=8_400).contains(&net.opened), "{}", net.opened);
 }
 
+// limit: load --timeout
 #[test]
 fn a_server_that_is_mute_times_out() {
     let plan = Plan { requests: Some(30), duration: None, timeout: Duration::from_secs(2), ..plan() };
@@ -405,6 +407,7 @@ fn a_server_that_is_mute_times_out() {
     assert!(net.now < 8_000 * MS);
 }
 
+// limit: load --give-up
 #[test]
 fn a_run_without_an_end_is_given_up_when_nothing_was_answered_for_long_enough() {
     let second = Duration::from_secs(1);

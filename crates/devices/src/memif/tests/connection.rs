@@ -201,6 +201,7 @@ fn only_who_knows_id_and_secret_is_let_in_and_only_one() {
 }
 
 /// So many may shake hands at a time. Those that say nothing hold the next one up until their time is over, and no longer.
+// limit: memif peers in their handshake
 #[test]
 fn clients_that_say_nothing_are_sent_away_and_the_next_is_served() {
     use crate::memif::socket::connect_to;

@@ -30,8 +30,10 @@ use std::sync::Arc;
 const BELLS_PER_TURN_MAX: usize = 256;
 /// Bytes of one socket that are taken in a turn. What is copied into the engine leaves in the same turn, while it is in the cache; the peer takes it out while more is
 /// copied here; and no socket keeps the others waiting. Datagrams are charged for what they cost ([`Header::cost`](crate::channel::datagram::Header::cost)).
+// limit: bytes of a socket in one turn
 pub(super) const PORTION_BYTES: usize = 128 << 10;
 /// The same for all sockets of a domain: one with many keeps the other domains no longer waiting than one with few.
+// limit: bytes of a domain in one turn
 const TURN_BYTES: usize = 1024 << 10;
 /// What it costs at least to look after a socket, in bytes of a stream.
 const SOCKET_COST_BYTES: usize = 1024;

@@ -40,6 +40,7 @@ fn gauge(rig: &Rig, name: &str) -> u64 {
     found.unwrap()
 }
 
+// limit: channel.large_buffer_bytes
 #[test]
 fn who_writes_much_has_more_room_once_its_own_was_full_and_is_empty() {
     let (mut rig, mut client) = rig(4);
@@ -79,6 +80,7 @@ fn who_reads_much_gets_more_at_a_time_once_it_has_read_what_was_there() {
     assert_eq!(rig.stats().violations, 0);
 }
 
+// limit: channel.large_buffers_max
 #[test]
 fn there_are_only_so_many_and_the_others_go_on_with_what_they_have() {
     let (mut rig, mut client) = rig(1);
@@ -108,6 +110,7 @@ fn whose_buffers_are_to_be_small_has_no_large_one() {
 }
 
 /// Also what is asked for behind it waits for its turn: FIN, and the end of the connection.
+// limit: bytes of a socket in one turn
 #[test]
 fn much_that_was_written_is_taken_in_portions_and_all_of_it_before_the_end() {
     const BYTES: usize = 600_000;

@@ -31,6 +31,7 @@ fn is_served(rig: &mut Rig, client: &mut Client, conn: Conn) {
     assert_eq!(&out[..7], b"as ever");
 }
 
+// limit: channel.buffer_bytes_max
 #[test]
 fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
     let config = ChannelConfig { buffer_bytes_max: 3 * 2 * 4096, ..small() };
@@ -58,6 +59,7 @@ fn buffers_of_a_domain_are_bounded_and_another_has_its_own() {
     assert_eq!(rig.in_use(), 2, "those of the other");
 }
 
+// limit: channel.datagram_bytes_max
 #[test]
 fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
     let mut rig = Rig::new(&ChannelConfig { datagram_bytes_max: 1 << 16, ..small() }, peer());
@@ -96,6 +98,7 @@ fn datagrams_that_wait_for_a_domain_are_bounded_and_another_has_its_own() {
     assert_eq!(rig.in_use(), 1);
 }
 
+// limit: bytes of a socket in one turn
 #[test]
 fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs() {
     // 131,072 bytes, charged 1,024 for each, and the one that passes it.
@@ -188,6 +191,7 @@ fn datagrams_of_one_socket_have_a_part_of_each_turn_and_the_others_have_theirs()
 }
 
 /// However many sockets a domain has.
+// limit: bytes of a domain in one turn
 #[test]
 fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_themselves() {
     // 1,048,576 bytes, charged 1,024 for each datagram, and what each portion passes its end by.
@@ -249,6 +253,7 @@ fn all_sockets_of_a_domain_have_a_part_of_each_turn_together_and_take_turns_them
     is_served(&mut rig, &mut good, conn);
 }
 
+// limit: channel.backlog_max
 #[test]
 fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
     let mut rig = Rig::new(&ChannelConfig { sockets_max: 64, backlog_max: 4, ..small() }, peer());
@@ -279,6 +284,7 @@ fn a_backlog_is_no_longer_than_allowed_whatever_a_client_asks_for() {
     assert_eq!(got, 40);
 }
 
+// limit: listeners of a domain
 #[test]
 fn listeners_of_a_domain_are_bounded() {
     let mut rig = Rig::new(&small(), peer());

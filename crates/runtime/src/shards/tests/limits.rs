@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 
 /// One shard does nothing for a while: frames for it are dropped and counted when its mailbox is full, others are served meanwhile, and its
 /// connections go on when it does.
+// limit: shards.mailbox_bytes
 #[test]
 fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
     let mut config = ours(2);
@@ -55,6 +56,7 @@ fn a_full_mailbox_drops_frames_and_hurts_nobody_else() {
 }
 
 /// Neighbours speak faster than one shard listens: what it could not be told, the others do not know either, so that all know the same.
+// limit: shards.control_bytes
 #[test]
 fn what_cannot_be_told_to_all_is_learnt_by_none() {
     let mut config = ours(3);

@@ -128,6 +128,7 @@ fn blocks_are_reported_with_the_latest_change_first() {
     assert_eq!(buffer.ranges().as_slice(), [(16, 18), (26, 38), (6, 8)]);
 }
 
+// limit: out-of-order ranges of a connection
 #[test]
 fn at_the_limit_the_range_farthest_ahead_gives_way() {
     let (mut pool, mut buffer) = (ChunkPool::new(64 << 20), RecvBuffer::new());

@@ -178,6 +178,7 @@ fn slices_that_follow_each_other_are_one() {
     assert_eq!(bench.buffer.slices, 2);
 }
 
+// limit: source slices in a send buffer
 #[test]
 fn the_number_of_slices_is_limited() {
     let mut bench = Bench::new();

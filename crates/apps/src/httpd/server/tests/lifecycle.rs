@@ -5,6 +5,7 @@ use super::*;
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
 const GET_LARGE: &[u8] = b"GET /large.bin HTTP/1.1\r\nHost: a\r\n\r\n";
 
+// limit: httpd --linger-timeout
 #[test]
 fn a_client_that_says_nothing_is_closed_in_silence() {
     let outer = tree();
@@ -18,6 +19,7 @@ fn a_client_that_says_nothing_is_closed_in_silence() {
     assert_eq!(rig.server.counters().timeouts, 2);
 }
 
+// limit: httpd --head-timeout
 #[test]
 fn a_head_that_trickles_in_gets_408() {
     let outer = tree();
@@ -57,6 +59,7 @@ fn nobody_gets_less_time_than_was_granted() {
     assert!(rig.net.finished);
 }
 
+// limit: httpd --body-timeout
 #[test]
 fn a_body_that_stops_gets_408_and_nothing_of_its_answer() {
     let outer = tree();
@@ -72,6 +75,7 @@ fn a_body_that_stops_gets_408_and_nothing_of_its_answer() {
     assert_eq!(rig.server.counters().timeouts, 1);
 }
 
+// limit: httpd --idle-timeout
 #[test]
 fn an_idle_connection_is_closed_after_the_idle_time_counted_from_the_last_request() {
     let outer = tree();
@@ -86,6 +90,7 @@ fn an_idle_connection_is_closed_after_the_idle_time_counted_from_the_last_reques
     assert_eq!(rig.server.counters().timeouts, 1);
 }
 
+// limit: httpd --send-timeout
 #[test]
 fn a_client_that_does_not_read_is_reset() {
     let outer = tree();
@@ -250,6 +255,7 @@ fn an_interim_response_that_did_not_fit_is_completed_first() {
     }
 }
 
+// limit: httpd --body-max
 #[test]
 fn a_chunked_body_beyond_the_limit_gets_413() {
     let outer = tree();
